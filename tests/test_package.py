@@ -11,10 +11,23 @@ import pytest
 import torchgmc
 
 ROOT = Path(__file__).parents[1]
-OPTIONAL = (
-    "jinja2 lightning matplotlib onnx onnxruntime pandas polars pytorch_lightning rich scipy "
-    "segmentation_models_pytorch torchmetrics torchvision transformers typer"
-).split()  # noqa: SIM905
+OPTIONAL = [
+    "jinja2",
+    "lightning",
+    "matplotlib",
+    "onnx",
+    "onnxruntime",
+    "pandas",
+    "polars",
+    "pytorch_lightning",
+    "rich",
+    "scipy",
+    "segmentation_models_pytorch",
+    "torchmetrics",
+    "torchvision",
+    "transformers",
+    "typer",
+]
 
 
 def shell_commands(readme: str) -> list[str]:
