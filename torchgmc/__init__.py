@@ -3,9 +3,37 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from torchgmc import baselines, projections, theory
+from torchgmc.audit import Audit
+from torchgmc.dense import Solution, replay, solve
+from torchgmc.groups import Groups
+from torchgmc.heads import Head, ThresholdHead
+from torchgmc.io import load, save
+from torchgmc.search import Cells, violations
+from torchgmc.solver import Report
+from torchgmc.thresholds import MonotoneRisk
+
 __version__ = "0.1.0"
 
-__all__ = ["__version__"]
+__all__ = [
+    "Audit",
+    "Cells",
+    "Groups",
+    "Head",
+    "MonotoneRisk",
+    "Report",
+    "Solution",
+    "ThresholdHead",
+    "__version__",
+    "baselines",
+    "load",
+    "projections",
+    "replay",
+    "save",
+    "solve",
+    "theory",
+    "violations",
+]
 
 # Integrations need an extra each, so they are imported when first used.
 _INTEGRATIONS = ("lightning", "metrics", "text")

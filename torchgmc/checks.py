@@ -1,0 +1,116 @@
+"""Checks of arguments shared by heads, baselines and functions: what was wrong, where, and what to do."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def positive(name: str, value: float, hint: str = "") -> float:
+    """A finite number above 0."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value <= 0:
+        raise ValueError(f"`{name}` must be a finite number above 0, got {value!r}.{hint and ' ' + hint}")
+    return float(value)
+
+
+def fraction(name: str, value: float) -> float:
+    """A number strictly between 0 and 1."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0.0 < value < 1.0:
+        raise ValueError(f"`{name}` must lie strictly between 0 and 1, got {value!r}.")
+    return float(value)
+
+
+def option(name: str, value: Any, known: Sequence[str]) -> str:
+    """One of the known words."""
+    if value not in known:
+        raise ValueError(f"`{name}` must be one of {', '.join(map(repr, known))}, got {value!r}.")
+    return str(value)
+
+
+def count(name: str, value: int | None, default: int) -> int:
+    """A whole number of at least 1, or the default for None."""
+    if value is None:
+        return default
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"`{name}` must be a whole number of at least 1, got {value!r}.")
+    return value
+
+
+def names(groups: Any) -> list[str]:
+    """Group names from a list of names, a Groups object or nothing (one group, "all")."""
+    if groups is None:
+        return ["all"]
+    if isinstance(groups, str):
+        raise TypeError(f"`groups` must be a list of names, got the string {groups!r}; write [{groups!r}].")
+    found = list(getattr(groups, "names", groups)) if not isinstance(groups, Tensor) else []
+    if not found or not all(isinstance(name, str) for name in found):
+        raise TypeError(
+            "`groups` must be a non-empty list of names (one per column of the membership), or a Groups object, got "
+            f"{type(groups).__name__}; the membership itself goes to `fit`."
+        )
+    twice = sorted({name for name in found if found.count(name) > 1})
+    if twice:
+        raise ValueError(f"`groups` has repeated names: {', '.join(map(repr, twice))}; each group needs its own.")
+    return found
+
+
+def scores(name: str, value: Any) -> Tensor:
+    """A floating-point tensor with examples first and only finite values."""
+    if not isinstance(value, Tensor):
+        raise TypeError(f"`{name}` must be a tensor, got {type(value).__name__}; use torch.as_tensor.")
+    if not value.is_floating_point():
+        raise TypeError(f"`{name}` must be floating point, got {value.dtype}; convert it with `.float()`.")
+    if value.dim() == 0:
+        raise ValueError(f"`{name}` must have one entry per example, shape (n, ...), got a single number.")
+    finite(name, value)
+    return value
+
+
+def finite(name: str, value: Tensor) -> None:
+    """No NaN and no infinity; says where the first one is."""
+    if value.numel() == 0:
+        return
+    low, high = value.aminmax()  # NaN propagates; one pass when all is well
+    if math.isfinite(float(low)) and math.isfinite(float(high)):
+        return
+    place = (~value.isfinite()).nonzero()[0].tolist()
+    raise ValueError(
+        f"`{name}` must be finite, but {name}{place} is {float(value[tuple(place)])}; "
+        "look for overflow or a division by zero in the model."
+    )
+
+
+def binary(name: str, value: Any, like: Tensor) -> Tensor:
+    """A bool tensor of the shape of ``like``, from bool or from numbers that are only 0 and 1."""
+    if not isinstance(value, Tensor):
+        raise TypeError(f"`{name}` must be a tensor, got {type(value).__name__}; use torch.as_tensor.")
+    if value.shape != like.shape:
+        raise ValueError(
+            f"`{name}` must have the shape of `scores`, {tuple(like.shape)}, got {tuple(value.shape)}"
+            + ("; drop the channel with `scores.squeeze(1)`." if like.dim() == value.dim() + 1 and like.shape[1] == 1 else ".")
+        )
+    if value.device != like.device:
+        raise ValueError(f"`{name}` is on {value.device} but `scores` is on {like.device}; move them to one device.")
+    if value.dtype == torch.bool:
+        return value
+    one = value == 1
+    if not bool((one | (value == 0)).all()):
+        wrong = value[~(one | (value == 0))][0]
+        raise ValueError(f"`{name}` must be bool, or hold only 0 and 1, but it holds {wrong.item()}.")
+    return one
+
+
+def weights(value: Any, n: int, like: Tensor) -> Tensor:
+    """Float64 weights (n,), finite, not negative, not all 0; ones for None."""
+    if value is None:
+        return torch.ones(n, dtype=torch.float64, device=like.device)
+    value = torch.as_tensor(value, device=like.device).double()
+    if value.shape != (n,):
+        raise ValueError(f"`weight` must have shape ({n},), one weight per example, got {tuple(value.shape)}.")
+    finite("weight", value)
+    if n and (float(value.min()) < 0 or float(value.max()) <= 0):
+        raise ValueError(f"`weight` must not be negative, and not 0 everywhere, got {float(value.min())} at the least.")
+    out: Tensor = value
+    return out

@@ -1,0 +1,178 @@
+"""What every head shares: names, options, the fitted flag, fit = reset + observe + calibrate."""
+
+from collections.abc import Callable
+from typing import Any, ClassVar, Optional
+
+import torch
+from torch import Tensor, nn
+
+from torchgmc import checks
+from torchgmc.groups import check_groups
+from torchgmc.solver import SOLVERS, Report
+
+
+class Head(nn.Module):
+    """A small module behind a trained model, fitted so that a promise holds for every group at once.
+
+    A subclass gives ``observe`` (a batch becomes statistics), ``calibrate`` (statistics become buffers), ``forward`` (buffers
+    change an output) and ``audit`` (a promise is measured on held-out data).
+
+    Args:
+        alpha: largest violation allowed.
+        groups: names of the groups, in the order of the columns of the membership; None for one group, "all".
+        conditional: g = 1_A / P(A), so that alpha bounds each group's own deviation, not the mass-weighted one.
+        jitter: half-width of the tie-breaking noise, drawn from the input itself.
+    """
+
+    fitted: Tensor
+    #: Arguments of ``__init__`` that rebuild the head; their values are written to saved files.
+    settings: ClassVar[tuple[str, ...]] = ("alpha", "groups", "conditional", "jitter")
+    __jit_unused_properties__: ClassVar[list[str]] = []
+
+    def __init__(self, alpha: float, groups: Any = None, conditional: bool = False, jitter: float = 0.0) -> None:
+        super().__init__()
+        self.alpha = checks.positive("alpha", alpha, "It is the largest violation allowed.")
+        self.groups = checks.names(groups)
+        self.num_groups = len(self.groups)
+        self.grouped = groups is not None  # without groups, `groups` may be left out of every call
+        self.conditional = bool(conditional)
+        if not isinstance(jitter, int | float) or not 0.0 <= jitter < float("inf"):
+            raise ValueError(f"`jitter` must be a finite half-width of at least 0, got {jitter!r}.")
+        self.jitter = float(jitter)
+        self.register_buffer("fitted", torch.tensor(False))
+        self.is_fitted = False  # mirrors the buffer: forward may read it without looking at a tensor's value
+        self.report: Optional[Report] = None  # noqa: UP045  # TorchScript reads Optional
+
+    # -- what a subclass gives ---------------------------------------------------------------------------------------
+
+    def observe(self, *args: Any, **kwargs: Any) -> None:
+        """Turn a batch into statistics and forget the batch."""
+        raise NotImplementedError  # abstract
+
+    def calibrate(self, solver: str = "exact", eta: float | None = None, max_iter: int | None = None) -> "Head":
+        """Run the solver on the statistics and write the fitted buffers."""
+        raise NotImplementedError  # abstract
+
+    def reset(self) -> None:
+        """Forget the statistics, the fitted state and the report."""
+        raise NotImplementedError  # abstract
+
+    # -- what is shared ----------------------------------------------------------------------------------------------
+
+    def fit(
+        self, *data: Any, solver: str = "exact", eta: float | None = None, max_iter: int | None = None, **options: Any
+    ) -> Any:
+        """``reset``, ``observe`` and ``calibrate`` in one call; returns the head.
+
+        A fit that raises leaves the head as it was.
+        """
+        self._check_solver(solver, eta, max_iter)
+        with _unchanged_on_error(self):
+            self.reset()
+            self._prepare(solver, eta, max_iter, next((len(t) for t in (*data, *options.values()) if _has_rows(t)), 0))
+            self.observe(*data, **options)
+            self.calibrate(solver=solver, eta=eta, max_iter=max_iter)
+        return self
+
+    def _prepare(self, solver: str, eta: float | None, max_iter: int | None, n: int) -> None:
+        """Choose the statistics that this solver needs for n examples; nothing to choose by default."""
+
+    def _check_solver(self, solver: str, eta: float | None, max_iter: int | None) -> None:
+        checks.option("solver", solver, SOLVERS)
+        if eta is not None:
+            checks.positive("eta", eta, "It is the size of a fixed step.")
+            if solver == "exact":
+                raise ValueError("`eta` is the fixed step of solver='paper' or 'fresh'; solver='exact' finds its own.")
+        checks.count("max_iter", max_iter, 1)
+
+    def _check_groups(self, groups: Any, n: int, device: torch.device) -> Tensor:
+        """Membership (n, a), bool, on the device of the scores."""
+        if groups is None and not self.grouped:
+            return torch.ones(n, 1, dtype=torch.bool, device=device)
+        if groups is None:
+            raise ValueError(
+                f"`groups` is missing: this head was made for {self.num_groups} groups "
+                f"({', '.join(self.groups[:4])}{', ...' if self.num_groups > 4 else ''}); give a membership of shape "
+                f"(n, {self.num_groups})."
+            )
+        member = check_groups(groups, n, self.groups)
+        if member.device != device:
+            raise ValueError(f"`groups` is on {member.device} but `scores` is on {device}; move them to one device.")
+        return member
+
+    def _mark_fitted(self, report: Report | None) -> None:
+        self.fitted.fill_(True)
+        self.is_fitted = True
+        self.report = report
+
+    def _mark_unfitted(self) -> None:
+        self.fitted.fill_(False)
+        self.is_fitted = False
+        self.report = None
+
+    def membership(self, groups: Optional[Tensor], n: int, like: Tensor) -> Tensor:  # noqa: UP045
+        """Membership as float64 (n, a) inside ``forward``: checks shapes alone, so that it scripts and exports."""
+        if not self.is_fitted:
+            raise RuntimeError("this head is not fitted; call `fit`, or `observe` and `calibrate`, or load its state.")
+        if groups is None:
+            if self.grouped:
+                raise ValueError("`groups` is missing: this head needs a membership of shape (n, num_groups).")
+            return torch.ones([n, 1], dtype=torch.float64, device=like.device)
+        if groups.dim() != 2 or groups.shape[1] != self.num_groups:
+            raise ValueError(f"`groups` must have shape (n, {self.num_groups}), got {groups.shape}")
+        return groups.to(torch.float64)
+
+    def config(self) -> dict[str, Any]:
+        """Arguments that rebuild this head (JSON types)."""
+        values = {name: getattr(self, name) for name in self.settings}
+        if not self.grouped:
+            values["groups"] = None
+        return values
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> "Head":
+        """The head that :meth:`config` describes, not fitted."""
+        try:
+            return cls(**config)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"the configuration of this {cls.__name__} cannot be used: {error}") from error
+
+    def extra_repr(self) -> str:
+        """Options and state, readable in a notebook."""
+        shown = ", ".join(self.groups[:4]) + (", ..." if self.num_groups > 4 else "")
+        kind = ", conditional" if self.conditional else ""
+        return f"alpha={self.alpha:g}{kind}, groups=[{shown}] ({self.num_groups}), fitted={self.is_fitted}"
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Head":
+        """Move with the model, but keep the fitted numbers in float64: `.half()` must not round a threshold."""
+        before = {name: buffer for name, buffer in self._buffers.items() if buffer is not None}
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # torch gives it no types
+        for name, old in before.items():
+            new = self._buffers[name]
+            if new is not None and old.is_floating_point() and new.dtype != old.dtype and new.device.type != "mps":
+                self._buffers[name] = old.to(new.device)
+        return self
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        super()._load_from_state_dict(state_dict, prefix, *args)
+        self.is_fitted = bool(self.fitted)
+
+
+def _has_rows(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.dim() > 0
+
+
+class _unchanged_on_error:  # reads as a phrase
+    """Put a head's attributes and buffers back if the block raises."""
+
+    def __init__(self, head: Head) -> None:
+        self.head = head
+
+    def __enter__(self) -> None:
+        self.attributes = dict(self.head.__dict__)
+        self.buffers = {k: None if b is None else b.clone() for k, b in self.head._buffers.items()}
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            self.head.__dict__.update(self.attributes)
+            self.head._buffers.update(self.buffers)

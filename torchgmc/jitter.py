@@ -1,0 +1,72 @@
+"""Tie-breaking noise that is a function of the input: the same input gets the same answer in every format.
+
+Whole numbers below 2^53 are exact in float64, so sums, products and floors of them are the same in eager mode, TorchScript,
+torch.export and ONNX, on any device and in any order. Everything here is arithmetic modulo 2^22 on such numbers.
+"""
+
+import torch
+from torch import Tensor
+
+
+def wrap(x: Tensor) -> Tensor:
+    """x modulo 2^22."""
+    return x - torch.floor(x * 2.384185791015625e-07) * 4194304.0
+
+
+def mix(x: Tensor) -> Tensor:
+    """Scramble whole numbers in [0, 2^22): x -> x (2x + 1) is a bijection whose high bits depend on all bits of x.
+
+    Twice, with the halves exchanged between, so that every bit of the result depends on every bit of x.
+    """
+    x = wrap(x * (2.0 * x + 1.0) + 2654435.0)
+    high = torch.floor(x * 0.00048828125)
+    x = (x - high * 2048.0) * 2048.0 + high
+    return wrap(x * (2.0 * x + 1.0) + 1013904.0)
+
+
+def levels(scores: Tensor) -> Tensor:
+    """Scores in steps of 2^-20, modulo 2^22: the float16, float32 and float64 copies of one number agree."""
+    return wrap(torch.floor(scores.to(torch.float64).clamp(-1.0e9, 1.0e9) * 1048576.0))
+
+
+def keys(scores: Tensor) -> Tensor:
+    """One key per example from all of its scores.
+
+    Args:
+        scores: shape ``(n, ...)``, any floating type.
+
+    Returns:
+        Shape ``(n,)``, whole numbers in [0, 2^22), float64. Equal examples have equal keys, whatever the batch.
+    """
+    flat = levels(scores.flatten(1))  # (n, m)
+    place = mix(torch.arange(flat.shape[1], dtype=torch.float64, device=scores.device))
+    return mix(wrap(wrap(flat * (2.0 * place + 1.0)).sum(1)))
+
+
+def noise(scores: Tensor) -> Tensor:
+    """Uniform noise in [-1, 1), one value per score, drawn from the example itself.
+
+    Args:
+        scores: shape ``(n, ...)``.
+
+    Returns:
+        The same shape; float64 for float64 scores, else float32.
+
+    Example:
+        >>> x = torch.rand(2, 3, 3)
+        >>> torch.equal(noise(x)[:1], noise(x[:1]))
+        True
+    """
+    flat = scores.flatten(1)
+    place = mix(torch.arange(flat.shape[1], dtype=torch.float64, device=scores.device))
+    bits = mix(wrap(levels(flat) + place + keys(scores)[:, None]))
+    dtype = torch.float64 if scores.dtype == torch.float64 else torch.float32
+    return (bits.to(dtype) * 4.76837158203125e-07 - 1.0).reshape(scores.shape)
+
+
+def add(scores: Tensor, width: float) -> Tensor:
+    """Scores plus noise of half-width ``width``; the scores themselves (same dtype) when it is 0."""
+    if width == 0.0:
+        return scores
+    spread = noise(scores)
+    return scores.to(spread.dtype) + width * spread

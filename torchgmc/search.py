@@ -1,0 +1,172 @@
+"""The search kernel: the violation of every test function g = 1_A v in G at once."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+#: Elements of the largest temporary the dense fallback may make (64 MB in float64).
+MAX_ELEMENTS = 1 << 23
+
+
+class Cells(NamedTuple):
+    """Membership when many examples share one pattern: example i belongs to the sets of ``patterns[ids[i]]``.
+
+    Attributes:
+        ids: cell of each example, shape ``(n,)``, int64.
+        patterns: membership of each cell in each set, shape ``(c, a)``, bool.
+    """
+
+    ids: Tensor
+    patterns: Tensor
+
+
+def violations(
+    who: Tensor | Cells,
+    s: Tensor,
+    what: Tensor | None = None,
+    weight: Tensor | None = None,
+    num_sets: int | None = None,
+) -> Tensor:
+    r"""Violation of every test function :math:`g = 1_A v` at once.
+
+    .. math:: V_{ak} = \frac{\sum_i w_i 1\{x_i \in A_a\} \langle s_i, v_k \rangle}{\sum_i w_i}
+
+    Two matrix products when membership is dense; one scatter-add over cells, whatever the number of sets, when it
+    is given by cell. Scatter sums on a GPU are not bitwise reproducible.
+
+    Args:
+        who: one of
+
+            - bool or 0/1 membership, shape ``(n, a)``; sets may overlap;
+            - int64 ids, shape ``(n,)``, when the sets partition the examples (pass ``num_sets`` to avoid reading
+              the largest id back from the device);
+            - :class:`Cells`, when many examples share one membership pattern;
+            - general test functions :math:`g_j(f(x_i), x_i)`, floating point, shape ``(n, a, l)``: the dense fallback,
+              evaluated in chunks. ``what`` must then be omitted and the result has shape ``(a, 1)``.
+        s: values of the mapping, shape ``(n, l)``, or ``(n,)`` for l = 1.
+        what: directions :math:`v_k`, shape ``(u, l)``; the identity if omitted.
+        weight: weight of each example, shape ``(n,)``, or ``(n, u)`` when each direction has its own distribution of
+            examples (an image without pixels of class k has weight 0 for class k). Ones if omitted.
+        num_sets: number of sets when ``who`` is ids.
+
+    Returns:
+        Shape ``(a, u)``, signed. A set without examples, and n = 0, give 0.
+
+    Example:
+        >>> who = torch.tensor([[1, 0], [1, 1], [1, 1]])
+        >>> violations(who, torch.tensor([0.3, -0.6, 0.0]))
+        tensor([[-0.1000],
+                [-0.2000]])
+    """
+    s = _check_mapping(s)
+    _check_rows(who, s)
+    if isinstance(who, Tensor) and who.dim() == 3:
+        if what is not None:
+            raise ValueError("`what` must be omitted when `who` holds general test functions of shape (n, a, l).")
+        return _general(who, s, weight)
+    if what is not None:
+        if what.dim() != 2 or what.shape[1] != s.shape[1]:
+            raise ValueError(f"`what` must have shape (u, {s.shape[1]}) as `s` has l = {s.shape[1]}, got {what.shape}.")
+        s = s @ what.to(s.dtype).T  # (n, u)
+    weight = _check_weight(weight, s)
+    total = weight.sum(0).clamp_min(torch.finfo(s.dtype).tiny)  # () or (u,)
+    return sums(who, s * (weight if weight.dim() == 2 else weight[:, None]), num_sets) / total
+
+
+def masses(
+    who: Tensor | Cells, weight: Tensor | None = None, num_sets: int | None = None, dtype: torch.dtype = torch.float64
+) -> Tensor:
+    r"""Share of each set, :math:`P(A) = \sum_i w_i 1\{x_i \in A\} / \sum_i w_i`.
+
+    Args:
+        who: as in :func:`violations` (not the general form).
+        weight: shape ``(n,)`` or ``(n, u)``.
+        num_sets: number of sets when ``who`` is ids.
+        dtype: floating type of the result when ``weight`` is omitted.
+
+    Returns:
+        Shape ``(a,)``, or ``(a, u)`` for weights per direction.
+
+    Example:
+        >>> masses(torch.tensor([[True, False], [True, True]]))
+        tensor([1.0000, 0.5000], dtype=torch.float64)
+    """
+    first = who.ids if isinstance(who, Cells) else who
+    if weight is None:
+        weight = torch.ones(first.shape[0], dtype=dtype, device=first.device)
+    flat = weight.dim() == 1
+    table = sums(who, weight[:, None] if flat else weight, num_sets)  # (a, u)
+    share = table / weight.sum(0).clamp_min(torch.finfo(weight.dtype).tiny)
+    return share[:, 0] if flat else share
+
+
+def sums(who: Tensor | Cells, values: Tensor, num_sets: int | None = None) -> Tensor:
+    """Sum of ``values`` (n, u) over the members of each set: (a, u)."""
+    if isinstance(who, Cells):
+        by_cell = values.new_zeros(who.patterns.shape[0], values.shape[1]).index_add_(0, who.ids, values)
+        return who.patterns.to(values.dtype).T @ by_cell
+    if who.dim() == 1:
+        if num_sets is None:
+            num_sets = int(who.max()) + 1 if who.numel() else 0
+        return values.new_zeros(num_sets, values.shape[1]).index_add_(0, who, values)
+    return who.to(values.dtype).T @ values
+
+
+def _general(g: Tensor, s: Tensor, weight: Tensor | None) -> Tensor:
+    """E<s, g_j> for general vector-valued g of shape (n, a, l), in chunks of bounded size."""
+    if g.shape[2] != s.shape[1]:
+        raise ValueError(f"`who` of shape (n, a, l) must have l = {s.shape[1]} as in `s`, got {tuple(g.shape)}.")
+    weight = _check_weight(weight, s)
+    if weight.dim() == 2:
+        raise ValueError("`weight` must have shape (n,) when `who` holds general test functions.")
+    total = s.new_zeros(g.shape[1])
+    rows = max(1, MAX_ELEMENTS // max(1, g.shape[1] * g.shape[2]))
+    for start in range(0, s.shape[0], rows):
+        part = slice(start, start + rows)
+        total = total + torch.einsum("nal,nl->a", g[part].to(s.dtype), s[part] * weight[part, None])
+    return (total / weight.sum().clamp_min(torch.finfo(s.dtype).tiny))[:, None]
+
+
+def _check_mapping(s: Tensor) -> Tensor:
+    if not isinstance(s, Tensor):
+        raise TypeError(f"`s` must be a tensor of values of the mapping, got {type(s).__name__}.")
+    if not s.is_floating_point():
+        raise TypeError(f"`s` must be floating point, got {s.dtype}; convert it with `s.float()`.")
+    if s.dim() == 1:
+        s = s[:, None]
+    if s.dim() != 2:
+        raise ValueError(f"`s` must have shape (n, l) or (n,), got {tuple(s.shape)}.")
+    return s
+
+
+def _check_rows(who: Tensor | Cells, s: Tensor) -> None:
+    if isinstance(who, Cells):
+        first = who.ids
+        if who.ids.dim() != 1 or who.patterns.dim() != 2:
+            raise ValueError(
+                f"`who` as Cells needs ids of shape (n,) and patterns of shape (c, a), got {tuple(who.ids.shape)} and "
+                f"{tuple(who.patterns.shape)}."
+            )
+    elif isinstance(who, Tensor):
+        first = who
+        if who.dim() == 1 and (who.is_floating_point() or who.dtype == torch.bool):
+            raise TypeError(
+                f"`who` of shape (n,) must hold integer cell ids, got {who.dtype}; one set is a column: who[:, None]."
+            )
+        if who.dim() not in (1, 2, 3):
+            raise ValueError(f"`who` must have shape (n, a), (n,) or (n, a, l), got {tuple(who.shape)}.")
+    else:
+        raise TypeError(f"`who` must be a tensor or Cells, got {type(who).__name__}.")
+    if first.shape[0] != s.shape[0]:
+        raise ValueError(f"`who` has {first.shape[0]} rows but `s` has {s.shape[0]}; both need one row per example.")
+    if first.device != s.device:
+        raise ValueError(f"`who` is on {first.device} but `s` is on {s.device}; move them to one device.")
+
+
+def _check_weight(weight: Tensor | None, s: Tensor) -> Tensor:
+    if weight is None:
+        return s.new_ones(s.shape[0])
+    if weight.shape not in (s.shape[:1], s.shape):
+        raise ValueError(f"`weight` must have shape ({s.shape[0]},) or {tuple(s.shape)}, got {tuple(weight.shape)}.")
+    return weight.to(s.dtype)

@@ -1,0 +1,295 @@
+"""The algorithm: find the largest violation, step against it, repeat. What happened is a result, not a print.
+
+The loop knows nothing of pixels, trees or vocabularies. A :class:`Problem` holds f (as a table of offsets on statistics,
+or as one row per example), measures violations and moves along a test function g.
+"""
+
+import time
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+SOLVERS = ("exact", "paper", "fresh")
+#: Steps taken between two looks at a device that is not the CPU.
+STEPS_PER_SYNC = 16
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a fit did.
+
+    Attributes:
+        converged: every |violation| ended at or below its tolerance.
+        iterations: steps taken.
+        violations_before: signed violations at f0, shape ``(a, u)``.
+        violations_after: signed violations of the fitted f on the same data, shape ``(a, u)``.
+        history: worst |violation| before each step and at the end, shape ``(iterations + 1,)``.
+        seconds: time of the search.
+        message: what stopped it and, if alpha was missed, where, why and what to try.
+        details: counts that belong to one head (excluded images, duality gap, ...).
+    """
+
+    converged: bool
+    iterations: int
+    violations_before: Tensor
+    violations_after: Tensor
+    history: Tensor
+    seconds: float
+    message: str
+    details: dict[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        state = "converged" if self.converged else "NOT converged"
+        before, after = (_worst(v) for v in (self.violations_before, self.violations_after))
+        return f"{state}: worst |violation| {before:.4g} -> {after:.4g} in {self.iterations} steps. {self.message}"
+
+
+class Log(NamedTuple):
+    """The steps taken, f <- Proj(f - step g) with g = 1_A v / scale; each of shape ``(T,)``."""
+
+    who: Tensor
+    what: Tensor
+    step: Tensor
+
+
+class Problem(Protocol):
+    """One GMC problem as the solver sees it. Indices and steps are 0-d tensors: no host sync inside a step."""
+
+    #: Membership depends on f: steps are damped and the best iterate is kept.
+    dynamic: bool
+
+    def violations(self, split: int | None = None) -> Tensor:
+        """Signed violations at the current f, (a, u); over splits 2t - 1 and 2t of the data if ``split`` = t."""
+        ...
+
+    def line_search(self, who: Tensor, what: Tensor, violation: Tensor) -> Tensor:
+        """Signed step to the minimum of the potential along g; 0 if none lowers it."""
+        ...
+
+    def move(self, who: Tensor, what: Tensor, step: Tensor) -> None:
+        """f <- Proj(f - step g)."""
+        ...
+
+    def state(self) -> Tensor:
+        """f as one tensor."""
+        ...
+
+    def restore(self, state: Tensor) -> None:
+        """Set f to what :meth:`state` gave."""
+        ...
+
+    def label(self, who: int, what: int) -> str:
+        """Name of g for messages."""
+        ...
+
+    def explain(self, who: int, what: int) -> str:
+        """Why no step along g mends its violation, and what to try."""
+        ...
+
+
+class Result(NamedTuple):
+    """Outcome of :func:`run`."""
+
+    report: Report
+    log: Log
+
+
+def run(
+    problem: Problem,
+    alpha: float,
+    solver: str = "exact",
+    eta: float | None = None,
+    max_iter: int = 1000,
+    tolerance: Tensor | None = None,
+    patience: int = 50,
+) -> Result:
+    r"""Run Algorithm 1 (``"paper"``), its exact line-search form (``"exact"``) or Algorithm 2 (``"fresh"``).
+
+    - ``"paper"``: while some :math:`|E\langle s, g\rangle| > \alpha` and t < T, take the largest and set
+      :math:`f \leftarrow Proj(f - \eta g)`. A fixed step can cycle on finite data; that is detected, and the best f
+      seen is returned.
+    - ``"exact"``: the same with the step that minimises the potential along g. A g whose violation no step can lower is
+      passed over until another step has been taken; when all are, the solver stops and says why.
+    - ``"fresh"``: step t measures on split 2t - 1 with expectations from split 2t, and goes on while a
+      violation exceeds :math:`\frac34 \alpha`.
+
+    Args:
+        problem: the problem; its f is moved.
+        alpha: largest |violation| allowed.
+        solver: one of the three.
+        eta: the fixed step of ``"paper"`` and ``"fresh"``.
+        max_iter: cap T on the number of steps.
+        tolerance: largest |violation| of each g, shape ``(a, u)``; alpha everywhere if omitted.
+        patience: with dynamic groups, stop after so many steps without a better worst violation.
+
+    Returns:
+        The report, and the log of the steps that lead to the f left in ``problem``.
+    """
+    started = time.perf_counter()
+    before = problem.violations()
+    if tolerance is None:
+        tolerance = torch.full_like(before, alpha)
+    search = _Search(problem, tolerance, solver, eta, before)
+    reason = search.until_done(max_iter, patience)
+    after = problem.violations()
+    worst = int((after.abs() / tolerance).argmax()) if after.numel() else 0
+    converged = bool((after.abs() <= tolerance).all())
+    if solver == "fresh":
+        converged = reason == "converged"
+    steps = search.kept
+    message = _message(problem, reason, converged, after, tolerance, worst, solver, eta, max_iter, steps, alpha)
+    history = torch.stack([*search.history[:steps], _worst_tensor(after)]).cpu()
+    none = torch.zeros(0, dtype=torch.int64, device=before.device)
+    log = Log(*map(torch.stack, zip(*search.log[:steps], strict=True))) if steps else Log(none, none, before.new_zeros(0))
+    report = Report(converged, steps, before, after, history, time.perf_counter() - started, message)
+    return Result(report, log)
+
+
+class _Search:
+    """The loop's bookkeeping: every quantity stays on the device and is read once per batch of steps."""
+
+    def __init__(self, problem: Problem, tolerance: Tensor, solver: str, eta: float | None, before: Tensor) -> None:
+        self.problem, self.tolerance, self.solver = problem, tolerance, solver
+        self.eta = before.new_tensor(eta if eta is not None else 0.0)
+        self.bar = 0.75 if solver == "fresh" else 1.0
+        self.blocked = torch.zeros_like(before, dtype=torch.bool)
+        self.history: list[Tensor] = []  # worst |violation| before each step
+        self.excess: list[Tensor] = []  # worst |violation| / tolerance before each step
+        self.active: list[Tensor] = []  # was there anything to mend?
+        self.prints: list[Tensor] = []  # fingerprints of f, to detect a cycle
+        self.log: list[tuple[Tensor, Tensor, Tensor]] = []
+        self.best: tuple[int, float, Tensor] = (0, float("inf"), problem.state())
+        self.kept = 0
+        self.batch = 1 if before.device.type == "cpu" else STEPS_PER_SYNC
+
+    def step(self, t: int) -> None:
+        table = self.problem.violations(t if self.solver == "fresh" else None)
+        ratio = (table.abs() / self.tolerance).flatten()
+        free = ratio.masked_fill(self.blocked.flatten(), -1.0)
+        index = free.argmax()
+        who, what = index // table.shape[1], index % table.shape[1]
+        violation = table.flatten()[index]
+        active = free[index] > self.bar
+        if self.solver == "exact":
+            step = self.problem.line_search(who, what, violation)
+        else:
+            step = self.eta * violation.sign()
+        step = torch.where(active, step, torch.zeros_like(step))
+        moved = step != 0
+        hit = torch.zeros_like(self.blocked.flatten()).index_fill_(0, index[None], True).view_as(self.blocked)
+        self.blocked = torch.where(moved, torch.zeros_like(self.blocked), self.blocked | (hit & active))
+        if self.solver == "paper":
+            self.prints.append(fingerprint(self.problem.state(), self.eta))
+        self.problem.move(who, what, step)
+        self.history.append(_worst_tensor(table))
+        self.excess.append(ratio.max())
+        self.active.append(active)
+        self.log.append((who, what, step))
+
+    def until_done(self, max_iter: int, patience: int) -> str:
+        """Step until nothing is left to mend; returns the reason for stopping."""
+        seen: dict[int, int] = {}
+        before, t = self.problem.state(), 0
+        while t < max_iter:
+            first = t
+            for _ in range(min(self.batch, max_iter - t)):
+                self.step(t)
+                t += 1
+            active = torch.stack(self.active[first:]).tolist()
+            excess = torch.stack(self.excess[first:]).tolist()
+            # The state before the first step of a batch is known without storing every iterate.
+            if excess[0] < self.best[1]:
+                self.best = (first, excess[0], before)
+            before = self.problem.state()
+            if not all(active):
+                stop = first + active.index(False)
+                return self._end(stop, self.excess[stop].item() <= self.bar)
+            if self.solver == "paper":
+                for offset, value in enumerate(torch.stack(self.prints[first:]).tolist()):
+                    if value in seen:
+                        return self._rewind(f"cycle {first + offset - seen[value]}")
+                    seen[value] = first + offset
+            if self.problem.dynamic and self.solver == "exact" and t - self.best[0] > patience:
+                return self._rewind("patience")
+        if self.solver == "exact":
+            last = (self.problem.violations().abs() / self.tolerance).max().item()
+            if last > self.best[1]:
+                return self._rewind("max_iter")
+        self.kept = self._count(t)
+        return "max_iter"
+
+    def _end(self, stop: int, converged: bool) -> str:
+        if not converged and self.best[1] < self.excess[stop].item():
+            return self._rewind("stuck")
+        self.kept = self._count(stop)
+        return "converged" if converged else "stuck"
+
+    def _rewind(self, reason: str) -> str:
+        """Return to the best f seen."""
+        self.problem.restore(self.best[2])
+        self.kept = self._count(self.best[0])
+        return reason
+
+    def _count(self, steps: int) -> int:
+        """Drop steps of size 0 (a blocked g) from the log, and count the rest among the first ``steps``."""
+        keep = [i for i in range(min(steps, len(self.log))) if self.log[i][2].item() != 0.0]
+        for name in ("history", "excess", "log"):
+            setattr(self, name, [getattr(self, name)[i] for i in keep])
+        return len(keep)
+
+
+def fingerprint(state: Tensor, quantum: Tensor) -> Tensor:
+    """An integer that two equal f share: f in millionths of the step, times fixed odd weights, modulo 2^64."""
+    levels = torch.round(state.flatten() / quantum * 1e6).to(torch.int64)
+    place = torch.arange(levels.numel(), device=levels.device)
+    return (levels * (place * 0x5851F42D4C957F2D + 0x14057B7EF767814F)).sum()
+
+
+def _worst_tensor(table: Tensor) -> Tensor:
+    return table.abs().max() if table.numel() else table.new_zeros(())
+
+
+def _worst(table: Tensor) -> float:
+    return float(_worst_tensor(table))
+
+
+def _message(
+    problem: Problem,
+    reason: str,
+    converged: bool,
+    after: Tensor,
+    tolerance: Tensor,
+    worst: int,
+    solver: str,
+    eta: float | None,
+    max_iter: int,
+    steps: int,
+    alpha: float,
+) -> str:
+    who, what = divmod(worst, max(after.shape[1], 1))
+    name = problem.label(who, what)
+    size = abs(float(after[who, what])) if after.numel() else 0.0
+    bound = float(tolerance[who, what]) if after.numel() else alpha
+    place = f"violation {size:.4g} > {bound:.4g} in {name}"
+    if solver == "fresh" and reason == "converged":
+        return (
+            f"no violation above 3/4 alpha on the fresh split of step {steps + 1}; worst over all splits {size:.4g} in "
+            f"{name} (alpha = {alpha:.4g})."
+        )
+    if converged:
+        return f"every |violation| <= {bound:.4g}; the worst is {size:.4g} in {name}."
+    if reason == "max_iter":
+        return f"`max_iter` = {max_iter} reached with {place}; raise `max_iter`" + (
+            "." if solver == "exact" else ", raise `eta`, or use solver='exact'."
+        )
+    if reason.startswith("cycle"):
+        period = reason.split()[1]
+        return (
+            f"the fixed step eta = {eta:.4g} returns to the same f every {period} steps; the best f seen has {place}. "
+            f"Lower `eta`, or use solver='exact'. {problem.explain(who, what)}"
+        )
+    if reason == "patience":
+        return f"no better f for many steps; the best has {place}. {problem.explain(who, what)}"
+    return f"stopped with {place}. {problem.explain(who, what)}"
