@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from torchgmc.distributed import pooled
 from torchgmc.heads.threshold import ThresholdHead
 from torchgmc.solver import Report
 from torchgmc.thresholds import CurveProblem
@@ -36,6 +37,7 @@ class ConformalRiskControl(ThresholdHead):
     def __init__(self, target: float | list[float], alpha: float = 0.005, groups: Any = None, **options: Any) -> None:
         super().__init__(target, alpha, groups, **options)
 
+    @pooled
     def calibrate(self, solver: str = "exact", eta: float | None = None, max_iter: int | None = None) -> "ConformalRiskControl":
         """Find the threshold; the options of a head's ``calibrate`` are accepted and have no effect."""
         problem = self._problem()
@@ -95,6 +97,7 @@ class Unprocessed(ThresholdHead):
             target, alpha, groups, init=threshold if threshold is not None else options.pop("init", None), **options
         )
 
+    @pooled
     def calibrate(self, solver: str = "exact", eta: float | None = None, max_iter: int | None = None) -> "Unprocessed":
         """Measure the violations; nothing is fitted."""
         table = self._problem().violations()

@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Optional
 import torch
 from torch import Tensor, nn
 
-from torchgmc import checks
+from torchgmc import checks, distributed
 from torchgmc.groups import check_groups
 from torchgmc.solver import SOLVERS, Report
 
@@ -16,6 +16,11 @@ class Head(nn.Module):
 
     A subclass gives ``observe`` (a batch becomes statistics), ``calibrate`` (statistics become buffers), ``forward`` (buffers
     change an output) and ``audit`` (a promise is measured on held-out data).
+
+    ``observe`` keeps its statistics in ``self.statistics`` (None before the first example): a dataclass with ``__add__`` whose
+    fields are tensors. ``calibrate`` is decorated with :func:`torchgmc.distributed.pooled`: under ``torch.distributed`` it finds
+    the sum over all ranks there, so that every rank ends with the state of one process over all the data. A new head need do
+    no more for it.
 
     Args:
         alpha: largest violation allowed.
@@ -66,10 +71,11 @@ class Head(nn.Module):
 
         A fit that raises leaves the head as it was.
         """
-        self._check_solver(solver, eta, max_iter)
-        with _unchanged_on_error(self):
+        with _unchanged_on_error(self), distributed.together():
+            self._check_solver(solver, eta, max_iter)
             self.reset()
-            self._prepare(solver, eta, max_iter, next((len(t) for t in (*data, *options.values()) if _has_rows(t)), 0))
+            rows = next((len(t) for t in (*data, *options.values()) if _has_rows(t)), 0)
+            self._prepare(solver, eta, max_iter, distributed.total(rows))
             self.observe(*data, **options)
             self.calibrate(solver=solver, eta=eta, max_iter=max_iter)
         return self

@@ -8,6 +8,8 @@ from torch import Tensor
 
 from torchgmc import checks, jitter, theory
 from torchgmc.audit import Audit, Moments, summarize
+from torchgmc.distributed import pooled
+from torchgmc.groups import pattern_ids
 from torchgmc.heads.base import Head
 from torchgmc.solver import Report, run
 from torchgmc.thresholds import (
@@ -194,7 +196,7 @@ class ThresholdHead(Head):
             )
         steps, counts = self._risk.curves(scores, masks, lattice)
         mass = weight[:, None] * (counts > 0)  # (n, C)
-        patterns, cell = torch.unique(member, dim=0, return_inverse=True)
+        cell, patterns = pattern_ids(member)
         shape = (self._working_splits, len(patterns), self.columns)
         place = split * len(patterns) + cell
         sums = steps.new_zeros(shape[0] * shape[1], self.columns, lattice.size)
@@ -233,6 +235,7 @@ class ThresholdHead(Head):
 
     # -- fit ---------------------------------------------------------------------------------------------------------
 
+    @pooled
     def calibrate(self, solver: str = "exact", eta: float | None = None, max_iter: int | None = None) -> "ThresholdHead":
         """Find the thresholds.
 
@@ -244,7 +247,7 @@ class ThresholdHead(Head):
         self._check_solver(solver, eta, max_iter)
         problem = self._problem()
         if solver != "exact":
-            eta, bound = self._fixed_step(problem, eta)
+            eta, bound = self._fixed_step(problem, eta, solver == "fresh")
             max_iter = max_iter or (self._working_splits // 2 if solver == "fresh" else bound)
         if solver == "fresh":
             self._check_splits(max_iter or 1)
@@ -284,13 +287,13 @@ class ThresholdHead(Head):
             )
         return problem
 
-    def _fixed_step(self, problem: CurveProblem | SampleProblem, eta: float | None) -> tuple[float, int]:
-        """The step of Theorem 1 (on the lattice, where there is one), and its bound on the number of steps."""
+    def _fixed_step(self, problem: CurveProblem | SampleProblem, eta: float | None, fresh: bool) -> tuple[float, int]:
+        """The step of Theorem 1 or 2 (on the lattice, where there is one), and Theorem 1's bound on the number of steps."""
         slope = problem.slope()
         bound = float((problem.share / problem.scale.square()).max())  # E||g||^2 = P(A) / scale^2
         unit = self._working_unit
         if eta is None:
-            eta = theory.step_size(self.alpha, slope, bound)
+            eta = theory.step_size(self.alpha, slope, bound, finite_sample=fresh)
             if unit is not None:
                 eta = max(1, math.floor(eta / unit)) * unit
         elif unit is not None and (round(eta / unit) == 0 or abs(eta / unit - round(eta / unit)) > 1e-9 * eta / unit):

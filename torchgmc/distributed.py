@@ -1,0 +1,290 @@
+"""Many processes, one fit: statistics are gathered and added in the order of the ranks, so every rank ends with the same state.
+
+Every exchange starts with a small header, in which a rank may also say that it failed. So an error on one rank is raised on all
+of them, with its message, instead of leaving the others to wait. Only tensors travel, nothing is pickled.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import importlib
+import json
+import math
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from typing import Any, TypeVar, cast
+
+import torch
+from torch import Tensor
+from torch import distributed as dist
+
+__all__ = ["PeerError", "active", "exchanged_bytes", "local", "pooled", "reduce", "together", "total"]
+
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+_KINDS = ("nothing", "statistics", "count", "end", "failure")
+_LOCAL: ContextVar[bool] = ContextVar("torchgmc_local", default=False)
+_LONGEST_MESSAGE = 1 << 16
+_ALIGN = 8  # bytes; every tensor starts at a multiple, so that its bytes can be viewed as any type
+
+
+class PeerError(RuntimeError):
+    """Another rank failed, or stopped answering; the message is its own."""
+
+
+class _Traffic:
+    """Bytes this process has put into exchanges, for `benchmarks/overhead.py` and the tests."""
+
+    sent = 0
+
+
+def exchanged_bytes() -> int:
+    """Bytes this process has contributed to exchanges so far, padding included."""
+    return _Traffic.sent
+
+
+def active() -> bool:
+    """Is there a process group of more than one rank to reduce over (and no :func:`local` around)?"""
+    return not _LOCAL.get() and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+
+
+@contextlib.contextmanager
+def local() -> Iterator[None]:
+    """Inside, a fit uses this process's data alone, and no other rank need take part.
+
+    Example:
+        >>> with local():
+        ...     active()
+        False
+    """
+    token = _LOCAL.set(True)
+    try:
+        yield
+    finally:
+        _LOCAL.reset(token)
+
+
+@contextlib.contextmanager
+def together() -> Iterator[None]:
+    """An error that one rank raises inside is raised on every rank: there as it is, elsewhere as a :class:`PeerError`.
+
+    ``fit`` and the Lightning callback use it. Around a loop of your own::
+
+        with gmc.distributed.together():
+            for scores, masks, groups in loader:
+                head.observe(scores, masks, groups)
+            head.calibrate()
+    """
+    if not active():
+        yield
+        return
+    try:
+        yield
+    except PeerError:  # the others know
+        raise
+    except BaseException as error:
+        with contextlib.suppress(PeerError):
+            _exchange("failure", f"{type(error).__name__}: {error}".encode()[:_LONGEST_MESSAGE])
+        raise
+    _exchange("end", b"")
+
+
+def total(count: int) -> int:
+    """Sum of a number over all ranks."""
+    if not active():
+        return count
+    return sum(int(text) for _, text in _exchange("count", str(count).encode()))
+
+
+def pooled(calibrate: Method) -> Method:
+    """Decorate a head's ``calibrate``: inside, ``self.statistics`` is the sum over all ranks.
+
+    Afterwards it is this rank's again. Nothing happens without a process group. A rank without examples (``statistics`` None) takes part like the others.
+    """
+
+    @functools.wraps(calibrate)
+    def over_all_ranks(self: Any, *args: Any, **kwargs: Any) -> Any:
+        own = self.statistics
+        self.statistics = reduce(own, _signature(self), self.fitted.device)
+        try:
+            with local():  # a calibrate that calls another's must not add the ranks up twice
+                return calibrate(self, *args, **kwargs)
+        finally:
+            self.statistics = own
+
+    return cast(Method, over_all_ranks)
+
+
+def reduce(statistics: Any, signature: str = "", device: torch.device | None = None) -> Any:
+    """Sum of the statistics of all ranks, in the order of the ranks; the same on every rank.
+
+    Args:
+        statistics: a dataclass with ``+`` whose fields are tensors, types, plain values, or lists, dicts and dataclasses of
+            them; None for a rank without examples.
+        signature: must be equal on all ranks, e.g. a head's configuration.
+        device: where a rank that has no statistics of its own wants the sum.
+
+    Returns:
+        The sum, or None if no rank has any. Without a process group, ``statistics`` itself.
+    """
+    if not active():
+        return statistics
+    tensors: list[Tensor] = []
+    tree = None if statistics is None else _pack(statistics, tensors)
+    layout = [[str(t.dtype).removeprefix("torch."), list(t.shape)] for t in tensors]
+    spec = json.dumps({"signature": signature, "tree": tree, "layout": layout}).encode()
+    answers = [(kind, json.loads(text)) for kind, text in _exchange("nothing" if statistics is None else "statistics", spec)]
+    _check_signatures([answer["signature"] for _, answer in answers])
+    home = next((t.device for t in tensors), device or torch.device("cpu"))
+    rows = _gather(_to_bytes(tensors), [_num_bytes(answer["layout"]) for _, answer in answers])
+    sums: Any = None
+    for (kind, answer), row in zip(answers, rows, strict=True):
+        if kind == "nothing":
+            continue
+        part = _unpack(answer["tree"], _from_bytes(row, answer["layout"], home))
+        sums = part if sums is None else sums + part
+    return sums
+
+
+# -- one exchange --------------------------------------------------------------------------------------------------------
+
+
+def _exchange(kind: str, text: bytes) -> list[tuple[str, bytes]]:
+    """What every rank says at this point. Raises if one says that it failed, or stands at another point of the program."""
+    header = torch.tensor([_KINDS.index(kind), len(text)], dtype=torch.int64, device=_device())
+    headers = torch.stack(_all_gather(header)).tolist()
+    texts = _gather(
+        torch.frombuffer(bytearray(text), dtype=torch.uint8) if text else torch.empty(0, dtype=torch.uint8),
+        [n for _, n in headers],
+    )
+    answers = [(_KINDS[code], bytes(row.cpu().numpy())) for (code, _), row in zip(headers, texts, strict=True)]
+    kinds = [answer for answer, _ in answers]
+    if "failure" in kinds and kind != "failure":
+        failed = [f"rank {rank}: {text.decode(errors='replace')}" for rank, (k, text) in enumerate(answers) if k == "failure"]
+        raise PeerError(f"this fit was stopped by another process; {'; '.join(failed)}")
+    if "failure" not in kinds and len({k if k != "nothing" else "statistics" for k in kinds}) > 1:
+        raise PeerError(
+            f"the processes are at different points of the program (rank by rank: {', '.join(kinds)}): every rank must "
+            "call `fit` (or `calibrate`) the same number of times; wrap a fit of one rank alone in `torchgmc.distributed.local()`."
+        )
+    return answers
+
+
+def _gather(row: Tensor, sizes: list[int]) -> list[Tensor]:
+    """The bytes of every rank, whose numbers are known: padded to the longest."""
+    width = max(sizes)
+    if width == 0:
+        return [row] * len(sizes)
+    padded = torch.zeros(width, dtype=torch.uint8, device=_device())
+    padded[: len(row)] = row.to(padded.device)
+    return [got[:size] for got, size in zip(_all_gather(padded), sizes, strict=True)]
+
+
+def _all_gather(row: Tensor) -> list[Tensor]:
+    rows = [torch.empty_like(row) for _ in range(dist.get_world_size())]
+    try:
+        dist.all_gather(rows, row)
+    except RuntimeError as error:  # what gloo and nccl raise for a lost connection or a timeout
+        raise PeerError(
+            f"rank {dist.get_rank()} lost another process while statistics were exchanged: it was killed, ran out of memory, "
+            f"or did not reach this fit within the timeout of the process group. ({error})"
+        ) from error
+    _Traffic.sent += row.numel() * row.element_size()
+    return rows
+
+
+def _device() -> torch.device:
+    """Where the process group takes tensors: the accelerator, or the CPU for gloo and mpi."""
+    backend = str(dist.get_backend()).lower()
+    if backend in ("gloo", "mpi", "ucc", "fake") or "cpu:gloo" in backend:
+        return torch.device("cpu")
+    if hasattr(torch, "accelerator") and torch.accelerator.is_available():
+        kind = torch.accelerator.current_accelerator()
+        return torch.device("cuda" if kind is None else kind.type, torch.accelerator.current_device_index())
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+def _check_signatures(signatures: list[str]) -> None:
+    for rank, other in enumerate(signatures):
+        if other != signatures[0]:
+            raise PeerError(
+                f"the heads of the ranks differ: rank 0 has {signatures[0]}, rank {rank} has {other}; make them alike."
+            )
+
+
+def _signature(head: Any) -> str:
+    return f"{type(head).__name__} {json.dumps(head.config(), sort_keys=True, default=str)}"
+
+
+# -- statistics as a description and tensors ---------------------------------------------------------------------------------
+
+
+def _pack(value: Any, tensors: list[Tensor]) -> Any:
+    """JSON that describes a value; its tensors are appended to the list."""
+    if isinstance(value, Tensor):
+        tensors.append(value.detach())
+        return {"tensor": len(tensors) - 1}
+    if isinstance(value, torch.dtype):
+        return {"dtype": str(value).removeprefix("torch.")}
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        kind = type(value)
+        fields = {f.name: _pack(getattr(value, f.name), tensors) for f in dataclasses.fields(value)}
+        return {"class": f"{kind.__module__}:{kind.__qualname__}", "fields": fields}
+    if isinstance(value, dict) and all(isinstance(key, str) for key in value):
+        return {"dict": {key: _pack(one, tensors) for key, one in value.items()}}
+    if isinstance(value, list | tuple):
+        return {"tuple" if isinstance(value, tuple) else "list": [_pack(one, tensors) for one in value]}
+    if value is None or isinstance(value, bool | int | float | str):
+        return {"value": value}
+    raise TypeError(f"statistics that hold a {type(value).__name__} cannot be exchanged between processes; use tensors.")
+
+
+def _unpack(tree: Any, tensors: list[Tensor]) -> Any:
+    ((tag, body),) = ((k, v) for k, v in tree.items() if k != "fields")
+    if tag == "tensor":
+        return tensors[body]
+    if tag == "dtype":
+        return getattr(torch, body)
+    if tag == "class":
+        module, _, name = body.partition(":")
+        kind: Any = importlib.import_module(module)
+        for part in name.split("."):
+            kind = getattr(kind, part)
+        if not dataclasses.is_dataclass(kind):
+            raise TypeError(f"{body} is no dataclass of statistics.")
+        made: Any = object.__new__(cast(type, kind))  # the fields as they were, whatever the constructor would do
+        for key, one in tree["fields"].items():
+            object.__setattr__(made, key, _unpack(one, tensors))
+        return made
+    if tag == "dict":
+        return {key: _unpack(one, tensors) for key, one in body.items()}
+    if tag in ("list", "tuple"):
+        parts = [_unpack(one, tensors) for one in body]
+        return parts if tag == "list" else tuple(parts)
+    return body
+
+
+def _num_bytes(layout: list[Any]) -> int:
+    return sum(_padded(getattr(torch, dtype).itemsize * math.prod(shape)) for dtype, shape in layout)
+
+
+def _padded(size: int) -> int:
+    return -(-size // _ALIGN) * _ALIGN
+
+
+def _to_bytes(tensors: list[Tensor]) -> Tensor:
+    parts = [torch.empty(0, dtype=torch.uint8, device=tensors[0].device if tensors else None)]
+    for tensor in tensors:
+        raw = tensor.contiguous().reshape(-1).view(torch.uint8)
+        parts += [raw, raw.new_zeros(_padded(raw.numel()) - raw.numel())]
+    return torch.cat([part.to(parts[0].device) for part in parts])
+
+
+def _from_bytes(row: Tensor, layout: list[Any], device: torch.device) -> list[Tensor]:
+    found, place = [], 0
+    for name, shape in layout:
+        dtype = getattr(torch, name)
+        size = dtype.itemsize * math.prod(shape)
+        found.append(row[place : place + size].view(dtype).reshape(shape).to(device))
+        place += _padded(size)
+    return found
