@@ -95,7 +95,7 @@ def solve(
     weights = checks.weights(weight, len(f), f)
     problem = DenseProblem(f, mapping, who, what, projection, weights, conditional, names)
     if solver != "exact":
-        eta = checks.positive("eta", eta) if eta is not None else theory.step_size(alpha, 1.0, problem.norm())
+        eta = checks.positive("eta", eta) if eta is not None else theory.step_size(alpha, 1.0, problem.norm(), solver == "fresh")
     elif eta is not None:
         raise ValueError("`eta` is the fixed step of solver='paper' or 'fresh'; solver='exact' finds its own.")
     default = {"exact": 1000, "paper": 10_000, "fresh": min(200, max(1, len(f) // 100))}[solver]

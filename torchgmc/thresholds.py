@@ -11,6 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from torchgmc.groups import pattern_ids
+
 #: Pixels turned into lattice indices at a time: small enough to stay in a core's cache.
 CHUNK = 1 << 19
 #: Candidate shifts evaluated at once by a line search; 4 rounds cover 64^4 lattice points.
@@ -199,7 +201,7 @@ class CurveStatistics:
     def __add__(self, other: "CurveStatistics") -> "CurveStatistics":
         """Statistics of both sets of examples; cells of equal membership are joined."""
         both = torch.cat([self.patterns, other.patterns])
-        patterns, place = torch.unique(both, dim=0, return_inverse=True)
+        place, patterns = pattern_ids(both)
         old, new = place[: len(self.patterns)], place[len(self.patterns) :]
 
         def merge(a: Tensor, b: Tensor) -> Tensor:
@@ -463,7 +465,7 @@ class SampleProblem(ThresholdProblem):
         names: list[str],
         splits: int = 1,
     ) -> None:
-        patterns, cells = torch.unique(statistics.membership, dim=0, return_inverse=True)
+        cells, patterns = pattern_ids(statistics.membership)
         everyone = torch.ones_like(statistics.split, dtype=torch.bool)
         self.scores, self.weights, mass = statistics.curves(cells, len(patterns), everyone)
         super().__init__(patterns, mass, target, increasing, conditional, names)
