@@ -99,7 +99,8 @@ def total(count: int) -> int:
 def pooled(calibrate: Method) -> Method:
     """Decorate a head's ``calibrate``: inside, ``self.statistics`` is the sum over all ranks.
 
-    Afterwards it is this rank's again. Nothing happens without a process group. A rank without examples (``statistics`` None) takes part like the others.
+    Afterwards it is this rank's again. Nothing happens without a process group. A rank without examples (``statistics`` None)
+    takes part like the others.
     """
 
     @functools.wraps(calibrate)
@@ -165,7 +166,7 @@ def _exchange(kind: str, text: bytes) -> list[tuple[str, bytes]]:
     if "failure" not in kinds and len({k if k != "nothing" else "statistics" for k in kinds}) > 1:
         raise PeerError(
             f"the processes are at different points of the program (rank by rank: {', '.join(kinds)}): every rank must "
-            "call `fit` (or `calibrate`) the same number of times; wrap a fit of one rank alone in `torchgmc.distributed.local()`."
+            "call `fit` (or `calibrate`) equally often; a fit of one rank alone goes inside `torchgmc.distributed.local()`."
         )
     return answers
 
