@@ -17,15 +17,18 @@ def draw(n, a, l, seed, dtype=torch.float64):
 
 @settings(deadline=None, max_examples=60)
 @given(
-    n=st.integers(0, 20), a=st.integers(1, 4), l=st.integers(1, 3), u=st.integers(0, 3), weighted=st.booleans(), seed=st.integers(0, 2**16)
+    n=st.integers(0, 20),
+    a=st.integers(1, 4),
+    l=st.integers(1, 3),
+    u=st.integers(0, 3),
+    weighted=st.booleans(),
+    seed=st.integers(0, 2**16),
 )
 def test_matches_the_loop(n, a, l, u, weighted, seed):
     who, s, weight = draw(n, a, l, seed)
     what = torch.randn(u, l, dtype=torch.float64) if u else None
     table = gmc.violations(who, s, what, weight if weighted else None)
-    expected = violations_loop(
-        who.tolist(), s.tolist(), what.tolist() if u else None, weight.tolist() if weighted else None
-    )
+    expected = violations_loop(who.tolist(), s.tolist(), what.tolist() if u else None, weight.tolist() if weighted else None)
     width = u or l
     expected = torch.tensor(expected, dtype=torch.float64).reshape(a, width) if n else torch.zeros(a, width).double()
     torch.testing.assert_close(table, expected)
@@ -74,7 +77,9 @@ def test_weights_per_direction():
 
 def test_float32_is_close_to_float64():
     who, s, weight = draw(2000, 5, 3, 2)
-    torch.testing.assert_close(gmc.violations(who, s.float(), weight=weight).double(), gmc.violations(who, s, weight=weight), atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(
+        gmc.violations(who, s.float(), weight=weight).double(), gmc.violations(who, s, weight=weight), atol=1e-6, rtol=1e-5
+    )
 
 
 def test_an_empty_set_gives_zero():

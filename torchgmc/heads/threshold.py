@@ -261,7 +261,7 @@ class ThresholdHead(Head):
         limits = (-math.inf, math.inf) if lattice is None else (lattice.low, lattice.high)
         self.base.copy_(base)
         self.offsets.copy_(offsets)
-        self.limits.copy_(torch.tensor(limits))
+        self.limits.copy_(torch.tensor(limits, dtype=torch.float64))
 
     def _problem(self) -> CurveProblem | SampleProblem:
         statistics = self.statistics
