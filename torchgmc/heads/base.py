@@ -19,8 +19,8 @@ class Head(nn.Module):
 
     ``observe`` keeps its statistics in ``self.statistics`` (None before the first example): a dataclass with ``__add__`` whose
     fields are tensors. ``calibrate`` is decorated with :func:`torchgmc.distributed.pooled`: under ``torch.distributed`` it
-    finds the sum over all ranks there, so that every rank ends with the state of one process over all the data. A new head need do
-    no more for it.
+    finds the sum over all ranks there, so that every rank ends with the state of one process over all the data. A new head need
+    do no more for it.
 
     Args:
         alpha: largest violation allowed.
