@@ -2,6 +2,7 @@
 
 import copy
 import math
+from itertools import pairwise
 
 import pytest
 import torch
@@ -129,7 +130,7 @@ def test_batches_of_any_size_equal_the_whole(cuts, seed, resolution):
     parts = copy.deepcopy(whole)
     parts.reset()
     edges = [0, *sorted(cuts), 40]
-    for i, j in zip(edges, edges[1:], strict=False):
+    for i, j in pairwise(edges):
         parts.observe(scores[i:j], masks[i:j], groups[i:j], weight[i:j])
     torch.testing.assert_close(whole.calibrate().offsets, parts.calibrate().offsets)
     torch.testing.assert_close(whole.report.violations_after, parts.report.violations_after)
@@ -162,11 +163,11 @@ def test_the_potential_never_rises(solver):
         thresholds = head.threshold(groups).tolist()
         values.append(pinball(scores.tolist(), masks.tolist(), thresholds, 0.1))
     assert len(values) > 2
-    assert all(later <= earlier + 1e-12 for earlier, later in zip(values, values[1:], strict=False))
+    assert all(later <= earlier + 1e-12 for earlier, later in pairwise(values))
 
 
 def test_restarting_at_a_solution_takes_no_step():
-    scores, masks, groups = make(n=100, m=60, seed=8)
+    scores, masks, _ = make(n=100, m=60, seed=8)
     head = gmc.ThresholdHead(0.1, 0.02).fit(scores, masks)
     again = gmc.ThresholdHead(0.1, 0.02, init=float(head.threshold()[0])).fit(scores, masks)
     assert again.report.iterations == 0 and again.report.converged
@@ -226,9 +227,7 @@ def test_paper_start_outside_the_range():
     head.fit(scores, masks, groups, solver="paper", eta=0.05, max_iter=500)
     expected, steps = algorithm_1(scores.tolist(), masks.tolist(), groups.tolist(), 0.075, 0.02, 0.05, 1.5, 500)
     assert head.report.iterations == steps
-    # The search runs unprojected; only the output is clamped, where the risk no longer changes.
-    clamped = torch.tensor(expected, dtype=torch.float64).clamp(*head.limits.tolist())
-    torch.testing.assert_close(head.threshold(groups), clamped)
+    torch.testing.assert_close(head.threshold(groups), torch.tensor(expected, dtype=torch.float64))
     assert head.fit(scores, masks, groups).report.converged
 
 

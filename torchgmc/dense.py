@@ -95,7 +95,9 @@ def solve(
     weights = checks.weights(weight, len(f), f)
     problem = DenseProblem(f, mapping, who, what, projection, weights, conditional, names)
     if solver != "exact":
-        eta = checks.positive("eta", eta) if eta is not None else theory.step_size(alpha, 1.0, problem.norm(), solver == "fresh")
+        eta = (
+            checks.positive("eta", eta) if eta is not None else theory.step_size(alpha, 1.0, problem.norm(), solver == "fresh")
+        )
     elif eta is not None:
         raise ValueError("`eta` is the fixed step of solver='paper' or 'fresh'; solver='exact' finds its own.")
     default = {"exact": 1000, "paper": 10_000, "fresh": min(200, max(1, len(f) // 100))}[solver]
@@ -323,6 +325,8 @@ def _root(slope: Callable[[Tensor], Tensor], start: Tensor, guess: Tensor) -> Te
             low, at_low = middle, value
         else:
             high, at_high = middle, value
+    if bool(torch.minimum(at_low, -at_high) >= start):
+        return torch.zeros_like(high)  # a jump: neither side is nearer to 0 than the start
     return high if bool(-at_high < at_low) else low
 
 

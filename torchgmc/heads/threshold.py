@@ -258,7 +258,9 @@ class ThresholdHead(Head):
 
     def _write(self, base: Tensor, offsets: Tensor) -> None:
         lattice = self.lattice
-        limits = (-math.inf, math.inf) if lattice is None else (lattice.low, lattice.high)
+        # Probabilities lie inside the lattice, where no clamp is needed; other scores may lie beyond it, and were then
+        # counted as at its ends.
+        limits = (-math.inf, math.inf) if lattice is None or self.probabilities else (lattice.low, lattice.high)
         self.base.copy_(base)
         self.offsets.copy_(offsets)
         self.limits.copy_(torch.tensor(limits, dtype=torch.float64))
@@ -359,7 +361,7 @@ class ThresholdHead(Head):
         """
         member = self.membership(groups, n, self.base)
         lam = self.base - member @ self.offsets  # (n, C)
-        lam = lam.clamp(self.limits[0], self.limits[1])  # beyond them the risk no longer changes
+        lam = lam.clamp(self.limits[0], self.limits[1])  # beyond them nothing was measured
         return lam if self.per_class else lam[:, 0]
 
     def forward(self, scores: Tensor, groups: Optional[Tensor] = None) -> Tensor:  # noqa: UP045  # TorchScript
