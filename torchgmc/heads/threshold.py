@@ -108,7 +108,7 @@ class ThresholdHead(Head):
         self.resolution = resolution
         self._unit = _find_unit(resolution, self.high - self.low, self._risk)
         self.probabilities = range is None and not self.logits
-        self._range = range
+        self._range = None if range is None else [self.low, self.high]
         self._targets()  # checks
         self.register_buffer("base", torch.full((self.columns,), self.init, dtype=torch.float64))
         self.register_buffer("offsets", torch.zeros(self.num_groups, self.columns, dtype=torch.float64))

@@ -1,0 +1,112 @@
+"""Audits: estimates by a loop, intervals that hold at once, verdicts."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import torchgmc as gmc
+from torchgmc.audit import Moments, summarize
+
+
+def intervals(who, s, delta=0.05, conditional=False, weight=None, alpha=0.1):
+    weight = torch.ones(len(s), 1) if weight is None else weight[:, None]
+    names = [f"g{j}" for j in range(who.shape[1])]
+    return summarize(
+        Moments.of(who, s[:, None], weight), alpha, delta, conditional, names, [""], torch.zeros(1).double(), (0.0, 1.0), len(s)
+    )
+
+
+def by_group(audit, key):
+    return dict(zip(audit.table["group"], audit.table[key], strict=True))
+
+
+@settings(deadline=None, max_examples=30)
+@given(n=st.integers(3, 60), seed=st.integers(0, 1000), conditional=st.booleans())
+def test_table_by_the_loop(n, seed, conditional):
+    rng = torch.Generator().manual_seed(seed)
+    who, s = torch.rand(n, 2, generator=rng) < 0.6, torch.rand(n, generator=rng).double() - 0.4
+    who[0] = True
+    audit = intervals(who, s, conditional=conditional)
+    for j, name in enumerate(["g0", "g1"]):
+        if conditional:
+            sample = [float(x) for x, inside in zip(s, who[:, j], strict=True) if inside]
+        else:
+            sample = [float(x) if inside else 0.0 for x, inside in zip(s, who[:, j], strict=True)]
+        m, mean = len(sample), sum(sample) / len(sample)
+        each = 0.05 / 4  # two groups, two bounds
+        hoeffding = math.sqrt(math.log(2 / each) / (2 * m))
+        half = hoeffding
+        if m > 1:
+            variance = sum((x - mean) ** 2 for x in sample) / (m - 1)
+            half = min(half, math.sqrt(2 * variance * math.log(4 / each) / m) + 7 * math.log(4 / each) / (3 * (m - 1)))
+        assert by_group(audit, "estimate")[name] == pytest.approx(mean, abs=1e-12)
+        assert by_group(audit, "low")[name] == pytest.approx(mean - half, abs=1e-9)
+        assert by_group(audit, "high")[name] == pytest.approx(mean + half, abs=1e-9)
+        assert by_group(audit, "mass")[name] == pytest.approx(float(who[:, j].double().mean()))
+    assert [abs(v) for v in audit.table["estimate"]] == sorted((abs(v) for v in audit.table["estimate"]), reverse=True)
+
+
+def test_batches_add_up():
+    rng = torch.Generator().manual_seed(0)
+    who, s, w = torch.rand(50, 3, generator=rng) < 0.5, torch.rand(50, 2, generator=rng), torch.rand(50, 2, generator=rng)
+    whole = Moments.of(who, s, w)
+    parts = Moments.of(who[:20], s[:20], w[:20]) + Moments.of(who[20:], s[20:], w[20:])
+    for name in whole.__dataclass_fields__:
+        torch.testing.assert_close(getattr(whole, name), getattr(parts, name))
+
+
+def test_verdicts():
+    who = torch.ones(100_000, 1).bool()
+    holds = intervals(who, torch.zeros(100_000).double(), alpha=0.1)
+    assert holds.table["verdict"] == ["holds"] and holds.certified and holds.holds and not holds.violated
+    violated = intervals(who, torch.full((100_000,), 0.3).double(), alpha=0.1)
+    assert violated.table["verdict"] == ["violated"] and violated.violated and not violated.holds
+    few = intervals(who[:10], torch.zeros(10).double(), alpha=0.1)
+    assert few.table["verdict"] == ["undecided"] and few.holds and not few.certified
+    assert "95 %" in few.certificate and few.certified_alpha > 0.1
+
+
+def test_weights_shift_the_estimate():
+    s = torch.tensor([0.5, 0.0]).double()
+    audit = intervals(torch.ones(2, 1).bool(), s, weight=torch.tensor([3.0, 1.0]))
+    assert audit.table["estimate"] == [pytest.approx(0.375)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("conditional", [False, True])
+@pytest.mark.parametrize("shape", ["bernoulli", "skewed"])
+def test_all_intervals_hold_at_once(conditional, shape):
+    """1,000 draws of 400 examples with overlapping and rare groups and known truth; delta 0.05, so at least 95 % of draws
+    must hold. The bounds are conservative, so the count is far above; a wrong constant shows as a count below 950."""
+    rng = torch.Generator().manual_seed(1)
+    rates = torch.tensor([1.0, 0.5, 0.3, 0.05])
+    held = 0
+    for _ in range(1000):
+        who = torch.rand(400, 4, generator=rng) < rates
+        x = torch.rand(400, generator=rng).double()
+        s = (x < 0.1).double() - 0.1 if shape == "bernoulli" else x**8 - 1 / 9
+        table = intervals(who, s, conditional=conditional).table
+        held += all(low <= 0.0 <= high for low, high in zip(table["low"], table["high"], strict=True))
+    assert held >= 950
+
+
+def test_audit_of_a_head_and_how_it_reads():
+    rng = torch.Generator().manual_seed(2)
+    masks = torch.rand(300, 8, 8, generator=rng) < 0.4
+    scores = torch.sigmoid(2 * masks + torch.randn(300, 8, 8, generator=rng) - 1)
+    groups = torch.rand(300, 2, generator=rng) < 0.5
+    head = gmc.ThresholdHead(0.1, 0.01, ["old", "<b>new</b>"]).fit(scores, masks, groups)
+    audit = head.audit(scores, masks, groups)
+    assert audit.holds and set(audit.cost) == {"accuracy before", "accuracy after"}
+    predicted = head(scores, groups)
+    assert audit.cost["accuracy after"] == pytest.approx(float((predicted == masks).double().mean()))
+    assert audit.cost["accuracy before"] == pytest.approx(float(((scores > 0.5) == masks).double().mean()))
+    missed = (masks & ~predicted).sum((1, 2)) / masks.sum((1, 2))
+    assert by_group(audit, "risk")["old"] == pytest.approx(float(missed[groups[:, 0]].double().mean()))
+    text, html = str(audit), audit._repr_html_()
+    assert "old" in text and "undecided" in text and "accuracy after" in text
+    assert "&lt;b&gt;" in html and "<b>" not in html and "undecided" in html
+    assert audit.rows()[0]["group"] == audit.table["group"][0]

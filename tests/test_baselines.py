@@ -1,0 +1,84 @@
+"""Conformal risk control and the unprocessed threshold, against their definitions."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import torchgmc as gmc
+from tests.oracles import false_alarm_rate, miss_rate
+
+
+def make(n, seed, m=20):
+    rng = torch.Generator().manual_seed(seed)
+    masks = torch.rand(n, m, generator=rng) < 0.4
+    masks[:, 0], masks[:, 1] = True, False
+    return torch.sigmoid(2 * masks + torch.randn(n, m, generator=rng).double() - 1), masks
+
+
+@settings(deadline=None, max_examples=20)
+@given(n=st.integers(20, 60), seed=st.integers(0, 1000), risk=st.sampled_from(["fnr", "fpr"]))
+def test_conformal_by_its_definition(n, seed, risk):
+    """The supremum (infimum) over the lattice of thresholds, by a loop over thresholds, images and pixels."""
+    scores, masks = make(n, seed)
+    head = gmc.baselines.ConformalRiskControl(0.2, risk=risk, resolution=1 / 64).fit(scores, masks)
+    rate = miss_rate if risk == "fnr" else false_alarm_rate
+    points = head.lattice.points().tolist()
+    valid = []
+    for point in points:
+        risks = [rate(h, y, point) for h, y in zip(scores.tolist(), masks.tolist(), strict=True)]
+        if n / (n + 1) * (sum(risks) / n) + 1 / (n + 1) <= 0.2:
+            valid.append(point)
+    assert float(head.threshold()[0]) == pytest.approx(max(valid) if risk == "fnr" else min(valid))
+
+
+def test_conformal_controls_the_risk_on_average():
+    """E[risk] <= target over 200 draws of calibration and test data: mean below target + 3 standard errors (0.1 %)."""
+    tests = []
+    for seed in range(200):
+        scores, masks = make(60, seed)
+        head = gmc.baselines.ConformalRiskControl(0.15).fit(scores[:30], masks[:30])
+        missed = (masks[30:] & ~head(scores[30:])).sum(1) / masks[30:].sum(1)
+        tests.append(missed.double().mean())
+    values = torch.stack(tests)
+    assert values.mean() <= 0.15 + 3 * values.std() / 200**0.5
+
+
+def test_conformal_refuses_when_no_threshold_is_valid():
+    scores, masks = make(5, 0)
+    with pytest.raises(ValueError, match="no threshold keeps the fnr .* It needs n >= 9"):
+        gmc.baselines.ConformalRiskControl(0.1).fit(scores, masks)
+
+
+def test_same_calling_convention():
+    scores, masks = make(80, 1)
+    groups = torch.rand(80, 2, generator=torch.Generator().manual_seed(1)) < 0.5
+    for head in (
+        gmc.baselines.ConformalRiskControl(0.1, alpha=0.01, groups=["a", "b"]),
+        gmc.baselines.Unprocessed(0.1, alpha=0.01, groups=["a", "b"], threshold=0.6),
+        gmc.ThresholdHead(0.1, 0.01, ["a", "b"]),
+    ):
+        head.fit(scores, masks, groups)
+        assert head(scores, groups).dtype == torch.bool
+        assert head.threshold(groups).shape == (80,)
+        assert set(head.audit(scores, masks, groups).table["group"]) == {"a", "b"}
+        assert head.report.violations_after.shape == (2, 1)
+    one = gmc.baselines.ConformalRiskControl(0.1, groups=["a", "b"]).fit(scores, masks, groups).threshold(groups)
+    assert one.unique().numel() == 1
+
+
+def test_unprocessed_keeps_its_threshold():
+    scores, masks = make(40, 2)
+    head = gmc.baselines.Unprocessed(0.1, threshold=0.37).fit(scores, masks)
+    assert head.threshold().item() == 0.37
+    assert torch.equal(head(scores), scores > 0.37)
+    missed = [miss_rate(h, y, 0.37) for h, y in zip(scores.tolist(), masks.tolist(), strict=True)]
+    assert float(head.report.violations_after) == pytest.approx(sum(missed) / 40 - 0.1)
+
+
+def test_conformal_with_classes_has_one_threshold_for_each():
+    scores, masks = make(60, 3)
+    pair = torch.stack([scores, scores**2], 1), torch.stack([masks, masks], 1)
+    head = gmc.baselines.ConformalRiskControl([0.1, 0.3], num_classes=2).fit(*pair)
+    single = gmc.baselines.ConformalRiskControl(0.3).fit(scores**2, masks)
+    assert head.threshold()[0, 1] == single.threshold()[0]
