@@ -3,11 +3,13 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from torchgmc import baselines, projections, theory
+from torchgmc import baselines, distributed, projections, theory
+from torchgmc.adapters import Adapter
+from torchgmc.attach import CalibratedModel, attach
 from torchgmc.audit import Audit
 from torchgmc.dense import Solution, replay, solve
 from torchgmc.groups import Groups
-from torchgmc.heads import Head, ThresholdHead
+from torchgmc.heads import DistributionHead, Head, ThresholdHead
 from torchgmc.io import load, save
 from torchgmc.search import Cells, violations
 from torchgmc.solver import Report
@@ -16,8 +18,11 @@ from torchgmc.thresholds import MonotoneRisk
 __version__ = "0.1.0"
 
 __all__ = [
+    "Adapter",
     "Audit",
+    "CalibratedModel",
     "Cells",
+    "DistributionHead",
     "Groups",
     "Head",
     "MonotoneRisk",
@@ -25,7 +30,9 @@ __all__ = [
     "Solution",
     "ThresholdHead",
     "__version__",
+    "attach",
     "baselines",
+    "distributed",
     "load",
     "projections",
     "replay",

@@ -1,0 +1,254 @@
+"""Adapters: how scores come out of a model's output, how the head's result goes back, and how a loader's batch divides."""
+
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+
+from torchgmc import checks
+from torchgmc.heads.base import Head
+
+__all__ = ["Adapter", "Batch", "adapt"]
+
+ACTIVATIONS = ("auto", "none", "sigmoid", "softmax")
+#: Fields of an output that hold scores, by custom: torchvision segmentation, transformers, detectors of other kinds.
+FIELDS = ("out", "logits", "prediction_logits", "scores")
+#: Keys under which a batch holds its parts, by custom.
+INPUTS = ("input_ids", "pixel_values", "image", "images", "input", "inputs", "x", "img", "data")
+TARGETS = ("mask", "masks", "label", "labels", "target", "targets", "y")
+GROUPS = ("groups", "group", "membership")
+
+
+class Batch(NamedTuple):
+    """A loader's batch, divided: what the model takes, what the head compares with, and who is in which group."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    target: Any
+    groups: Any
+
+
+class Adapter:
+    r"""Scores out of a model's output, and the head's result back into it.
+
+    Without options it keeps to :math:`\text{attach}(m, h)(x, g) = h(m(x), g)`: the head sees what the model puts out. What is
+    found out by itself: the field of a dict (``"out"`` of torchvision) or of a ``ModelOutput`` (``logits``), and, where the
+    head wants probabilities and the model is known to give logits (torchvision, transformers, timm,
+    segmentation-models-pytorch without an activation), the sigmoid or softmax between. Nothing is guessed from values.
+
+    Args:
+        field: key or attribute of the output that holds the scores.
+        channel: take this channel (dimension 1) after the activation, e.g. the foreground of a two-class segmentation.
+        activation: ``"sigmoid"``, ``"softmax"`` (over dimension 1, the last one for 3-d logits of a language model),
+            ``"none"``, or ``"auto"`` as above.
+        inputs: key (or keys), or position, of the model's input in a loader's batch.
+        target: key or position of the truth (masks, labels) in a batch.
+        groups: key or position of the membership in a batch.
+
+    Override :meth:`scores`, :meth:`replace` or :meth:`split` for another kind of model or batch.
+    """
+
+    def __init__(
+        self,
+        field: str | None = None,
+        channel: int | None = None,
+        activation: str = "auto",
+        inputs: str | int | Sequence[str] | None = None,
+        target: str | int | None = None,
+        groups: str | int | None = None,
+    ) -> None:
+        self.field, self.channel = field, channel
+        self.activation = checks.option("activation", activation, ACTIVATIONS)
+        self.inputs, self.target, self.groups = inputs, target, groups
+
+    def __repr__(self) -> str:
+        set_options = {k: v for k, v in vars(self).items() if v not in (None, "auto")}
+        return f"{type(self).__name__}({', '.join(f'{k}={v!r}' for k, v in set_options.items())})"
+
+    # -- output ------------------------------------------------------------------------------------------------------
+
+    def find(self, output: Any) -> str | None:
+        """Field of the output that holds the scores; None if the output is the scores."""
+        if isinstance(output, Tensor):
+            return None
+        keys = list(output) if isinstance(output, Mapping) else []
+        if self.field is not None:
+            if self.field in keys or (not keys and hasattr(output, self.field)):
+                return self.field
+            raise ValueError(
+                f"the model's output has no field {self.field!r}; it has {_listing(keys) or type(output).__name__}."
+            )
+        found = [key for key in FIELDS if key in keys]
+        if not found:
+            raise TypeError(
+                f"the model's output, {_describe(output)}, holds no scores under a known name ({', '.join(FIELDS)}); say which "
+                "field to calibrate with adapter=Adapter(field=...), or override Adapter.scores."
+            )
+        return found[0]
+
+    def scores(self, output: Any) -> Tensor:
+        """What the head is given, shape ``(n, ...)``."""
+        field = self.find(output)
+        raw = output if field is None else output[field] if isinstance(output, Mapping) else getattr(output, field)
+        return self.activate(raw)
+
+    def activate(self, raw: Tensor) -> Tensor:
+        """Activation, then channel."""
+        if self.activation == "sigmoid":
+            raw = raw.sigmoid()
+        elif self.activation == "softmax":
+            raw = raw.softmax(-1 if raw.dim() == 3 else 1)
+        return raw if self.channel is None else raw[:, self.channel]
+
+    def replace(self, output: Any, result: Any) -> Any:
+        """The model's output with the head's result in place of the scores, its type kept.
+
+        A tensor is replaced by the result. In a dict the result takes the place of the scores. A ``ModelOutput`` keeps its
+        fields and gets the result as ``calibrated``; where the result is a distribution (log-probabilities), its ``logits`` are
+        replaced by it too, so that whatever reads them (sampling, a loss) works on the calibrated distribution.
+        """
+        field = self.find(output)
+        if field is None:
+            return result
+        if not isinstance(output, Mapping):
+            raise TypeError(f"a {type(output).__name__} cannot take the result back; override Adapter.replace.")
+        if _is_model_output(output):
+            fields = dict(output)
+            made: Any = type(output)(**fields)
+            if isinstance(result, Tensor) and result.is_floating_point() and result.shape == fields[field].shape:
+                made[field] = result
+            made["calibrated"] = result
+            return made
+        kind: Any = type(output)
+        copy = kind(output.items())
+        copy[field] = result
+        return copy
+
+    # -- batch -------------------------------------------------------------------------------------------------------
+
+    def split(self, batch: Any) -> Batch:
+        """Divide a loader's batch into the model's input, the truth and the membership.
+
+        Understood are dicts with the usual keys (or those given), and tuples ``(input, target)`` or
+        ``(input, target, groups)``.
+        """
+        if isinstance(batch, Mapping):
+            return self._split_mapping(batch)
+        if isinstance(batch, Tensor):
+            return Batch((batch,), {}, None, None)
+        if isinstance(batch, list | tuple) and batch:
+            places = (self.inputs, self.target, self.groups)
+            if any(isinstance(p, str) for p in places):
+                raise ValueError(f"the adapter reads keys {places}, but the batch is {_describe(batch)}; give positions.")
+            place = [default if p is None else p for p, default in zip(places, (0, 1, 2), strict=True)]
+            parts = [batch[p] if isinstance(p, int) and p < len(batch) else None for p in place]
+            if isinstance(parts[0], Mapping):
+                return Batch((), dict(parts[0]), parts[1], parts[2])
+            return Batch((parts[0],), {}, parts[1], parts[2])
+        raise TypeError(
+            f"a batch must be a dict, or a tuple (input, target, groups), got {_describe(batch)}; override Adapter.split."
+        )
+
+    def _split_mapping(self, batch: Mapping[str, Any]) -> Batch:
+        target = _take(batch, self.target, TARGETS)
+        groups = _take(batch, self.groups, GROUPS)
+        if self.inputs is None:
+            names, whole = self._usual_inputs(batch)
+        elif isinstance(self.inputs, str | int):
+            names, whole = [str(self.inputs)], False
+        else:
+            names, whole = list(self.inputs), True
+        missing = [name for name in names if name not in batch]
+        if missing:
+            raise ValueError(f"the batch has no key {_listing(missing)}; it has {_listing(batch)}.")
+        if whole:
+            return Batch((), {name: batch[name] for name in names}, target, groups)
+        return Batch((batch[names[0]],), {}, target, groups)
+
+    def _usual_inputs(self, batch: Mapping[str, Any]) -> tuple[list[str], bool]:
+        """Keys of the model's inputs, and whether they go in by name (a tokenizer's batch does)."""
+        found = [key for key in INPUTS if key in batch]
+        if not found:
+            raise ValueError(
+                f"no input for the model in the batch: it has the keys {_listing(batch)}, and none of the usual "
+                f"{', '.join(INPUTS)}; say which with adapter=Adapter(inputs='key', target='key', groups='key')."
+            )
+        if found[0] != "input_ids":
+            return found[:1], False
+        return [key for key in ("input_ids", "attention_mask", "token_type_ids", "position_ids") if key in batch], True
+
+
+def adapt(model: nn.Module, head: Head, adapter: Adapter | None) -> Adapter:
+    """The adapter with what is known of model and head filled in."""
+    if adapter is not None and not isinstance(adapter, Adapter):
+        raise TypeError(f"`adapter` must be an Adapter, got {type(adapter).__name__}.")
+    base = adapter or Adapter()
+    if base.activation != "auto":
+        return base
+    import copy
+
+    made = copy.copy(base)
+    made.activation = "none"
+    if wants(head) == "probs" and gives_logits(model):
+        made.activation = _activation(model, head, base.channel)
+    return made
+
+
+def wants(head: Head) -> str:
+    """What the head's ``forward`` takes first: ``"scores"`` (as they are), ``"probs"``, ``"logits"`` or ``"groups"``."""
+    first = next(iter(inspect.signature(head.forward).parameters))
+    if first == "scores" and getattr(head, "probabilities", False):
+        return "probs"
+    return first
+
+
+def takes_groups(head: Head) -> bool:
+    """Does this head's ``forward`` take a membership, and was the head made for named groups?"""
+    return head.grouped and "groups" in inspect.signature(head.forward).parameters
+
+
+def gives_logits(model: nn.Module) -> bool:
+    """Is the model known (by where it comes from, never by values) to put out logits?"""
+    package = type(model).__module__.split(".")[0]
+    if package == "segmentation_models_pytorch":
+        last = getattr(model, "segmentation_head", [nn.Identity()])[-1]
+        return isinstance(getattr(last, "activation", last), nn.Identity)
+    return package in ("torchvision", "timm", "transformers")
+
+
+def _activation(model: nn.Module, head: Head, channel: int | None) -> str:
+    if type(model).__module__.split(".")[0] == "segmentation_models_pytorch":
+        classes = model.segmentation_head[0].out_channels  # type: ignore[index, union-attr]  # its first layer is a convolution
+        if classes == 1:
+            return "sigmoid"
+        raise ValueError(
+            f"the model puts out logits of {classes} classes and the head wants probabilities: say whether classes exclude "
+            "each other with adapter=Adapter(activation='softmax') (or 'sigmoid' if they do not), or fit the head on logits."
+        )
+    return "softmax"
+
+
+def _take(batch: Mapping[str, Any], key: str | int | None, usual: tuple[str, ...]) -> Any:
+    if key is None:
+        return next((batch[name] for name in usual if name in batch), None)
+    if key not in batch:
+        raise ValueError(f"the batch has no key {key!r}; it has {_listing(batch)}.")
+    return batch[key]  # type: ignore[index]  # a str by now
+
+
+def _is_model_output(output: Any) -> bool:
+    return any(kind.__name__ == "ModelOutput" for kind in type(output).__mro__)
+
+
+def _listing(keys: Any) -> str:
+    return ", ".join(repr(key) for key in keys)
+
+
+def _describe(value: Any) -> str:
+    """Type, and keys or lengths, for messages."""
+    if isinstance(value, Mapping):
+        return f"a {type(value).__name__} with the keys {_listing(value)}"
+    if isinstance(value, list | tuple):
+        return f"a {type(value).__name__} of {len(value)} ({', '.join(type(v).__name__ for v in value[:5])})"
+    return f"a {type(value).__name__}"

@@ -1,0 +1,260 @@
+"""Files that run where torchgmc is not installed: TorchScript, torch.export and ONNX, each read back and compared."""
+
+import contextlib
+import inspect
+import io
+import json
+import logging
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from torchgmc import checks
+from torchgmc._extras import require
+from torchgmc._torchscript import KEY, Flat, first_line, read_torchscript, run_torchscript, write_torchscript
+from torchgmc.attach import CalibratedModel
+from torchgmc.io import write_atomically
+
+__all__ = ["FORMATS", "export", "metadata"]
+
+FORMATS = ("torchscript", "torch.export", "onnx")
+#: Largest relative difference between a file and the eager model.
+RTOL = 1e-4
+log = logging.getLogger(__name__)
+
+
+def export(
+    model: CalibratedModel,
+    path: str | os.PathLike[str],
+    format: str = "torchscript",
+    example_inputs: tuple[Any, ...] | dict[str, Any] = (),
+) -> Path:
+    """Write a calibrated model to one file that runs without torchgmc.
+
+    The file maps the inputs of the example, in their order, to the head's result: mask, probabilities, log-probabilities or
+    nodes (for a :class:`~torchgmc.QuantileHead`: scores and thresholds). The number of examples is free; so is the image size,
+    or the length of a text, where the model allows it. Afterwards the file is read back and compared with the eager model on the
+    example and on another number of examples; if they differ, it is removed and an error raised.
+
+    Args:
+        model: what :func:`torchgmc.attach` made, with a fitted head.
+        path: the file; replaced only when the new one is whole and verified.
+        format: ``"torchscript"`` (scripted; traced where the model cannot be scripted, which is logged), ``"torch.export"`` or
+            ``"onnx"`` (extra ``onnx``).
+        example_inputs: arguments of a call ``model(*example_inputs)``, groups included, or a dict for ``model(**...)``.
+
+    Returns:
+        The path. :func:`metadata` reads what was promised to whom back out of it.
+    """
+    checks.option("format", format, FORMATS)
+    if not isinstance(model, CalibratedModel):
+        raise TypeError(f"`model` must come from torchgmc.attach, got {type(model).__name__}.")
+    if not model.head.is_fitted:
+        raise RuntimeError("the head is not fitted; fit it before the export.")
+    target = Path(path)
+    flat, tensors = _prepare(model, example_inputs)
+    body = _describe(flat, format)
+    write, run = {
+        "torchscript": (write_torchscript, run_torchscript),
+        "torch.export": (_write_export, _run_export),
+        "onnx": (_write_onnx, _run_onnx),
+    }[format]
+    with torch.no_grad(), _evaluating(flat):
+
+        def write_and_verify(part: Path) -> None:
+            write(flat, tensors, part, body)
+            for example in (tensors, tuple(torch.cat([t, t[:1]]) for t in tensors)):
+                _compare(flat, example, run(part, example), format)
+
+        write_atomically(target, write_and_verify)
+    return target
+
+
+def metadata(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """What an exported file says of itself: version, head, alpha, target, groups, names of the inputs and format."""
+    name = str(path)
+    for reader in (read_torchscript, _read_export, _read_onnx):
+        with contextlib.suppress(Exception):
+            found: dict[str, Any] = json.loads(reader(name))
+            return found
+    raise ValueError(f"{Path(path).name!r} holds no metadata of torchgmc.")
+
+
+# -- the model as a function of tensors ------------------------------------------------------------------------------------
+
+
+def _prepare(model: CalibratedModel, example: Any) -> tuple[Flat, tuple[Tensor, ...]]:
+    """The flat model, and its example of at least two rows (one row alone would be taken for a constant)."""
+    inputs = () if isinstance(example, Mapping) else tuple(example) if isinstance(example, list | tuple) else (example,)
+    kwargs = dict(example) if isinstance(example, Mapping) else {}
+    if not inputs and not kwargs:
+        raise ValueError("`example_inputs` is empty; give the arguments of one call, e.g. (images, groups).")
+    asked = model.takes_groups and (model.group_source is None or "groups" in kwargs)
+    args, kwargs, member = model.divide(inputs, None, kwargs)
+    names = list(kwargs) if kwargs else _names(model.model, len(args))
+    values = [*args, *kwargs.values(), *([member] if asked else [])]
+    for name, value in zip([*names, "groups"], values, strict=False):
+        if not isinstance(value, Tensor):
+            raise TypeError(f"`example_inputs`: {name!r} must be a tensor to be exported, got {type(value).__name__}.")
+    rows = {len(value) for value in values if value.dim()}
+    if len(rows) != 1 or 0 in rows:
+        shapes = ", ".join(str(tuple(value.shape)) for value in values)
+        raise ValueError(f"`example_inputs` must all have one row per example, and at least one, got the shapes {shapes}.")
+    if rows == {1}:
+        values = [torch.cat([value, value]) for value in values]
+    return Flat(model, names, bool(kwargs), asked), tuple(value.detach() for value in values)
+
+
+def _names(model: nn.Module, count: int) -> list[str]:
+    known = [
+        p.name
+        for p in inspect.signature(model.forward).parameters.values()
+        if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+    ]
+    return [known[i] if i < len(known) else f"input_{i}" for i in range(count)]
+
+
+@contextlib.contextmanager
+def _evaluating(model: Flat) -> Iterator[None]:
+    """Eval mode inside; every module's own mode afterwards."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+
+
+def _describe(flat: Flat, format: str) -> str:
+    from torchgmc import __version__
+
+    head = flat.head
+    config = json.loads(json.dumps(head.config(), default=str))
+    return json.dumps(
+        {
+            "version": __version__,
+            "format": format,
+            "head": type(head).__name__,
+            "alpha": head.alpha,
+            "target": config.get("target"),
+            "groups": list(head.groups) if head.grouped else None,
+            "config": config,
+            "inputs": flat.names,
+        },
+        sort_keys=True,
+    )
+
+
+# -- torch.export and ONNX ---------------------------------------------------------------------------------------------------
+
+
+def _dynamic(tensors: tuple[Tensor, ...], grouped: bool, others: bool) -> tuple[Any, ...]:
+    """The number of examples is free, always; so are image sizes (n, c, *size*) and text lengths (n, *length*) if asked."""
+    dim = torch.export.Dim
+    shapes: list[dict[int, Any]] = [{0: dim.DYNAMIC} for _ in tensors]
+    inputs = tensors[:-1] if grouped else tensors
+    for shape, tensor in zip(shapes, inputs, strict=False):
+        free = range(2, tensor.dim()) if tensor.is_floating_point() else range(1, tensor.dim())
+        if others:
+            shape |= dict.fromkeys(free, dim.AUTO)
+    return (tuple(shapes),)  # of *tensors
+
+
+def _program(flat: Flat, tensors: tuple[Tensor, ...]) -> Any:
+    try:
+        return torch.export.export(flat, tensors, dynamic_shapes=_dynamic(tensors, flat.grouped, True))
+    except Exception as error:  # the exporter raises many kinds
+        log.info("only the number of examples is free in this export: %s", first_line(error))
+        return torch.export.export(flat, tensors, dynamic_shapes=_dynamic(tensors, flat.grouped, False))
+
+
+def _write_export(flat: Flat, tensors: tuple[Tensor, ...], path: Path, body: str) -> None:
+    buffer = io.BytesIO()  # torch wants a certain ending of a path's name
+    torch.export.save(_program(flat, tensors), buffer, extra_files={KEY: body})
+    path.write_bytes(buffer.getvalue())
+
+
+def _run_export(path: Path, example: tuple[Tensor, ...]) -> Any:
+    with path.open("rb") as file:
+        return torch.export.load(file).module()(*example)
+
+
+def _read_export(path: str) -> str:
+    files: dict[str, Any] = {KEY: ""}
+    with open(path, "rb") as file:
+        torch.export.load(file, extra_files=files)
+    return str(files[KEY])
+
+
+def _write_onnx(flat: Flat, tensors: tuple[Tensor, ...], path: Path, body: str) -> None:
+    require("onnxscript", extra="onnx")
+    program = torch.onnx.export(_program(flat, tensors), tensors, dynamo=True, input_names=flat.names, verbose=False)
+    assert program is not None
+    program.model.metadata_props[KEY] = body
+    program.save(str(path))
+
+
+def _run_onnx(path: Path, example: tuple[Tensor, ...]) -> Any:
+    runtime = require("onnxruntime", extra="onnx")
+    session = runtime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    feeds = {one.name: value.cpu().numpy() for one, value in zip(session.get_inputs(), example, strict=True)}
+    found = [torch.from_numpy(value).to(example[0].device) for value in session.run(None, feeds)]
+    return found[0] if len(found) == 1 else tuple(found)
+
+
+def _read_onnx(path: str) -> str:
+    onnx = require("onnx", extra="onnx")
+    return str({one.key: one.value for one in onnx.load(path, load_external_data=False).metadata_props}[KEY])
+
+
+# -- comparison --------------------------------------------------------------------------------------------------------------
+
+
+def _compare(flat: Flat, example: tuple[Tensor, ...], found: Any, format: str) -> None:
+    """The file against the eager model.
+
+    Another program computes the model's scores up to rounding. So numbers must agree within RTOL; of answers (masks, nodes)
+    those must agree that no change of the scores by so much (and by the jitter, which such a change re-draws) can turn.
+    """
+    inputs = example[:-1] if flat.grouped else example
+    scores = flat.scorer(*inputs)
+    member = flat.groups(example)
+    expected = flat.finish(scores, member)
+    pairs = list(zip(_tuple(expected), _tuple(found), strict=True))
+    for want, got in pairs:
+        if want.shape != got.shape or want.dtype != got.dtype:
+            raise RuntimeError(
+                f"the {format} file gives {got.dtype} {tuple(got.shape)} where the model gives {want.dtype} "
+                f"{tuple(want.shape)} for {len(inputs[0])} examples; it was removed. Try another format."
+            )
+        if want.is_floating_point():
+            bound = RTOL * (1.0 + want[want.isfinite()].abs().max()) if want.isfinite().any() else RTOL
+            off = ((want - got).abs() > bound) | (want.isfinite() != got.isfinite())
+        else:
+            off = (want != got) & _settled(flat, scores, member, want)
+        if bool(off.any()):
+            raise RuntimeError(
+                f"the {format} file disagrees with the model in {int(off.sum())} of {off.numel()} values on {len(inputs[0])} "
+                "examples; it was removed. Try another format, or report this with the model."
+            )
+
+
+def _settled(flat: Flat, scores: Tensor, member: Tensor | None, result: Tensor) -> Tensor:
+    """Which entries of the result a small change of the scores leaves alone, bool."""
+    size = RTOL * (1.0 + float(scores.abs().max())) + 2.0 * flat.head.jitter
+    draws = torch.Generator().manual_seed(0)
+    steps = [torch.ones_like(scores), -torch.ones_like(scores)]
+    steps += [(torch.rand(scores.shape, generator=draws) * 2 - 1).sign().to(scores) for _ in range(8)]
+    same = torch.ones_like(result, dtype=torch.bool)
+    for step in steps:
+        same &= flat.finish(scores + size * step, member) == result
+    return same
+
+
+def _tuple(value: Any) -> tuple[Tensor, ...]:
+    return tuple(value) if isinstance(value, tuple | list) else (value,)
