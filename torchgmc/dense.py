@@ -8,10 +8,11 @@ from torch import Tensor
 
 from torchgmc import checks, theory
 from torchgmc.mappings import Mapping
-from torchgmc.search import Cells, masses, violations
+from torchgmc.search import Cells, Structured, masses, violations
 from torchgmc.solver import SOLVERS, Log, Report, run
 
-Who = Tensor | Cells | Callable[[Tensor], Tensor | Cells]
+Sets = Tensor | Cells | Structured
+Who = Sets | Callable[[Tensor], Sets]
 Projection = Callable[[Tensor], Tensor]
 #: Evaluations of s that one line search may use.
 MAX_TRIALS = 60
@@ -56,9 +57,10 @@ def solve(
         f0: f to start from, shape ``(n, m)`` or ``(n,)``.
         mapping: s. An object with ``value(f, weight)`` and ``potential(f, weight)`` (see :mod:`torchgmc.mappings`), or a plain
             function of f ``(n, m)`` that returns s ``(n, m)``; s must rise along itself (be the gradient of a convex function).
-        who: the sets A: membership ``(n, a)``, cell ids ``(n,)``, :class:`~torchgmc.Cells`; or a function of f that
-            returns one of these, for sets that depend on the prediction; or one that returns general test functions g as
-            floating point ``(n, a, m)``.
+        who: the sets A: membership ``(n, a)``, cell ids ``(n,)``, :class:`~torchgmc.Cells`, or
+            :class:`~torchgmc.Groups`, whose membership table is never made; or a function of f that returns one of these,
+            for sets that depend on the prediction; or one that returns general test functions g as floating point
+            ``(n, a, m)``.
         what: directions v, shape ``(u, m)``; the identity if omitted.
         alpha: largest violation allowed.
         projection: onto the convex set F, e.g. :func:`torchgmc.projections.simplex`; none if omitted.
@@ -182,7 +184,7 @@ class DenseProblem:
             raise ValueError(f"`mapping` must give shape ({len(f)}, {wide}), like f, got {tuple(value.shape)}.")
         violations(first, value, self.what)  # raises for sets of the wrong shape
 
-    def _masses(self, who: Tensor | Cells) -> Tensor:
+    def _masses(self, who: Sets) -> Tensor:
         return masses(who, self.weight, self.num_sets)
 
     def _value(self, f: Tensor, weight: Tensor) -> Tensor:
@@ -282,7 +284,9 @@ class DenseProblem:
         self.f = state
 
     def _name(self, who: int) -> str:
-        return repr(self.names[who]) if self.names is not None else str(who)
+        if self.names is not None:
+            return repr(self.names[who])
+        return repr(self.who.name(who)) if isinstance(self.who, Structured) else str(who)
 
     def label(self, who: int, what: int) -> str:
         """Set and direction."""
@@ -330,24 +334,26 @@ def _root(slope: Callable[[Tensor], Tensor], start: Tensor, guess: Tensor) -> Te
     return high if bool(-at_high < at_low) else low
 
 
-def _membership(who: Who, f: Tensor) -> Tensor | Cells:
+def _membership(who: Who, f: Tensor) -> Sets:
     return who(f) if callable(who) else who
 
 
-def _num_sets(who: Tensor | Cells) -> int:
+def _num_sets(who: Sets) -> int:
     if isinstance(who, Cells):
         return who.patterns.shape[1]
+    if not isinstance(who, Tensor):
+        return len(who)
     return int(who.max()) + 1 if who.dim() == 1 else who.shape[1]
 
 
-def _test_function(
-    who: Tensor | Cells, index: Tensor, direction: Tensor, what: Tensor | None, scale: Tensor, f: Tensor
-) -> Tensor:
+def _test_function(who: Sets, index: Tensor, direction: Tensor, what: Tensor | None, scale: Tensor, f: Tensor) -> Tensor:
     """g = 1_A v / scale at every example, (n, m)."""
     if isinstance(who, Tensor) and who.dim() == 3:
         return who.index_select(1, index[None])[:, 0].to(f.dtype)
     if isinstance(who, Cells):
         inside = who.patterns.index_select(1, index[None])[who.ids, 0]
+    elif not isinstance(who, Tensor):
+        inside = who.member(index)
     elif who.dim() == 1:
         inside = who == index
     else:

@@ -1,14 +1,13 @@
 """Groups: from columns of labels and numbers to names and memberships (the *who* of every test function)."""
 
-import math
 import warnings
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import combinations
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -24,18 +23,21 @@ from torchgmc._columns import (
     read,
     to_numbers,
 )
+from torchgmc._patterns import fold, pattern_ids, representatives
+from torchgmc._tables import Combo, Cover, Tables, occurring
+from torchgmc._terms import digits, listing_of_terms, names_differ, term_name, terms_of
 
 __all__ = ["Column", "Groups", "check_groups", "pattern_ids"]
 
-_WORD = 62  # memberships packed into one int64
-_TABLE = 2**22  # up to here keys are looked up in a table, beyond by bisection
+_ANY = -2  # in a table of terms: no level asked for; -1 is a row without one
 
 
 class Groups:
     """Named groups of rows, possibly overlapping; see :meth:`from_columns`, and :meth:`transform` for new rows.
 
-    What is stored is one small integer per row and column. The membership table is made when it is first asked for, and
-    :meth:`blocks` serves those who want to count over very many intersections without it.
+    What is stored is one small integer per row and column. The membership table is made when it is first asked for;
+    :meth:`sums`, and with it :func:`torchgmc.violations` and :func:`torchgmc.solve`, count over very many intersections
+    without it.
 
     Attributes:
         columns: how each column is coded.
@@ -60,10 +62,19 @@ class Groups:
                 [1, 0, 0, 1]], dtype=torch.int32)
     """
 
-    def __init__(self, columns: tuple[Column, ...], codes: Tensor, blocks: Sequence[tuple[tuple[int, ...], Codes]]) -> None:
+    def __init__(
+        self,
+        columns: tuple[Column, ...],
+        codes: Tensor,
+        blocks: Sequence[tuple[Combo, Codes]],
+        gaps: Sequence[bool],
+        plan: Cover | None = None,
+    ) -> None:
         self.columns = columns
-        self.codes = codes
+        self.codes = codes  # column by column in memory
         self._blocks = tuple(blocks)  # per combination of columns, the sorted keys of its terms
+        self._gaps = tuple(gaps)  # whether a column may have rows without a level
+        self._plan = plan  # tables to count in, if they have been chosen already
 
     @classmethod
     def from_columns(
@@ -107,28 +118,31 @@ class Groups:
         bins, quantiles = dict(bins or {}), dict(quantiles or {})
         check_options(data, n, intersections, bins, quantiles, min_size, small, missing)
         merge_below = min_size if small == "merge" else 0
-        fitted, codes = [], np.empty((n, len(data)), dtype=np.int32)
+        fitted, codes = [], np.empty((len(data), n), dtype=np.int32)
         for j, (name, values) in enumerate(data.items()):
             array = read(name, values)
             if name in bins or name in quantiles:
                 edges = bins.get(name, quantiles.get(name))
-                column, codes[:, j] = fit_numbers(name, to_numbers(name, array), edges, merge_below, missing)
+                column, codes[j] = fit_numbers(name, to_numbers(name, array), edges, merge_below, missing)
             else:
-                column, codes[:, j] = fit_labels(name, array, merge_below, missing)
+                column, codes[j] = fit_labels(name, array, merge_below, missing)
             fitted.append(column)
 
-        blocks, kept, refused, sizes = [], [], [], []
-        for order in range(1, intersections + 1):
-            for combo in combinations(range(len(fitted)), order):
-                keys, counts = _occurring(codes, combo, [len(fitted[j].levels) for j in combo])
-                tiny = counts < min_size
-                refused += [_term_name(fitted, term) for term in _terms(fitted, combo, keys[tiny])]
-                sizes += counts[tiny].tolist()
-                kept += counts[~tiny].tolist()
-                if not tiny.all():
-                    blocks.append((combo, keys[~tiny]))
+        orders = range(0 if overall else 1, intersections + 1)
+        combos = [combo for order in orders for combo in combinations(range(len(fitted)), order)]
+        plan, found = occurring(torch.from_numpy(codes), [len(column.levels) for column in fitted], combos)
+        blocks, kept, refused = [], [], []
+        for combo in combos:
+            keys, counts = found[combo]
+            tiny = counts < (min_size if combo else 0)
+            if tiny.any():
+                refused.append((combo, keys[tiny], counts[tiny]))
+                keys, counts = keys[~tiny], counts[~tiny]
+            if len(keys):
+                blocks.append((combo, keys))
+                kept.append(counts)
         if refused:
-            listed = listing([f"{name} ({size})" for name, size in zip(refused, sizes, strict=True)])
+            listed = listing_of_terms(fitted, refused)
             if small == "error":
                 raise ValueError(
                     f"groups with fewer than `min_size` = {min_size} rows: {listed}. Pass `small='drop'` to leave "
@@ -136,15 +150,14 @@ class Groups:
                     "`intersections`."
                 )
             warnings.warn(f"left out groups with fewer than {min_size} rows: {listed}.", stacklevel=2)
-        if overall:
-            blocks.insert(0, ((), np.zeros(1, dtype=np.int64)))
         if not blocks:
             raise ValueError(f"no group has `min_size` = {min_size} of the {n} rows; lower `min_size`.")
-        groups = cls(tuple(fitted), torch.from_numpy(codes), blocks)
-        groups.__dict__["sizes"] = torch.tensor([n] * overall + kept)  # counted already
-        if len(set(groups.names)) < len(groups):
-            double = sorted({name for name in groups.names if groups.names.count(name) > 1})
-            raise ValueError(f"several groups would share a name: {listing(double)}; rename columns or labels.")
+        groups = cls(tuple(fitted), torch.from_numpy(codes).T, blocks, [False] * len(fitted), plan)
+        groups.__dict__["sizes"] = torch.from_numpy(np.concatenate(kept))  # counted already
+        if not names_differ(fitted):
+            double = sorted(name for name, count in Counter(groups.names).items() if count > 1)
+            if double:
+                raise ValueError(f"several groups would share a name: {listing(double)}; rename columns or labels.")
         return groups
 
     def transform(self, columns: Any, unknown: str = "error") -> "Groups":
@@ -169,10 +182,12 @@ class Groups:
         if absent:
             raise ValueError(f"`columns` lacks {listing(absent)}; it has {listing(list(data)) or 'none'}.")
         data = {column.name: data[column.name] for column in self.columns}
-        codes = np.empty((num_rows(data), len(data)), dtype=np.int32)
+        codes = np.empty((len(data), num_rows(data)), dtype=np.int32)
         for j, column in enumerate(self.columns):
-            codes[:, j] = column.encode(data[column.name], unknown)
-        return Groups(self.columns, torch.from_numpy(codes).to(self.codes.device), self._blocks)
+            codes[j] = column.encode(data[column.name], unknown)
+        gaps = tuple(bool((row < 0).any()) for row in codes)
+        plan = self._plan if gaps == self._gaps else None
+        return Groups(self.columns, torch.from_numpy(codes).to(self.device).T, self._blocks, gaps, plan)
 
     def to(self, device: torch.device | str) -> "Groups":
         """The same groups with their tensors on ``device``.
@@ -181,23 +196,33 @@ class Groups:
             >>> Groups.from_columns({"sex": ["f", "m"]}).to("cpu").codes.device
             device(type='cpu')
         """
-        return Groups(self.columns, self.codes.to(device), self._blocks)
+        return Groups(self.columns, self.codes.to(device), self._blocks, self._gaps, self._plan)
 
     @cached_property
     def terms(self) -> tuple[tuple[tuple[int, int], ...], ...]:
         """For each group its (column index, level index) pairs."""
-        return tuple(term for combo, keys in self._blocks for term in _terms(self.columns, combo, keys))
+        return tuple(term for combo, keys in self._blocks for term in terms_of(self.columns, combo, keys))
 
     @cached_property
     def names(self) -> tuple[str, ...]:
         """For each group its name."""
-        return tuple(_term_name(self.columns, term) for term in self.terms)
+        return tuple(term_name(self.columns, term) for term in self.terms)
+
+    def name(self, index: int) -> str:
+        """Name of one group, without making those of all.
+
+        Example:
+            >>> Groups.from_columns({"sex": ["f", "m", "f"]}).name(1)
+            'sex=m'
+        """
+        combo, keys, place = self._find(index)
+        return term_name(self.columns, terms_of(self.columns, combo, keys[place : place + 1])[0])
 
     @cached_property
     def sizes(self) -> Tensor:
         """Rows in each group, int64 of shape ``(a,)``; counted without the membership table."""
-        counts = [torch.bincount(ids + 1, minlength=1 + stop - start)[1:] for start, stop, ids in self.blocks()]
-        return torch.cat(counts)
+        ones = torch.ones(self.num_rows, 1, dtype=torch.float64, device=self.device)
+        return self.sums(ones)[:, 0].round().long()
 
     @cached_property
     def membership(self) -> Tensor:
@@ -208,6 +233,11 @@ class Groups:
     def num_rows(self) -> int:
         """Number of rows n."""
         return self.codes.shape[0]
+
+    @property
+    def device(self) -> torch.device:
+        """Where the codes are."""
+        return self.codes.device
 
     def __len__(self) -> int:
         return sum(len(keys) for _, keys in self._blocks)
@@ -221,6 +251,49 @@ class Groups:
         if len(self) > shown:
             lines.append(f"  ... and {len(self) - shown} more")
         return "\n".join(lines)
+
+    def sums(self, values: Tensor) -> Tensor:
+        r"""Sum of the values over the rows of each group, :math:`\sum_i 1\{x_i \in A_a\} v_{ik}`, by counting.
+
+        Rows are added up in joint tables over several columns; the groups are read from their margins. Time is a few dozen
+        passes over the rows whatever the number of groups, memory O(a u) besides the values. Sums are accumulated
+        in float64; on a GPU they are not bitwise reproducible.
+
+        Args:
+            values: shape ``(n, u)``, floating point, on the device of the groups.
+
+        Returns:
+            Shape ``(a, u)``, dtype of ``values``. A group without rows has 0.
+
+        Example:
+            >>> groups = Groups.from_columns({"sex": ["f", "m", "f"], "site": [3, 3, 7]}, intersections=2)
+            >>> groups.sums(torch.tensor([[1.0], [2.0], [4.0]])).T
+            tensor([[5., 2., 3., 4., 1., 4., 2.]])
+        """
+        if values.dim() != 2 or values.shape[0] != self.num_rows:
+            raise ValueError(
+                f"`values` must have shape ({self.num_rows}, u), one row per row of the groups, got {tuple(values.shape)}."
+            )
+        wide = values.T.to(torch.float64 if self.device.type != "mps" else torch.float32).contiguous()  # (u, n)
+        return self._tables.sums(wide).T.to(values.dtype).contiguous()
+
+    def member(self, index: int | Tensor) -> Tensor:
+        """Whether each row is in one group, bool of shape ``(n,)``, from the codes.
+
+        Args:
+            index: of the group; a 0-d integer tensor on the device of the groups is not read back to the host.
+
+        Example:
+            >>> Groups.from_columns({"sex": ["f", "m", "f"]}).member(0)
+            tensor([ True, False,  True])
+        """
+        if not isinstance(index, Tensor):
+            self._find(index)  # raises if there is none
+            index = torch.tensor(index, device=self.device)
+        columns, levels = (table.index_select(0, index[None])[0] for table in self._term_table)
+        if not len(columns):  # everybody is the only group
+            return torch.ones(self.num_rows, dtype=torch.bool, device=self.device)
+        return ((self.codes.T.index_select(0, columns) == levels[:, None]) | (levels == _ANY)[:, None]).all(0)
 
     def blocks(self) -> Iterator[tuple[int, int, Tensor]]:
         """Groups by combination of columns: inside one combination no two groups share a row.
@@ -253,25 +326,43 @@ class Groups:
                     [ True, False]]))
         """
         keys = [self.codes[:, j].long() + 1 for j in range(len(self.columns))]
-        ids, count = _fold(keys, [len(column.levels) + 1 for column in self.columns])
-        merged, patterns = pattern_ids(self._member(self.codes[_representatives(ids, count)]))
+        ids, count = fold(keys, [len(column.levels) + 1 for column in self.columns])
+        merged, patterns = pattern_ids(self._member(self.codes[representatives(ids, count)]))
         return merged[ids], patterns
 
     def _ids(self, codes: Tensor) -> Iterator[tuple[int, int, Tensor]]:
-        levels = codes.T.long().contiguous()  # (num_columns, n)
-        known = levels >= 0
-        complete = bool(known.all())
         start = 0
         for combo, keys in self._blocks:
-            radices = [len(self.columns[j].levels) for j in combo]
-            rows = codes.new_zeros(codes.shape[0], dtype=torch.int64)
-            for j, radix in zip(combo, radices, strict=True):
-                rows = torch.add(levels[j], rows, alpha=radix)
-            if not complete:  # a negative key would read another group's entry
-                rows = rows.where(known[list(combo)].all(0), -1)
-            ids = _lookup(torch.from_numpy(keys).to(codes.device), rows, math.prod(radices))
-            yield start, start + len(keys), ids
+            yield start, start + len(keys), self._tables.ids(codes.T, combo, keys)
             start += len(keys)
+
+    @cached_property
+    def _tables(self) -> Tables:
+        levels = [len(column.levels) for column in self.columns]
+        return Tables(self.codes.T, levels, self._gaps, self._blocks, self._plan)
+
+    @cached_property
+    def _term_table(self) -> tuple[Tensor, Tensor]:
+        """Columns and levels of each group, each of shape ``(a, longest term)``, on the device."""
+        width = max(len(combo) for combo, _ in self._blocks)
+        columns = np.zeros((len(self), width), dtype=np.int32)
+        levels = np.full((len(self), width), _ANY, dtype=np.int32)
+        start = 0
+        for combo, keys in self._blocks:
+            part = slice(start, start + len(keys))
+            columns[part, : len(combo)] = combo
+            levels[part, : len(combo)] = digits(self.columns, combo, keys)
+            start += len(keys)
+        return torch.from_numpy(columns).to(self.device), torch.from_numpy(levels).to(self.device)
+
+    def _find(self, index: int) -> tuple[Combo, Codes, int]:
+        """The combination a group belongs to, the keys of that combination and its place among them."""
+        place = index
+        for combo, keys in self._blocks:
+            if 0 <= place < len(keys):
+                return combo, keys, place
+            place -= len(keys)
+        raise IndexError(f"`index` must be a group from 0 to {len(self) - 1}, got {index}.")
 
     def _member(self, codes: Tensor) -> Tensor:
         table = torch.zeros(codes.shape[0], len(self), dtype=torch.bool, device=codes.device)
@@ -328,96 +419,6 @@ def check_groups(groups: Any, n: int, names: Sequence[str] | None = None) -> Ten
             f"{row}, column {column}; {advice}"
         )
     return table.bool()
-
-
-def pattern_ids(membership: Tensor) -> tuple[Tensor, Tensor]:
-    """Cells of equal membership: which cell each row is in, and the membership of each cell.
-
-    Rows are packed 62 groups to an integer and sorted, so that 1e6 rows of 50 groups take a fraction of a second.
-
-    Args:
-        membership: bool, shape ``(n, a)``.
-
-    Returns:
-        ids: int64, shape ``(n,)``.
-        patterns: bool, shape ``(c, a)``, distinct and in lexicographic order; ``patterns[ids]`` is ``membership``.
-
-    Example:
-        >>> pattern_ids(torch.tensor([[True, False], [False, True], [True, False]]))
-        (tensor([1, 0, 1]), tensor([[False,  True],
-                [ True, False]]))
-    """
-    n, a = membership.shape
-    words = []
-    for begin in range(0, a, _WORD):
-        part = membership[:, begin : begin + _WORD]
-        word = torch.zeros(n, dtype=torch.int64, device=membership.device)
-        for j in range(part.shape[1]):
-            word.add_(part[:, j], alpha=1 << (part.shape[1] - 1 - j))
-        words.append(word)
-    ids, count = _fold(words, [1 << min(_WORD, a - begin) for begin in range(0, a, _WORD)], n, membership.device)
-    return ids, membership[_representatives(ids, count)]
-
-
-def _fold(
-    keys: list[Tensor], radices: list[int], n: int | None = None, device: torch.device | None = None
-) -> tuple[Tensor, int]:
-    """Number the distinct rows of `keys` in lexicographic order; compresses before a product leaves int64."""
-    ids = torch.zeros(keys[0].shape[0] if n is None else n, dtype=torch.int64, device=device or keys[0].device)
-    size = 1
-    for key, radix in zip(keys, radices, strict=True):
-        if size * radix > 2**_WORD:
-            ids, size = _compress(ids)
-        if size * radix > 2**_WORD:
-            key, radix = _compress(key)
-        ids, size = ids * radix + key, size * radix
-    return _compress(ids)
-
-
-def _compress(ids: Tensor) -> tuple[Tensor, int]:
-    values, inverse = torch.unique(ids, return_inverse=True)
-    return inverse, max(len(values), 0)
-
-
-def _representatives(ids: Tensor, count: int) -> Tensor:
-    """One row of each cell, shape ``(count,)``."""
-    return ids.new_zeros(count).scatter_(0, ids, torch.arange(len(ids), device=ids.device))
-
-
-def _lookup(keys: Tensor, rows: Tensor, size: int) -> Tensor:
-    """Position of each of `rows` in the sorted `keys`, both below `size`; -1 if it is not there or is -1."""
-    position = torch.arange(len(keys), device=keys.device)
-    if size <= _TABLE:  # one entry more, which the row -1 finds
-        return position.new_full((size + 1,), -1).scatter_(0, keys, position)[rows]
-    found = torch.searchsorted(keys, rows).clamp(max=len(keys) - 1)
-    return torch.where(keys[found] == rows, found, -1)
-
-
-def _occurring(codes: npt.NDArray[np.int32], combo: tuple[int, ...], radices: list[int]) -> tuple[Codes, Codes]:
-    """Keys of the level combinations that occur and their counts; of a single column, of all its levels."""
-    size = math.prod(radices)
-    if size >= 2**_WORD:
-        raise ValueError(f"`intersections` of {len(combo)} columns with {radices} levels are too many; merge levels first.")
-    keys = np.zeros(len(codes), dtype=np.int64)
-    for j, radix in zip(combo, radices, strict=True):
-        keys = keys * radix + codes[:, j]
-    if len(combo) > 1 and size > _TABLE:
-        found, counts = np.unique(keys, return_counts=True)
-        return found, counts.astype(np.int64)
-    counts = np.bincount(keys, minlength=size)
-    found = np.arange(size) if len(combo) == 1 else counts.nonzero()[0]
-    return found.astype(np.int64), counts[found].astype(np.int64)
-
-
-def _terms(columns: Sequence[Column], combo: tuple[int, ...], keys: Codes) -> list[tuple[tuple[int, int], ...]]:
-    if not combo:
-        return [()] * len(keys)
-    levels = np.unravel_index(keys, [len(columns[j].levels) for j in combo])
-    return [tuple(zip(combo, row, strict=True)) for row in np.stack(levels, axis=1).tolist()]
-
-
-def _term_name(columns: Sequence[Column], term: tuple[tuple[int, int], ...]) -> str:
-    return " & ".join(columns[j].levels[level] for j, level in term) or "all"
 
 
 def _name_mismatch(got: tuple[str, ...], expected: tuple[str, ...]) -> str:

@@ -1,6 +1,6 @@
 """The search kernel: the violation of every test function g = 1_A v in G at once."""
 
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -21,8 +21,39 @@ class Cells(NamedTuple):
     patterns: Tensor
 
 
+@runtime_checkable
+class Structured(Protocol):
+    """Sets that are known by a rule, such as :class:`torchgmc.Groups`, and add up values without a membership table."""
+
+    @property
+    def num_rows(self) -> int:
+        """Number of examples n."""
+        ...
+
+    @property
+    def device(self) -> torch.device:
+        """Where the rule is evaluated."""
+        ...
+
+    def __len__(self) -> int:
+        """Number of sets a."""
+        ...
+
+    def sums(self, values: Tensor) -> Tensor:
+        """Sum of ``values`` (n, u) over the members of each set, (a, u)."""
+        ...
+
+    def member(self, index: int | Tensor) -> Tensor:
+        """Membership of every example in one set, bool (n,)."""
+        ...
+
+    def name(self, index: int) -> str:
+        """Name of one set."""
+        ...
+
+
 def violations(
-    who: Tensor | Cells,
+    who: Tensor | Cells | Structured,
     s: Tensor,
     what: Tensor | None = None,
     weight: Tensor | None = None,
@@ -42,6 +73,7 @@ def violations(
             - int64 ids, shape ``(n,)``, when the sets partition the examples (pass ``num_sets`` to avoid reading
               the largest id back from the device);
             - :class:`Cells`, when many examples share one membership pattern;
+            - :class:`torchgmc.Groups`: all intersections of many columns by counting, without a membership table;
             - general test functions :math:`g_j(f(x_i), x_i)`, floating point, shape ``(n, a, l)``: the dense fallback,
               evaluated in chunks. ``what`` must then be omitted and the result has shape ``(a, 1)``.
         s: values of the mapping, shape ``(n, l)``, or ``(n,)`` for l = 1.
@@ -75,7 +107,10 @@ def violations(
 
 
 def masses(
-    who: Tensor | Cells, weight: Tensor | None = None, num_sets: int | None = None, dtype: torch.dtype = torch.float64
+    who: Tensor | Cells | Structured,
+    weight: Tensor | None = None,
+    num_sets: int | None = None,
+    dtype: torch.dtype = torch.float64,
 ) -> Tensor:
     r"""Share of each set, :math:`P(A) = \sum_i w_i 1\{x_i \in A\} / \sum_i w_i`.
 
@@ -92,20 +127,22 @@ def masses(
         >>> masses(torch.tensor([[True, False], [True, True]]))
         tensor([1.0000, 0.5000], dtype=torch.float64)
     """
-    first = who.ids if isinstance(who, Cells) else who
     if weight is None:
-        weight = torch.ones(first.shape[0], dtype=dtype, device=first.device)
+        n, device = _rows(who)
+        weight = torch.ones(n, dtype=dtype, device=device)
     flat = weight.dim() == 1
     table = sums(who, weight[:, None] if flat else weight, num_sets)  # (a, u)
     share = table / weight.sum(0).clamp_min(torch.finfo(weight.dtype).tiny)
     return share[:, 0] if flat else share
 
 
-def sums(who: Tensor | Cells, values: Tensor, num_sets: int | None = None) -> Tensor:
+def sums(who: Tensor | Cells | Structured, values: Tensor, num_sets: int | None = None) -> Tensor:
     """Sum of ``values`` (n, u) over the members of each set: (a, u)."""
     if isinstance(who, Cells):
         by_cell = values.new_zeros(who.patterns.shape[0], values.shape[1]).index_add_(0, who.ids, values)
         return who.patterns.to(values.dtype).T @ by_cell
+    if not isinstance(who, Tensor):
+        return who.sums(values)
     if who.dim() == 1:
         if num_sets is None:
             num_sets = int(who.max()) + 1 if who.numel() else 0
@@ -140,28 +177,34 @@ def _check_mapping(s: Tensor) -> Tensor:
     return s
 
 
-def _check_rows(who: Tensor | Cells, s: Tensor) -> None:
+def _rows(who: Tensor | Cells | Structured) -> tuple[int, torch.device]:
+    """Number of examples, and their device."""
     if isinstance(who, Cells):
-        first = who.ids
+        return who.ids.shape[0], who.ids.device
+    return (who.shape[0] if isinstance(who, Tensor) else who.num_rows), who.device
+
+
+def _check_rows(who: Tensor | Cells | Structured, s: Tensor) -> None:
+    if isinstance(who, Cells):
         if who.ids.dim() != 1 or who.patterns.dim() != 2:
             raise ValueError(
                 f"`who` as Cells needs ids of shape (n,) and patterns of shape (c, a), got {tuple(who.ids.shape)} and "
                 f"{tuple(who.patterns.shape)}."
             )
     elif isinstance(who, Tensor):
-        first = who
         if who.dim() == 1 and (who.is_floating_point() or who.dtype == torch.bool):
             raise TypeError(
                 f"`who` of shape (n,) must hold integer cell ids, got {who.dtype}; one set is a column: who[:, None]."
             )
         if who.dim() not in (1, 2, 3):
             raise ValueError(f"`who` must have shape (n, a), (n,) or (n, a, l), got {tuple(who.shape)}.")
-    else:
-        raise TypeError(f"`who` must be a tensor or Cells, got {type(who).__name__}.")
-    if first.shape[0] != s.shape[0]:
-        raise ValueError(f"`who` has {first.shape[0]} rows but `s` has {s.shape[0]}; both need one row per example.")
-    if first.device != s.device:
-        raise ValueError(f"`who` is on {first.device} but `s` is on {s.device}; move them to one device.")
+    elif not isinstance(who, Structured):
+        raise TypeError(f"`who` must be a tensor, Cells or Groups, got {type(who).__name__}.")
+    n, device = _rows(who)
+    if n != s.shape[0]:
+        raise ValueError(f"`who` has {n} rows but `s` has {s.shape[0]}; both need one row per example.")
+    if device != s.device:
+        raise ValueError(f"`who` is on {device} but `s` is on {s.device}; move them to one device.")
 
 
 def _check_weight(weight: Tensor | None, s: Tensor) -> Tensor:
