@@ -20,4 +20,5 @@ def median_seconds(work: Callable[[], object], repeat: int = 5) -> float:
 
 def header() -> str:
     """Versions and machine, for the first line of a result."""
-    return f"torch {torch.__version__}, {torch.get_num_threads()} threads, Python {platform.python_version()}, {platform.machine()}"
+    threads = torch.get_num_threads()
+    return f"torch {torch.__version__}, {threads} threads, Python {platform.python_version()}, {platform.machine()}"

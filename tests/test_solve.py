@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 import torchgmc as gmc
 from torchgmc.mappings import Centered, MissRate, Pinball, Residual
 from torchgmc.search import Cells
+from torchgmc.solver import fingerprint
 
 
 def problem(n=60, a=3, l=2, seed=0):
@@ -223,3 +224,12 @@ def test_errors(change, error, message):
     arguments = {"f0": f0, "mapping": Residual(y), "who": who, "alpha": 0.01} | change
     with pytest.raises(error, match=message):
         gmc.solve(**arguments)
+
+
+def test_fingerprints_tell_states_apart():
+    """All states of four levels in -3..3, and no two alike (linear weights fail this: 1, -2, 1)."""
+    grid = torch.cartesian_prod(*[torch.arange(-3, 4)] * 4)
+    prints = {int(fingerprint(state, torch.tensor(0.01))) for state in grid}
+    assert len(prints) == 7**4
+    near = torch.tensor([0.1, 0.7]).double()
+    assert fingerprint(near, torch.tensor(0.05)) == fingerprint(near - 0.05 + 0.05, torch.tensor(0.05))

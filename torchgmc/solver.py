@@ -241,10 +241,15 @@ class _Search:
 
 
 def fingerprint(state: Tensor, quantum: Tensor) -> Tensor:
-    """An integer that two equal f share: f in millionths of the step, times fixed odd weights, modulo 2^64."""
+    """A 64-bit integer that two equal f share and, but for a chance of 2^-64, no others: a sum with random weights.
+
+    f is taken in millionths of the step, so that rounding does not tell two visits apart.
+    """
     levels = torch.round(state.flatten() / quantum * 1e6).to(torch.int64)
-    place = torch.arange(levels.numel(), device=levels.device)
-    return (levels * (place * 0x5851F42D4C957F2D + 0x14057B7EF767814F)).sum()
+    weight = torch.arange(1, levels.numel() + 1, device=levels.device) * -7046029254386353131
+    weight = (weight ^ (weight >> 30)) * -4658895280553007687  # the finaliser of splitmix64: weights without a pattern
+    weight = (weight ^ (weight >> 27)) * -7723592293110705685
+    return (levels * (weight ^ (weight >> 31))).sum()
 
 
 def _worst_tensor(table: Tensor) -> Tensor:
