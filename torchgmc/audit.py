@@ -201,6 +201,7 @@ def summarize(
     sign: float = 1.0,
     cost: dict[str, float] | None = None,
     name: str = "",
+    half: Tensor | None = None,
 ) -> Audit:
     """Estimates, simultaneous intervals and verdicts for every g from the moments.
 
@@ -212,9 +213,10 @@ def summarize(
         bounds: range of s.
         num_examples, excluded, cost, name: copied to the audit.
         sign: sign that turns s into risk - target.
+        half: half-widths ``(a, u)`` of the intervals, if others than those of the moments.
     """
     checks.fraction("delta", delta)
-    half = moments.half_widths(conditional, bounds[1] - bounds[0], delta).flatten()
+    half = (moments.half_widths(conditional, bounds[1] - bounds[0], delta) if half is None else half).flatten()
     estimate = sign * moments.estimates(conditional).flatten()
     own = sign * moments.estimates(True) + target
     order = estimate.abs().nan_to_num(-1.0).argsort(descending=True, stable=True)
