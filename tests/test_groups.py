@@ -132,6 +132,66 @@ def test_frames(frame: Callable[[dict[str, Any]], Any]) -> None:
     ]
 
 
+@pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int64, np.uint64, bool])
+@pytest.mark.parametrize("values", [[3, 1, 3, 0], [0], [1, 0]])
+def test_integers_in_a_narrow_range(values: list[int], dtype: Any) -> None:
+    column = np.array(values, dtype=dtype)
+    groups = Groups.from_columns({"x": column})
+    assert groups.names == tuple(f"x={label}" for label in sorted(set(column.tolist())))
+    assert groups.membership.tolist() == [[v == label for label in sorted(set(column.tolist()))] for v in column.tolist()]
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        np.array([-(2**63), 2**63 - 1, 0]),
+        np.array([2**63 - 1, 2**63 - 2]),
+        np.array([-(2**63), -(2**63) + 1]),
+        np.array([2**64 - 1, 0], dtype=np.uint64),
+        np.array([2**64 - 1, 2**64 - 2], dtype=np.uint64),
+        np.array([-128, 127], dtype=np.int8),
+        np.array([-5, -7, -5]),
+    ],
+)
+def test_integers_at_the_ends_of_their_type(column: Any) -> None:
+    labels = sorted(set(column.tolist()))
+    groups = Groups.from_columns({"x": column})
+    assert groups.names == tuple(f"x={label}" for label in labels)
+    assert groups.codes[:, 0].tolist() == [labels.index(value) for value in column.tolist()]
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {"a": ["1 & b=2", "3"], "b": ["2", "2"]},  # fine: nothing clashes
+        {"a": ["x &", "x"], "b": ["y", "z"]},
+    ],
+)
+def test_an_ampersand_in_a_label_is_no_error_by_itself(columns: dict[str, list[str]]) -> None:
+    groups = Groups.from_columns(columns, intersections=1)
+    assert len(set(groups.names)) == len(groups)
+
+
+def test_an_ampersand_that_makes_two_names_equal() -> None:
+    columns = {"a": ["1", "1 & b=2"], "b": ["2", "3"], "c": ["x", "x"]}
+    with pytest.raises(ValueError, match="several groups would share a name: a=1 & b=2"):
+        Groups.from_columns(columns, intersections=2)
+
+
+def test_too_many_levels_to_number() -> None:
+    columns = {f"c{j}": np.arange(2000) for j in range(6)}
+    with pytest.raises(ValueError, match="`intersections` of 6 columns with .* levels are too many; merge levels first"):
+        Groups.from_columns(columns, intersections=6)
+
+
+def test_many_small_groups_are_listed_in_part() -> None:
+    columns = {"x": list(range(30)), "y": [0] * 30}
+    with pytest.warns(UserWarning, match=r"x=0 \(1\), .*x=11 \(1\) and 48 more\.$"):
+        groups = Groups.from_columns(columns, intersections=2, min_size=2, small="drop")
+    assert groups.names == ("y=0",)
+    assert groups.sums(torch.ones(30, 1)).tolist() == [[30.0]]
+
+
 def test_edges_and_their_names() -> None:
     groups = Groups.from_columns({"x": [0, 1, 2]}, bins={"x": [0.25, 1.5]})
     assert groups.names == ("x<0.25", "0.25<=x<1.5", "x>=1.5")

@@ -158,7 +158,7 @@ def _would_turn_to_float(values: Any) -> bool:
 def factorize(name: str, array: npt.NDArray[Any]) -> tuple[list[Any], Codes]:
     """Distinct labels, with every missing value as None, and for each row the index of its label."""
     if array.dtype.kind in "biuf":
-        values, inverse = np.unique(array, return_inverse=True)
+        values, inverse = _distinct(array)
         labels = values.tolist()
     else:
         index: dict[Any, int] = {}
@@ -174,6 +174,18 @@ def factorize(name: str, array: npt.NDArray[Any]) -> tuple[list[Any], Codes]:
     kept: dict[Any, int] = {}
     table = [kept.setdefault(None if _is_missing(label) else label, len(kept)) for label in labels]
     return list(kept), np.array(table, dtype=np.int64)[inverse]
+
+
+def _distinct(array: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], Codes]:
+    """``np.unique`` with the inverse; integers of a narrow range are counted, which is many times faster than sorting."""
+    if array.dtype.kind in "biu" and len(array):
+        low, high = int(array.min()), int(array.max())
+        if high - low < max(1024, len(array)) and low > -(2**62) and high < 2**62:
+            place = array.astype(np.int64) - low
+            seen = np.bincount(place, minlength=high - low + 1) > 0
+            return (seen.nonzero()[0] + low).astype(array.dtype), (np.cumsum(seen) - 1)[place]
+    values, inverse = np.unique(array, return_inverse=True)
+    return values, inverse.astype(np.int64)
 
 
 def _unhashable(array: npt.NDArray[Any]) -> str:

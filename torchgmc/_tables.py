@@ -184,14 +184,18 @@ def _joint(codes: Tensor, columns: Combo, sizes: list[int], values: Tensor) -> T
     """Sum of the values in each cell of the joint table, ``(u, cells)``, one pass over the rows."""
     (u, n), cells = values.shape, math.prod(sizes)
     table = values.new_zeros(u * cells)
-    offset = torch.arange(u, dtype=torch.int32 if u * cells < 2**31 else torch.int64, device=values.device)[:, None] * cells
-    rows = max(1024, ROWS // max(u, 1)) if values.device.type == "cpu" else max(n, 1)
+    index = torch.int32 if u * cells < 2**31 else torch.int64
+    offset = torch.arange(u, dtype=index, device=values.device)[:, None] * cells
+    rows = max(1024, ROWS // u) if values.device.type == "cpu" else max(n, 1)
+    digits = [codes[j] for j in columns] or [codes.new_zeros(n)]
     for start in range(0, n, rows):
         part = slice(start, start + rows)
-        key = torch.zeros_like(codes[0, part]) if not columns else codes[columns[0], part]
-        for j, size in zip(columns[1:], sizes[1:], strict=True):
-            key = torch.add(codes[j, part], key, alpha=size)
-        table.index_add_(0, (key + offset).flatten(), values[:, part].flatten())
+        key = digits[0][part]
+        for digit, size in zip(digits[1:], sizes[1:], strict=True):
+            key = torch.add(digit[part], key, alpha=size)
+        if u > 1:
+            key = (key + offset).flatten()
+        table.index_add_(0, key, values[:, part].flatten())
     return table.view(u, cells)
 
 

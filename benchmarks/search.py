@@ -1,0 +1,145 @@
+"""One search over very many intersection groups: time, peak memory, and how both grow.
+
+    python -m benchmarks.search            # a few minutes; 100,000 groups at n = 1,000,000
+    python -m benchmarks.search --small    # seconds
+
+Each line is measured in a process of its own (with ``--small`` all share one), so that its peak memory is its own. Times are
+the best of three. *search* is one call of ``gmc.violations(groups, s)``; *first* is the first call, which also lays out the
+tables; *build* is ``Groups.from_columns``. *pass* is the least any search must do: read every code and every s once and add each
+s to some cell (numpy, one thread), and *ratio* is search / pass. *peak* is the memory of the whole process, torch and the
+data in it; *extra* is what the first search added. *dense* is the plain product of a membership table with s, where that fits.
+"""
+
+import argparse
+import json
+import os
+import platform
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+import torchgmc as gmc
+
+#: Bytes the membership table and its floating-point copy may take for the dense product to be tried.
+DENSE_BYTES = 2**31
+HEADER = (
+    f"{'n':>9} {'columns':>8} {'groups':>9} {'u':>2} | {'search':>8} {'first':>8} {'build':>8} {'pass':>8} {'ratio':>6} "
+    f"{'peak':>8} {'extra':>8} | {'dense':>8} {'peak':>8}"
+)
+
+
+def peak() -> float:
+    """Largest resident memory of this process so far, in GB."""
+    unit = 1 if platform.system() == "Darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e9
+
+
+def best(work: Callable[[], Any], repeats: int = 3) -> float:
+    """Shortest time in seconds."""
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - start)
+    return min(times)
+
+
+def one_pass(codes: torch.Tensor, s: torch.Tensor) -> list[Any]:
+    """Read every code and every s once, and add each s to a cell."""
+    key = codes.T.numpy().sum(0, dtype=np.int32)
+    return [np.bincount(key, column) for column in s.T.numpy()]
+
+
+def measure(n: int, columns: int, levels: int, u: int, dense: bool) -> dict[str, float]:
+    """One line, in this process."""
+    rng = np.random.default_rng(0)
+    data = {f"c{j}": rng.integers(0, levels, n) for j in range(columns)}
+    start = time.perf_counter()
+    groups = gmc.Groups.from_columns(data, intersections=min(3, columns))
+    made = time.perf_counter() - start
+    del data
+    s = torch.from_numpy(rng.normal(size=(n, u)))
+    if dense:
+        member = groups.membership
+        return {"dense": best(lambda: gmc.violations(member, s), 1), "peak": peak()}
+    before = peak()
+    start = time.perf_counter()
+    table = gmc.violations(groups, s)
+    first = time.perf_counter() - start
+    extra = peak() - before
+    for index in np.linspace(0, len(groups) - 1, 20).astype(int).tolist():  # agreement before time
+        torch.testing.assert_close(table[index], s[groups.member(index)].sum(0) / n)
+    search = best(lambda: gmc.violations(groups, s))
+    least = best(lambda: one_pass(groups.codes, s))
+    return {
+        "groups": len(groups),
+        "made": made,
+        "first": first,
+        "search": search,
+        "pass": least,
+        "extra": extra,
+        "peak": peak(),
+    }
+
+
+def line(n: int, columns: int, levels: int, u: int = 1, apart: bool = True) -> None:
+    """One line, in processes of its own if ``apart``."""
+
+    def run(dense: bool) -> dict[str, float]:
+        if not apart:
+            return measure(n, columns, levels, u, dense)
+        case = json.dumps({"n": n, "columns": columns, "levels": levels, "u": u, "dense": dense})
+        command = [sys.executable, "-m", "benchmarks.search", "--case", case]
+        return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)  # type: ignore[no-any-return]
+
+    got = run(False)
+    plain = f"{'no room':>8} {'':>8}"
+    if n * got["groups"] * 9 <= DENSE_BYTES:  # bool and float64
+        other = run(True)
+        plain = f"{other['dense']:7.3f}s {other['peak']:6.2f}GB"
+    print(
+        f"{n:9,d} {f'{columns}x{levels}':>8} {got['groups']:9,d} {u:2d} | {got['search']:7.3f}s {got['first']:7.3f}s "
+        f"{got['made']:7.3f}s {got['pass']:7.4f}s {got['search'] / got['pass']:5.0f}x {got['peak']:6.2f}GB "
+        f"{got['extra']:6.2f}GB | {plain}",
+        flush=True,
+    )
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--small", action="store_true", help="a quick run")
+    parser.add_argument("--case", help=argparse.SUPPRESS)  # one line, as JSON, in this process
+    options = parser.parse_args(arguments)
+    if options.case:
+        print(json.dumps(measure(**json.loads(options.case))))
+        return
+    cores = os.cpu_count()
+    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, {cores} cores, load {os.getloadavg()[0]:.1f}")
+    print("intersections of up to 3 columns (columns x levels); s in float64\n\nthe figure: <= 5 s, <= 4 GB at n = 1,000,000")
+    print(HEADER)
+    if options.small:
+        for n, columns, levels in ((1_000, 8, 5), (20_000, 8, 5), (20_000, 12, 8), (20_000, 3, 4)):
+            line(n, columns, levels, apart=False)
+        return
+    line(1_000_000, 12, 8)
+    line(1_000_000, 12, 8, u=4)
+    line(1_000_000, 3, 47)  # about as many groups from three columns
+    print("\nwith n\n" + HEADER)
+    for n in (10_000, 100_000, 1_000_000):
+        line(n, 12, 8)
+    print("\nwith groups\n" + HEADER)
+    for columns, levels in ((3, 4), (5, 4), (8, 5), (12, 8), (16, 10)):
+        line(1_000_000, columns, levels)
+    print("\ndense product\n" + HEADER)
+    for n, columns, levels in ((100_000, 5, 4), (10_000, 8, 5), (2_000, 12, 8)):
+        line(n, columns, levels)
+
+
+if __name__ == "__main__":
+    main()
