@@ -82,7 +82,7 @@ def together() -> Iterator[None]:
         yield
     except PeerError:  # the others know
         raise
-    except BaseException as error:
+    except Exception as error:
         with contextlib.suppress(PeerError):
             _exchange("failure", f"{type(error).__name__}: {error}".encode()[:_LONGEST_MESSAGE])
         raise

@@ -6,7 +6,7 @@ import io
 import json
 import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +37,8 @@ def export(
 
     The file maps the inputs of the example, in their order, to the head's result: mask, probabilities, log-probabilities or
     nodes (for a :class:`~torchgmc.QuantileHead`: scores and thresholds). The number of examples is free; so is the image size,
-    or the length of a text, where the model allows it. Afterwards the file is read back and compared with the eager model on the
-    example and on another number of examples; if they differ, it is removed and an error raised.
+    or the length of a text, where the model allows it. Afterwards the file is read back and compared with the eager model on
+    the example and on another number of examples; if they differ, it is removed and an error raised.
 
     Args:
         model: what :func:`torchgmc.attach` made, with a fitted head.
@@ -68,7 +68,7 @@ def export(
         def write_and_verify(part: Path) -> None:
             write(flat, tensors, part, body)
             for example in (tensors, tuple(torch.cat([t, t[:1]]) for t in tensors)):
-                _compare(flat, example, run(part, example), format)
+                _compare(flat, example, _try(run, part, example, format), format)
 
         write_atomically(target, write_and_verify)
     return target
@@ -213,6 +213,18 @@ def _read_onnx(path: str) -> str:
 
 
 # -- comparison --------------------------------------------------------------------------------------------------------------
+
+
+def _try(run: Callable[[Path, tuple[Tensor, ...]], Any], path: Path, example: tuple[Tensor, ...], format: str) -> Any:
+    try:
+        return run(path, example)
+    except ImportError:
+        raise
+    except Exception as error:  # every runtime has its own
+        raise RuntimeError(
+            f"the {format} file does not run on {len(example[0])} examples; it was removed. Does the model fix the number of "
+            f"examples? {first_line(error)}"
+        ) from error
 
 
 def _compare(flat: Flat, example: tuple[Tensor, ...], found: Any, format: str) -> None:

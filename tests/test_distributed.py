@@ -1,0 +1,127 @@
+"""Two processes (gloo, loopback) against one: the same state, whatever the shards; failures reach everyone."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from distributed_worker import SHARDS, N
+from heads_zoo import NAMES, ZOO
+from torch import Tensor
+
+from torchgmc import distributed, io
+
+HERE = Path(__file__).parent
+
+
+def launch(what: str, folder: Path, world: int = 2, seconds: float = 150) -> list[dict]:
+    """Run the worker on every rank; all have ended when this returns, by themselves or by us."""
+    root = str(HERE.parent)
+    env = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "PYTHONPATH": root}
+    worker = str(HERE / "distributed_worker.py")
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, worker, str(r), str(world), str(folder), what], env=env, stderr=subprocess.PIPE, text=True
+        )
+        for r in range(world)
+    ]
+    stop = time.monotonic() + seconds
+    try:
+        errors = [rank.communicate(timeout=max(1.0, stop - time.monotonic()))[1] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+    for r, (rank, error) in enumerate(zip(ranks, errors, strict=True)):
+        assert rank.returncode == 0 or (what == "killed" and r == 1), error
+    return [torch.load(folder / f"{r}.pt") if (folder / f"{r}.pt").exists() else {} for r in range(world)]
+
+
+@pytest.fixture(scope="module")
+def fits(tmp_path_factory) -> list[dict]:
+    return launch("fits", tmp_path_factory.mktemp("fits"))
+
+
+def close(got: dict[str, Tensor], want: dict[str, Tensor]) -> None:
+    assert got.keys() == want.keys()
+    for key in want:
+        torch.testing.assert_close(got[key], want[key], rtol=0, atol=1e-6, msg=lambda text, key=key: f"{key}: {text}")
+
+
+@pytest.mark.parametrize("shard", [*SHARDS, "observe", "local"])
+@pytest.mark.parametrize("entry", ZOO, ids=NAMES)
+def test_two_processes_end_with_the_state_of_one(entry, shard: str, fits):
+    rows = 60 if shard == "even" else N
+    alone = entry.make().fit(*(t[:rows] for t in entry.data(N, 3).observe), **entry.options).state_dict()
+    assert bool(alone["fitted"])
+    for rank in (0, 1):
+        close(fits[rank][entry.name, shard], alone)
+    for key, value in fits[0][entry.name, shard].items():  # and with the same state as each other, to the bit
+        assert torch.equal(value, fits[1][entry.name, shard][key])
+
+
+def test_bytes_do_not_grow_with_n_where_statistics_are_per_cell(tmp_path):
+    for found in launch("traffic", tmp_path):
+        for entry in ZOO:
+            small, large = found[entry.name]
+            assert small > 0
+            assert (large <= small * 1.01) == entry.per_cell, (entry.name, small, large)
+
+
+def test_a_failing_rank_fails_the_others_with_its_message(tmp_path):
+    first, second = launch("failures", tmp_path)
+    for name in ("bad batch in fit", "own loop"):
+        assert second[name].startswith("ValueError: `scores` must be finite")
+        assert first[name].startswith("PeerError: ") and "rank 1: ValueError: `scores` must be finite" in first[name]
+    for found in (first, second):
+        assert "different points of the program" in found["wrong points"]
+        assert "the heads of the ranks differ" in found["other heads"]
+        assert found["no data anywhere"].startswith("ValueError: no examples observed")
+        assert found["unchanged"]
+        close(found["afterwards"], ZOO[0].make().fit(*ZOO[0].data(N, 3).observe).state_dict())
+
+
+def test_a_killed_rank_fails_the_other_cleanly(tmp_path):
+    survivor, gone = launch("killed", tmp_path)
+    assert "rank 0 lost another process" in survivor["error"] and not survivor["fitted"]
+    assert gone == {}
+
+
+# -- without processes -----------------------------------------------------------------------------------------------------
+
+
+def test_without_a_process_group_nothing_is_exchanged():
+    statistics = ZOO[0].make()
+    statistics.observe(*ZOO[0].data(9, 0).observe)
+    before = distributed.exchanged_bytes()
+    assert distributed.reduce(statistics.statistics) is statistics.statistics
+    assert distributed.total(7) == 7 and not distributed.active() and distributed.exchanged_bytes() == before
+
+
+@pytest.mark.parametrize("entry", ZOO, ids=NAMES)
+def test_statistics_survive_packing(entry):
+    head = entry.make()
+    head.observe(*entry.data(12, 1).observe)
+    tensors: list[Tensor] = []
+    tree = distributed._pack(head.statistics, tensors)
+    layout = [[str(t.dtype).removeprefix("torch."), list(t.shape)] for t in tensors]
+    row = distributed._to_bytes(tensors)
+    assert len(row) == distributed._num_bytes(layout)
+    back = distributed._unpack(tree, distributed._from_bytes(row, layout, torch.device("cpu")))
+    assert type(back) is type(head.statistics)
+    again: list[Tensor] = []
+    assert distributed._pack(back, again) == tree
+    assert all(torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(again, tensors, strict=True))
+
+
+@pytest.mark.parametrize("kind", io._kinds().values(), ids=lambda kind: kind.__name__)
+def test_every_head_pools_its_statistics(kind):
+    assert hasattr(kind.calibrate, "__wrapped__"), "decorate `calibrate` with torchgmc.distributed.pooled"
+
+
+def test_statistics_of_other_types_are_refused():
+    with pytest.raises(TypeError, match="hold a set cannot be exchanged"):
+        distributed._pack({"a": {1, 2}}, [])

@@ -1,0 +1,201 @@
+"""Exported files: eager = TorchScript = torch.export = onnxruntime, for every head and for real models."""
+
+import json
+import logging
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from heads_zoo import NAMES, ZOO, Entry
+from torch import Tensor, nn
+
+import torchgmc as gmc
+from torchgmc import export
+
+#: Runs a TorchScript or torch.export file in a process that refuses to import torchgmc.
+RUNNER = """
+import sys
+class Block:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] == "torchgmc":
+            raise ImportError("torchgmc is not installed here")
+sys.meta_path.insert(0, Block())
+try:
+    import torchgmc
+    sys.exit("torchgmc could be imported")
+except ImportError:
+    pass
+import torch
+folder, results = sys.argv[1], []
+for kind, file, example in torch.load(folder + "/in.pt"):
+    if kind == "onnx":
+        import onnxruntime
+        session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
+        feeds = {i.name: t.numpy() for i, t in zip(session.get_inputs(), example)}
+        result = tuple(torch.from_numpy(r) for r in session.run(None, feeds))
+    else:
+        program = torch.jit.load(file) if kind == "torchscript" else torch.export.load(open(file, "rb")).module()
+        result = program(*example)
+    results.append(result if isinstance(result, tuple) else (result,))
+torch.save(results, folder + "/out.pt")
+"""
+
+
+class Same(nn.Module):
+    """A model that puts out its input: the head alone is under test."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * 1.0
+
+
+def run_elsewhere(jobs: list[tuple[str, str, tuple[Tensor, ...]]], folder: Path) -> list[tuple[Tensor, ...]]:
+    torch.save(jobs, folder / "in.pt")
+    command = [sys.executable, "-I", "-c", RUNNER, str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return torch.load(folder / "out.pt")
+
+
+def as_tuple(value):
+    return value if isinstance(value, tuple) else (value,)
+
+
+def attached(entry: Entry) -> tuple[gmc.CalibratedModel, tuple[Tensor, ...], tuple[Tensor, ...]]:
+    """The head behind a model that does nothing, an example to export with, and others to try."""
+    model = gmc.attach(Same(), entry.fitted())
+    example, other = entry.data(4, 1).inputs, entry.data(9, 2).inputs
+    if model.wants == "groups":  # a quantile head leaves scores alone
+        example, other = (torch.rand(4), *example), (torch.rand(9), *other)
+    return model, example, other
+
+
+@pytest.mark.parametrize("format", export.FORMATS)
+@pytest.mark.parametrize("entry", ZOO, ids=NAMES)
+def test_every_head_in_every_format(entry: Entry, format: str, tmp_path: Path):
+    model, example, other = attached(entry)
+    path = model.export(tmp_path / "model.bin", format=format, example_inputs=example)
+    run = {"torchscript": export.run_torchscript, "torch.export": export._run_export, "onnx": export._run_onnx}[format]
+    for inputs in (example, other, tuple(t[:1] for t in other)):
+        for want, got in zip(as_tuple(model(*inputs)), as_tuple(run(path, inputs)), strict=True):
+            torch.testing.assert_close(got, want)
+    said = export.metadata(path)
+    assert (
+        said["alpha"] == model.head.alpha and said["version"] == gmc.__version__ and said["head"] == type(model.head).__name__
+    )
+    assert said["groups"] == (list(model.head.groups) if model.head.grouped else None) and said["format"] == format
+    assert said["target"] == model.head.config().get("target")
+    assert [p.name for p in tmp_path.iterdir()] == ["model.bin"]
+
+
+def test_files_run_without_torchgmc(tmp_path: Path):
+    """Every head's TorchScript file, and one of each other format, in one process that cannot import torchgmc."""
+    jobs, wanted = [], []
+    for entry, format in [(entry, "torchscript") for entry in ZOO] + [(ZOO[0], "torch.export"), (ZOO[0], "onnx")]:
+        model, example, other = attached(entry)
+        path = model.export(tmp_path / f"{entry.name}.{format}", format=format, example_inputs=example)
+        jobs.append((format, str(path), other))
+        wanted.append(as_tuple(model(*other)))
+    for want, got in zip(wanted, run_elsewhere(jobs, tmp_path), strict=True):
+        torch.testing.assert_close(got, want)
+
+
+def unet() -> nn.Module:
+    smp = pytest.importorskip("segmentation_models_pytorch")
+    return smp.Unet("resnet18", encoder_weights=None, encoder_depth=3, decoder_channels=(16, 8, 8), classes=1).eval()
+
+
+def fit_on(model: nn.Module, images: Tensor, groups: Tensor, **options) -> gmc.ThresholdHead:
+    with torch.no_grad():
+        scores = model(images)
+    return gmc.ThresholdHead(0.1, 0.05, ["a", "b"], **options).fit(scores, torch.rand(scores.shape) < 0.5, groups)
+
+
+@pytest.fixture
+def pictures() -> tuple[Tensor, Tensor]:
+    return torch.rand(12, 3, 32, 32), torch.arange(12)[:, None] % 2 == torch.arange(2)
+
+
+@pytest.mark.parametrize("format", export.FORMATS)
+def test_unet_of_any_batch_and_size(format: str, pictures, tmp_path: Path):
+    net = unet()
+    model = gmc.attach(net, fit_on(net, *pictures, logits=True, range=(-4.0, 4.0)))
+    path = model.export(tmp_path / "unet.bin", format=format, example_inputs=tuple(t[:1] for t in pictures))
+    run = {"torchscript": export.run_torchscript, "torch.export": export._run_export, "onnx": export._run_onnx}[format]
+    larger = torch.rand(5, 3, 64, 32), pictures[1][:5]
+    with torch.no_grad():
+        assert (run(path, larger) != model(*larger)).float().mean() < 1e-3  # a pixel on the threshold may round across
+
+
+def test_a_model_that_cannot_be_scripted_is_traced_and_said(pictures, tmp_path: Path, caplog):
+    class Odd(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = nn.Conv2d(3, 1, 1)
+
+        def forward(self, x, **_):  # keyword catch-alls do not script
+            return self.net(x).sigmoid()
+
+    model = gmc.attach(Odd(), fit_on(Odd(), *pictures))
+    with caplog.at_level(logging.INFO, logger="torchgmc.export"):
+        path = model.export(tmp_path / "odd.pt", example_inputs=pictures)
+    assert "Odd is traced, not scripted" in caplog.text
+    with torch.no_grad():
+        assert torch.equal(export.run_torchscript(path, tuple(t[:3] for t in pictures)), model(*(t[:3] for t in pictures)))
+
+
+def test_training_mode_is_left_as_it_was(pictures, tmp_path: Path):
+    net = nn.Sequential(nn.Conv2d(3, 1, 1), nn.BatchNorm2d(1), nn.Dropout(0.5), nn.Sigmoid())
+    model = gmc.attach(net, fit_on(net, *pictures)).train()
+    net[1].eval()
+    before = {k: v.clone() for k, v in model.state_dict().items()}
+    model.export(tmp_path / "m.pt", example_inputs=pictures)
+    assert model.training and net.training and not net[1].training and net[2].training
+    assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
+
+
+@pytest.mark.parametrize("format", export.FORMATS)
+def test_a_file_that_disagrees_is_removed(format: str, pictures, tmp_path: Path, monkeypatch):
+    net = nn.Sequential(nn.Conv2d(3, 1, 1), nn.Sigmoid())
+    model = gmc.attach(net, fit_on(net, *pictures))
+    runner = {"torchscript": "run_torchscript", "torch.export": "_run_export", "onnx": "_run_onnx"}[format]
+    true = getattr(export, runner)
+    monkeypatch.setattr(export, runner, lambda path, example: ~true(path, example))
+    (tmp_path / "m.bin").write_bytes(b"the old file")
+    with pytest.raises(RuntimeError, match="disagrees with the model in .* removed"):
+        model.export(tmp_path / "m.bin", format=format, example_inputs=pictures)
+    assert [(p.name, p.read_bytes()) for p in tmp_path.iterdir()] == [("m.bin", b"the old file")]
+
+
+def test_a_trace_that_fixes_the_batch_is_refused(pictures, tmp_path: Path):
+    class Fixed(nn.Module):
+        def forward(self, x, **_):  # traced; 12 is fixed then
+            return x.mean(1).reshape(int(x.shape[0]), 32, 32) + torch.zeros(int(x.shape[0]), 1, 1)
+
+    model = gmc.attach(Fixed(), fit_on(Fixed(), *pictures))
+    with pytest.raises(RuntimeError, match="does not run on 13 examples; it was removed"):
+        model.export(tmp_path / "m.pt", example_inputs=pictures)
+    assert not list(tmp_path.iterdir())
+
+
+def test_errors(pictures, tmp_path: Path):
+    net = nn.Sequential(nn.Conv2d(3, 1, 1), nn.Sigmoid())
+    model = gmc.attach(net, fit_on(net, *pictures))
+    with pytest.raises(ValueError, match="`format` must be one of"):
+        model.export(tmp_path / "m", format="coreml", example_inputs=pictures)
+    with pytest.raises(ValueError, match="`example_inputs` is empty"):
+        model.export(tmp_path / "m")
+    with pytest.raises(ValueError, match="`groups` is missing"):
+        model.export(tmp_path / "m", example_inputs=pictures[:1])
+    with pytest.raises(ValueError, match="one row per example"):
+        model.export(tmp_path / "m", example_inputs=(pictures[0], pictures[1][:3]))
+    with pytest.raises(TypeError, match="must come from torchgmc.attach"):
+        export.export(net, tmp_path / "m", "onnx", pictures)
+    with pytest.raises(RuntimeError, match="not fitted"):
+        gmc.attach(net, gmc.ThresholdHead(0.1, 0.1, ["a", "b"])).export(tmp_path / "m", example_inputs=pictures)
+    with pytest.raises(FileNotFoundError, match="folder"):
+        model.export(tmp_path / "no" / "m", example_inputs=pictures)
+    (tmp_path / "junk").write_text(json.dumps({}))
+    with pytest.raises(ValueError, match="no metadata"):
+        export.metadata(tmp_path / "junk")
