@@ -1,0 +1,109 @@
+"""GroupViolation: sums of fixed size against plain loops; what a head would report, watched batch by batch."""
+
+import math
+
+import pytest
+import torch
+from heads_zoo import GROUPS, NAMES, ZOO
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import torchgmc as gmc
+
+pytest.importorskip("torchmetrics")
+from torchgmc.metrics import _WATCHED, GroupViolation, for_head
+
+WATCHED = [e for e in ZOO if any(k.__name__ in _WATCHED for k in type(e.make()).__mro__)]
+
+
+def loop(s, member, weight, conditional, centered):
+    """Every group and column by itself."""
+    n, u = s.shape
+    table = torch.zeros(member.shape[1], u)
+    for a in range(member.shape[1]):
+        for k in range(u):
+            rows = [i for i in range(n) if not math.isnan(s[i, k])]
+            total = sum(float(weight[i]) for i in rows)
+            mean = sum(float(weight[i] * s[i, k]) for i in rows) / total if centered and total else 0.0
+            inside = [i for i in rows if member[i, a]]
+            mass = sum(float(weight[i]) for i in inside)
+            part = sum(float(weight[i]) * (float(s[i, k]) - mean) for i in inside)
+            divisor = mass if conditional else total
+            table[a, k] = part / divisor if divisor else 0.0
+    return table
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    n=st.integers(1, 12),
+    u=st.integers(1, 3),
+    conditional=st.booleans(),
+    centered=st.booleans(),
+    cut=st.integers(0, 12),
+    seed=st.integers(0, 2**16),
+)
+def test_batches_match_the_loop(n, u, conditional, centered, cut, seed):
+    g = torch.Generator().manual_seed(seed)
+    preds, target = torch.rand(n, u, generator=g), torch.rand(n, u, generator=g)
+    member, weight = torch.rand(n, 3, generator=g) < 0.5, torch.rand(n, generator=g) + 0.1
+    target[torch.rand(n, u, generator=g) < 0.2] = math.nan
+    if centered:
+        preds = torch.where(target.isnan(), target, preds)
+    metric = GroupViolation(GROUPS, u, "centered" if centered else "residual", conditional)
+    for one in (slice(0, cut), slice(cut, n)):
+        metric.update(preds[one], target[one], member[one], weight[one])
+    want = loop(preds if centered else preds - target, member, weight, conditional, centered)
+    torch.testing.assert_close(metric.violations(), want, atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(metric.compute(), want.abs().max(), atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("entry", WATCHED, ids=lambda e: e.name)
+def test_a_head_is_watched_before_and_after_its_fit(entry):
+    data = entry.data(80, 0).observe
+    head = entry.make()
+    before = for_head(head)
+    head.observe(*data)
+    for part in zip(*(t.split(33) for t in data), strict=True):
+        before.update(*part)
+    head.calibrate(**entry.options)
+    after = for_head(head)
+    after.update(*data)
+    rows = slice(0, len(head.groups))
+    torch.testing.assert_close(before.violations().double(), head.report.violations_before[rows], atol=1e-4, rtol=0)
+    torch.testing.assert_close(after.violations().double(), head.report.violations_after[rows], atol=1e-4, rtol=0)
+
+
+def test_state_is_of_fixed_size_and_survives_what_torchmetrics_does():
+    metric = GroupViolation(3, 2)
+    sizes = {k: getattr(metric, k).shape for k in metric._defaults}
+    value = metric(torch.rand(50, 2), torch.rand(50, 2), torch.rand(50, 3) < 0.5)
+    assert value.dim() == 0 and {k: getattr(metric, k).shape for k in metric._defaults} == sizes
+    copy = metric.clone()
+    assert torch.equal(copy.compute(), metric.compute())
+    metric.reset()
+    assert metric.sums.abs().sum() == 0 and not metric.higher_is_better
+
+
+def test_one_group_of_everyone_needs_no_groups():
+    metric = GroupViolation(1)
+    metric.update(torch.tensor([1.0, 0.0]), torch.tensor([0.0, 0.0]))
+    assert float(metric.compute()) == 0.5
+
+
+def test_errors():
+    metric = GroupViolation(GROUPS)
+    with pytest.raises(ValueError, match="`target` must have the shape of `preds`"):
+        metric.update(torch.rand(3), torch.rand(2), torch.ones(3, 3))
+    with pytest.raises(ValueError, match="`groups` is missing"):
+        metric.update(torch.rand(3), torch.rand(3))
+    with pytest.raises(ValueError, match="num_outputs=1"):
+        metric.update(torch.rand(3, 2), torch.rand(3, 2), torch.ones(3, 3))
+    with pytest.raises(ValueError, match="`mapping` must be one of"):
+        GroupViolation(2, mapping="other")
+
+    class Unknown(gmc.Head):
+        pass
+
+    with pytest.raises(ValueError, match="cannot be watched"):
+        for_head(Unknown(0.1, GROUPS))
+    assert len(NAMES) == len(set(NAMES))

@@ -1,0 +1,188 @@
+"""Violations as a torchmetrics metric (extra ``lightning``): EarlyStopping and ModelCheckpoint can watch the worst group."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchgmc import checks, jitter
+from torchgmc._extras import require
+from torchgmc.groups import check_groups
+from torchgmc.heads.base import Head
+
+Metric: Any = require("torchmetrics", extra="lightning").Metric
+
+__all__ = ["GroupViolation", "for_head"]
+
+MAPPINGS = ("residual", "centered")
+
+
+class GroupViolation(Metric):  # type: ignore[misc]  # a class of an optional package
+    r"""Worst violation over groups, from sums of fixed size: memory does not grow, batches and ranks add up.
+
+    .. math:: V_{ak} = \frac{\sum_i w_i 1\{x_i \in A_a\} s_{ik}}{\sum_i w_i}, \qquad \text{compute} = \max_{a, k} |V_{ak}|
+
+    Args:
+        groups: names of the groups, or how many there are.
+        num_outputs: u, the number of columns of s.
+        mapping: s as a function of ``preds`` and ``target``: ``"residual"`` for preds - target, ``"centered"`` for
+            preds - E preds (no target: do groups differ?), or a function of your own that returns ``(n,)`` or ``(n, u)``;
+            NaN leaves a value out.
+        conditional: divide by the group's own mass: its own deviation.
+        kwargs: of ``torchmetrics.Metric``.
+
+    Example:
+        >>> metric = GroupViolation(["left", "right"])
+        >>> groups = torch.tensor([[1, 0], [1, 0], [0, 1], [0, 1]])
+        >>> metric.update(torch.tensor([0.9, 0.8, 0.5, 0.5]), torch.tensor([1, 1, 1, 0]), groups)
+        >>> metric.compute()
+        tensor(0.0750)
+        >>> metric.violations()
+        tensor([[-0.0750],
+                [ 0.0000]])
+    """
+
+    is_differentiable = False
+    higher_is_better = False
+    full_state_update = False
+
+    def __init__(
+        self,
+        groups: int | Sequence[str],
+        num_outputs: int = 1,
+        mapping: str | Callable[[Tensor, Tensor], Tensor] = "residual",
+        conditional: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        names = [str(i) for i in range(checks.count("groups", groups, 1))] if isinstance(groups, int) else checks.names(groups)
+        self.names, self.num_outputs = names, checks.count("num_outputs", num_outputs, 1)
+        if not callable(mapping):
+            checks.option("mapping", mapping, MAPPINGS)
+        self.mapping, self.conditional = mapping, bool(conditional)
+        shape = (len(self.names), self.num_outputs)
+        for name, size in {"sums": shape, "mass": shape, "total_sums": shape[1:], "total": shape[1:]}.items():
+            self.add_state(name, torch.zeros(size, dtype=torch.float64), dist_reduce_fx="sum")
+
+    def update(self, preds: Tensor, target: Tensor | None = None, groups: Any = None, weight: Tensor | None = None) -> None:
+        """Add a batch.
+
+        Args:
+            preds: ``(n,)`` or ``(n, u)``, or whatever a mapping of your own takes.
+            target: the same shape, for ``"residual"``.
+            groups: membership ``(n, a)``; left out for one group of everyone.
+            weight: ``(n,)``.
+        """
+        if callable(self.mapping):
+            s = self.mapping(preds, target)  # type: ignore[arg-type]  # its author knows whether it takes None
+        elif self.mapping == "centered":
+            s = preds
+        elif target is None or target.shape != preds.shape:
+            raise ValueError(
+                f"`target` must have the shape of `preds`, {tuple(preds.shape)}, got "
+                f"{None if target is None else tuple(target.shape)}."
+            )
+        else:
+            s = preds.double() - target.double()
+        self.accumulate(s, groups, weight)
+
+    def accumulate(self, s: Tensor, groups: Any = None, weight: Tensor | None = None) -> None:
+        """Add values of s, ``(n,)`` or ``(n, u)``, as they are."""
+        s = s.detach().double()
+        s = s[:, None] if s.dim() == 1 else s
+        if s.dim() != 2 or s.shape[1] != self.num_outputs:
+            raise ValueError(
+                f"s must have shape (n, {self.num_outputs}) for num_outputs={self.num_outputs}, got {tuple(s.shape)}."
+            )
+        if groups is None and len(self.names) > 1:
+            raise ValueError(f"`groups` is missing: give a membership of shape (n, {len(self.names)}).")
+        everyone = torch.ones(len(s), 1, dtype=torch.bool, device=s.device)
+        member = (everyone if groups is None else check_groups(groups, len(s), self.names).to(s.device)).double()
+        w = checks.weights(weight, len(s), s)[:, None] * ~s.isnan()  # (n, u)
+        s = s.nan_to_num(0.0)
+        self.sums += member.T @ (w * s)
+        self.mass += member.T @ w
+        self.total_sums += (w * s).sum(0)
+        self.total += w.sum(0)
+
+    def violations(self) -> Tensor:
+        """Signed violations ``(a, u)``, float32; 0 for a group without examples.
+
+        Of this rank alone, except inside ``compute``, which adds the ranks up.
+        """
+        tiny = torch.finfo(torch.float64).tiny
+        sums = self.sums
+        if self.mapping == "centered":
+            sums = sums - self.mass * (self.total_sums / self.total.clamp_min(tiny))
+        table: Tensor = sums / (self.mass if self.conditional else self.total.expand_as(self.mass)).clamp_min(tiny)
+        return table.float()
+
+    def compute(self) -> Tensor:
+        """Worst \\|violation\\| over groups and outputs, over all ranks."""
+        return self.violations().abs().max()
+
+
+def for_head(head: Head, **kwargs: Any) -> "HeadViolation":
+    """A metric that is updated with what ``head.observe`` takes and measures the violations that ``head`` bounds.
+
+    A head that is not fitted yet is measured as the model is (at f0), so that training can be watched before there is anything
+    to calibrate. Level sets (``bins``) are not part of it: it watches groups.
+
+    Example:
+        >>> head = gmc.ThresholdHead(target=0.1, alpha=0.01, groups=["dark", "light"])
+        >>> metric = gmc.metrics.for_head(head)
+        >>> metric.update(torch.rand(6, 4, 4), torch.rand(6, 4, 4) < 0.5, torch.arange(6)[:, None] % 2 == torch.arange(2))
+        >>> bool(metric.compute() > 0.1)
+        True
+    """
+    return HeadViolation(head, **kwargs)
+
+
+class HeadViolation(GroupViolation):
+    """See :func:`for_head`."""
+
+    def __init__(self, head: Head, **kwargs: Any) -> None:
+        known = [_WATCHED[kind.__name__] for kind in type(head).__mro__ if kind.__name__ in _WATCHED]
+        if not known:
+            raise ValueError(
+                f"a {type(head).__name__} cannot be watched batch by batch; use GroupViolation with a mapping of your own."
+            )
+        outputs, mapping, self._values = known[0]
+        super().__init__(head.groups, outputs(head), mapping, head.conditional, **kwargs)
+        self.__dict__["head"] = head  # watched, not owned: its buffers are no state of this metric
+
+    def update(self, *batch: Any, groups: Any = None, weight: Any = None) -> None:
+        """Add a batch, given as to ``head.observe``."""
+        if groups is None and self.head.grouped:
+            *batch, groups = batch  # type: ignore[assignment]  # last, as in observe
+        member = None if groups is None else check_groups(groups, len(batch[0]), self.names).to(batch[0].device)
+        with torch.no_grad():
+            self.accumulate(self._values(self.head, member, *batch), member, weight)
+
+
+def _misses(head: Any, member: Tensor | None, scores: Tensor, masks: Tensor) -> Tensor:
+    """Risk - target at the fitted thresholds, or at f0."""
+    n = len(scores)
+    lam = (
+        head.threshold(member, n) if head.is_fitted else torch.full((n,), head.init, dtype=torch.float64, device=scores.device)
+    )
+    lam = lam.reshape(n, -1).expand(n, head.columns)
+    masks = checks.binary("masks", masks, scores)
+    risk: Tensor = head._risk.values(head._flat(jitter.add(scores, head.jitter)), head._flat(masks), lam)
+    targets: Tensor = head._targets()
+    return risk - targets.to(risk)
+
+
+def _list_masses(head: Any, member: Tensor | None, logits: Tensor) -> Tensor:
+    """Probability of each list, calibrated or as it is."""
+    probs = head(logits, member).exp() if head.is_fitted else torch.softmax(logits / head.temperature, -1)
+    masses: Tensor = probs[:, head.ids].double() @ head.directions.T.to(probs.device)
+    return masses
+
+
+#: By head: number of outputs, mapping, and what is accumulated.
+_WATCHED: dict[str, tuple[Callable[[Any], int], str, Callable[..., Tensor]]] = {
+    "ThresholdHead": (lambda head: head.columns, "residual", _misses),
+    "DistributionHead": (lambda head: len(head.attributes), "centered", _list_masses),
+}
