@@ -198,7 +198,7 @@ def test_complementary_groups_and_a_group_of_everyone():
     """Both make the Hessian singular."""
     logits, member, lists = draw(n=80)
     member = torch.stack([member[:, 0], ~member[:, 0], torch.ones(80, dtype=torch.bool)], 1)
-    dual, found = fit(logits, member, lists, alpha=1e-4)
+    _, found = fit(logits, member, lists, alpha=1e-4)
     assert float(found.violation.abs().max()) <= 1e-4
     assert not found.stalled
     assert torch.equal(found.theta[2], torch.zeros(3, dtype=torch.float64))
@@ -291,7 +291,6 @@ def test_step_is_the_simplex_projection(seed, steps, scale, rest):
 
 
 def test_step_has_the_projections_derivative():
-    lists = [[0, 1], [1, 2]]
     logits = torch.randn(4, 9, dtype=torch.float64)
     direction = torch.tensor([1.0, 1.0, 0.0], dtype=torch.float64)
     amount = torch.tensor([0.05, -0.05, 0.3, 0.0], dtype=torch.float64)

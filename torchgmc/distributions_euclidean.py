@@ -53,7 +53,7 @@ def tail_of(rest: Tensor) -> Tail:
     Args:
         rest: probabilities of the tokens outside all lists, ``(n, r)``, in any order.
     """
-    values = torch.sort(rest.double(), -1, descending=True)[0]
+    values = torch.sort(rest, -1, descending=True)[0].double()
     zero = torch.zeros_like(values[:, :1]) if values.shape[1] > 0 else values.new_zeros([values.shape[0], 1])
     sums = torch.cat([zero, values.cumsum(1)], 1)
     counts = torch.arange(values.shape[1] + 1, device=values.device, dtype=values.dtype).expand_as(sums)

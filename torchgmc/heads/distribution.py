@@ -332,8 +332,9 @@ class DistributionHead(Head):
         shape = logits.shape
         x = (logits if logits.dtype == torch.float64 else logits.float()).reshape(-1, shape[-1])
         member = groups.to(torch.float64).repeat_interleave(x.shape[0] // max(groups.shape[0], 1), dim=0)
-        p = torch.softmax(x, -1).double()
-        tail = tail_of(p.index_fill(1, self.ids, -1.0))
+        probs = torch.softmax(x, -1)
+        tail = tail_of(probs.index_fill(1, self.ids, -1.0))
+        p = probs.double()
         rest = shape[-1] - self.ids.shape[0]  # the tokens in lists, at -1, are the last of the order
         tail = Tail(tail.values[:, :rest], tail.counts[:, : rest + 1], tail.sums[:, : rest + 1])
         point = start(p.index_select(1, self.ids), tail)
