@@ -3,13 +3,13 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from torchgmc import baselines, distributed, projections, theory
+from torchgmc import baselines, conformity, distributed, projections, theory
 from torchgmc.adapters import Adapter
 from torchgmc.attach import CalibratedModel, attach
 from torchgmc.audit import Audit
 from torchgmc.dense import Solution, replay, solve
 from torchgmc.groups import Groups
-from torchgmc.heads import DistributionHead, Head, ThresholdHead
+from torchgmc.heads import DistributionHead, Head, ProbabilityHead, QuantileHead, ThresholdHead
 from torchgmc.io import load, save
 from torchgmc.search import Cells, violations
 from torchgmc.solver import Report
@@ -26,12 +26,15 @@ __all__ = [
     "Groups",
     "Head",
     "MonotoneRisk",
+    "ProbabilityHead",
+    "QuantileHead",
     "Report",
     "Solution",
     "ThresholdHead",
     "__version__",
     "attach",
     "baselines",
+    "conformity",
     "distributed",
     "load",
     "projections",

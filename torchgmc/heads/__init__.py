@@ -2,6 +2,8 @@
 
 from torchgmc.heads.base import Head
 from torchgmc.heads.distribution import DistributionHead
+from torchgmc.heads.probability import ProbabilityHead
+from torchgmc.heads.quantile import QuantileHead
 from torchgmc.heads.threshold import ThresholdHead
 
-__all__ = ["DistributionHead", "Head", "ThresholdHead"]
+__all__ = ["DistributionHead", "Head", "ProbabilityHead", "QuantileHead", "ThresholdHead"]

@@ -1,0 +1,156 @@
+r"""Conformity scores, and the intervals and sets they stand for: score <= q is the same as y being inside.
+
+Three lines from a regressor to intervals that cover every group::
+
+    scores = conformity.absolute_residual(model(x), y)
+    head = gmc.QuantileHead(target=0.9, alpha=0.01, groups=names).fit(scores, groups)
+    low, high = conformity.interval(model(new), head(new_groups))
+
+and from a classifier to sets::
+
+    head = gmc.QuantileHead(target=0.9, alpha=0.01, groups=names).fit(conformity.lac(probs, labels), groups)
+    sets = conformity.lac_set(new_probs, head(new_groups))  # bool (n, C)
+"""
+
+import torch
+from torch import Tensor
+
+from torchgmc import jitter
+
+__all__ = ["absolute_residual", "aps", "aps_set", "cqr", "cqr_interval", "interval", "lac", "lac_set"]
+
+
+def absolute_residual(prediction: Tensor, y: Tensor) -> Tensor:
+    """|y - prediction|, ``(n,)``; see :func:`interval`.
+
+    Example:
+        >>> absolute_residual(torch.tensor([1.0, 2.0]), torch.tensor([1.5, 0.0]))
+        tensor([0.5000, 2.0000])
+    """
+    _check_rows(prediction=prediction, y=y)
+    return (y - prediction).abs()
+
+
+def interval(prediction: Tensor, threshold: Tensor) -> tuple[Tensor, Tensor]:
+    """[prediction - q, prediction + q], the y with absolute residual at most q.
+
+    Example:
+        >>> interval(torch.tensor([1.0, 2.0]), torch.tensor([0.5, 1.0]))
+        (tensor([0.5000, 1.0000]), tensor([1.5000, 3.0000]))
+    """
+    threshold = _like(threshold, prediction)
+    return prediction - threshold, prediction + threshold
+
+
+def cqr(low: Tensor, high: Tensor, y: Tensor) -> Tensor:
+    """Conformalised quantile regression: how far y lies outside [low, high], negative inside; ``(n,)``.
+
+    Args:
+        low, high: estimated lower and upper quantiles, ``(n,)``.
+        y: outcomes, ``(n,)``.
+
+    Example:
+        >>> cqr(torch.zeros(3), torch.ones(3), torch.tensor([-0.5, 0.25, 2.0]))
+        tensor([ 0.5000, -0.2500,  1.0000])
+    """
+    _check_rows(low=low, high=high, y=y)
+    return torch.maximum(low - y, y - high)
+
+
+def cqr_interval(low: Tensor, high: Tensor, threshold: Tensor) -> tuple[Tensor, Tensor]:
+    """[low - q, high + q]; empty (low end above the high end) where q is below minus half the width.
+
+    Example:
+        >>> cqr_interval(torch.zeros(1), torch.ones(1), torch.tensor([0.25]))
+        (tensor([-0.2500]), tensor([1.2500]))
+    """
+    threshold = _like(threshold, low)
+    return low - threshold, high + threshold
+
+
+def lac(probs: Tensor, labels: Tensor) -> Tensor:
+    """Least ambiguous classifier: 1 - p of the true class, ``(n,)``.
+
+    Args:
+        probs: ``(n, C)``, softmax probabilities.
+        labels: class ids, ``(n,)``.
+
+    Example:
+        >>> lac(torch.tensor([[0.75, 0.25]]), torch.tensor([1]))
+        tensor([0.7500])
+    """
+    return _of_label(1.0 - probs, labels)
+
+
+def lac_set(probs: Tensor, threshold: Tensor) -> Tensor:
+    """Classes with 1 - p at most q, bool ``(n, C)``; may be empty.
+
+    Example:
+        >>> lac_set(torch.tensor([[0.75, 0.25]]), torch.tensor([0.5]))
+        tensor([[ True, False]])
+    """
+    return 1.0 - probs <= threshold[:, None]
+
+
+def aps(probs: Tensor, labels: Tensor, randomized: bool = False) -> Tensor:
+    """Adaptive prediction sets: mass of the classes at least as probable as the true one, ``(n,)``.
+
+    Args:
+        probs: ``(n, C)``, softmax probabilities.
+        labels: class ids, ``(n,)``.
+        randomized: leave out a random part of the class's own mass, which evens out the jumps between set sizes. It is
+            drawn from the probabilities themselves: the same input always gets the same set.
+
+    Example:
+        >>> aps(torch.tensor([[0.5, 0.25, 0.25]]), torch.tensor([1]))
+        tensor([0.7500])
+    """
+    return _of_label(_cumulative(probs, randomized), labels)
+
+
+def aps_set(probs: Tensor, threshold: Tensor, randomized: bool = False) -> Tensor:
+    """Classes whose APS score is at most q, bool ``(n, C)``: the most probable ones, as far as q reaches.
+
+    Example:
+        >>> aps_set(torch.tensor([[0.5, 0.3, 0.2]]), torch.tensor([0.85]))
+        tensor([[ True,  True, False]])
+    """
+    return _cumulative(probs, randomized) <= threshold[:, None]
+
+
+def _cumulative(probs: Tensor, randomized: bool) -> Tensor:
+    """APS score of every class, (n, C)."""
+    if probs.dim() != 2 or not probs.is_floating_point():
+        raise ValueError(f"`probs` must be floating point of shape (n, C), got {probs.dtype} {tuple(probs.shape)}.")
+    ordered, place = probs.sort(dim=1, descending=True, stable=True)
+    mass = ordered.cumsum(1)
+    if randomized:
+        mass = mass - ordered * (jitter.keys(probs) / 4194304.0).to(probs.dtype)[:, None]
+    return torch.zeros_like(mass).scatter(1, place, mass)
+
+
+def _of_label(scores: Tensor, labels: Tensor) -> Tensor:
+    if scores.dim() != 2 or not scores.is_floating_point():
+        raise ValueError(f"`probs` must be floating point of shape (n, C), got {scores.dtype} {tuple(scores.shape)}.")
+    if labels.shape != scores.shape[:1] or labels.is_floating_point() or labels.dtype == torch.bool:
+        raise ValueError(
+            f"`labels` must hold class ids of shape ({len(scores)},), got {labels.dtype} of shape {tuple(labels.shape)}."
+        )
+    if len(labels) and (int(labels.min()) < 0 or int(labels.max()) >= scores.shape[1]):
+        raise ValueError(f"`labels` must hold class ids from 0 to {scores.shape[1] - 1}, got {int(labels.max())}.")
+    return scores.gather(1, labels.long()[:, None])[:, 0]
+
+
+def _check_rows(**tensors: Tensor) -> None:
+    shapes = {name: tuple(t.shape) for name, t in tensors.items()}
+    if any(len(shape) != 1 for shape in shapes.values()) or len(set(shapes.values())) > 1:
+        listed = ", ".join(f"`{name}` {shape}" for name, shape in shapes.items())
+        raise ValueError(f"all must have one shape (n,), got {listed}; one number per example (squeeze a trailing dimension).")
+
+
+def _like(threshold: Tensor, prediction: Tensor) -> Tensor:
+    if threshold.shape != prediction.shape:
+        raise ValueError(
+            f"`threshold` must have one entry per prediction, shape {tuple(prediction.shape)}, got {tuple(threshold.shape)}."
+        )
+    return threshold.to(prediction.dtype)

@@ -1,0 +1,363 @@
+"""Multiaccurate and multicalibrated probabilities: right for every group, at every level of the prediction."""
+
+import dataclasses
+import math
+from typing import Any, ClassVar, Optional
+
+import torch
+from torch import Tensor
+
+from torchgmc import checks, levelsets, probabilities, theory
+from torchgmc.audit import Audit, Moments, summarize
+from torchgmc.distributed import pooled
+from torchgmc.heads.base import Head
+from torchgmc.levelproblem import ResidualProblem
+from torchgmc.solver import Log, run
+
+GEOMETRIES = ("kl", "euclidean")
+#: Longest run of fixed steps when `max_iter` is not given.
+MAX_FIXED_STEPS = 100_000
+
+
+class ProbabilityHead(Head):
+    r"""Probabilities that are right on average in every group, and at every level of the prediction.
+
+    .. math:: \left| E[1_A(x)\, 1\{f(x) \in \text{bin}_k\}\, (f(x) - y)] \right| \le \alpha \quad \text{for every group } A
+              \text{ and level set } k
+
+    ``bins=None`` has one level set: multiaccuracy. The default geometry ``"kl"`` makes the smallest change: the fitted f is
+    :math:`\sigma(\mathrm{logit}\, h - \theta_0 - \sum_{A \ni x} \theta_A)`, all offsets found at once by Newton steps (with an
+    l1 slack inside the noise), then rounds of steps on groups x level sets for what is left; ``"euclidean"`` does the same on
+    the probabilities themselves, :math:`\mathrm{clip}(h - \theta_0 - \sum \theta_A)`. Neither ever raises the Brier score on
+    the calibration data. With classes, f and y are vectors on the simplex, and the promise holds for each class.
+
+    A violation below three standard errors of its own sum cannot be told from noise, and chasing it makes predictions on
+    new data worse: it is left alone (and counted in the report) unless ``noise_floor=False``.
+
+    Args:
+        alpha: largest violation allowed.
+        groups: names of the groups; None for one group of everyone.
+        bins: number of equal-width level sets of f, or None.
+        num_classes: None for the probability of one event, ``(n,)``; C for probabilities ``(n, C)`` and y class ids.
+        geometry: ``"kl"`` (steps in logits) or ``"euclidean"`` (steps in probabilities).
+        conditional: violations are divided by P(A), so that alpha bounds what happens inside each group.
+        range: (low, high) of a bounded real outcome: f and y are then means and values in this range.
+        noise_floor: stop at the noise of each cell (solver ``"exact"``; ``"paper"`` and ``"fresh"`` know only alpha).
+
+    Shapes: ``fit(probs (n,) or (n, C), y (n,), groups (n, a))``; ``head(probs, groups)`` has the shape of ``probs``.
+    ``report.violations_after`` has shape ``(a, bins * C)``.
+
+    Example:
+        >>> groups = torch.rand(4000, 3) < 0.5
+        >>> truth = torch.sigmoid(torch.randn(4000) + groups[:, 0] * 1.0)
+        >>> y = torch.rand(4000) < truth
+        >>> probs = torch.sigmoid(torch.logit(truth) - groups[:, 0] * 1.0)  # blind to the first group
+        >>> head = gmc.ProbabilityHead(alpha=0.005, groups=["a", "b", "c"]).fit(probs, y, groups)
+        >>> head.report.converged, head(probs, groups).shape
+        (True, torch.Size([4000]))
+        >>> bool(((head(probs, groups) - truth).square().mean() < 0.1 * (probs - truth).square().mean()))
+        True
+    """
+
+    offsets: Tensor
+    tables: Tensor
+    log_who: Tensor
+    log_step: Tensor
+    log_column: Tensor
+    edges: Tensor
+    settings: ClassVar[tuple[str, ...]] = (
+        *("alpha", "groups", "bins", "num_classes", "geometry", "conditional", "range", "noise_floor"),
+    )
+    _growing: ClassVar[tuple[str, ...]] = ("tables", "log_who", "log_step", "log_column")
+
+    def __init__(
+        self,
+        alpha: float,
+        groups: Any = None,
+        bins: int | None = 10,
+        num_classes: int | None = None,
+        geometry: str = "kl",
+        conditional: bool = False,
+        range: tuple[float, float] | None = None,
+        noise_floor: bool = True,
+    ) -> None:
+        super().__init__(alpha, groups, conditional)
+        self.bins = None if bins is None else checks.count("bins", bins, 1)
+        self.num_bins = self.bins or 1
+        self.num_classes = None if num_classes is None else checks.count("num_classes", num_classes, 1)
+        self.per_class = self.num_classes is not None
+        if self.num_classes == 1:
+            raise ValueError("`num_classes` must be at least 2; leave it out for the probability of one event.")
+        self.columns = self.num_classes or 1
+        self.geometry = checks.option("geometry", geometry, GEOMETRIES)
+        self.euclidean = geometry == "euclidean"
+        self.noise_floor = bool(noise_floor)
+        self.range = None if range is None else [float(v) for v in range]
+        self.low, self.high = _find_range(range, self.per_class)
+        rows, shape = self.num_groups + 1, (self.num_bins, self.columns)
+        self.register_buffer("offsets", torch.zeros(rows, self.columns, dtype=torch.float64))
+        self.register_buffer("tables", torch.zeros(0, rows, *shape, dtype=torch.float64))
+        self.register_buffer("log_who", torch.zeros(0, self.num_bins, dtype=torch.int64))
+        self.register_buffer("log_step", torch.zeros(0, self.num_bins, dtype=torch.float64))
+        self.register_buffer("log_column", torch.zeros(0, dtype=torch.int64))
+        edges = levelsets.equal_width(self.num_bins, self.columns == 1, self.euclidean)
+        self.register_buffer("edges", edges)
+        self.reset()
+
+    # -- statistics --------------------------------------------------------------------------------------------------
+
+    def reset(self) -> None:
+        """Forget statistics, state and report."""
+        self.statistics: probabilities.Examples | None = None
+        self.offsets.zero_()
+        for name in self._growing:
+            setattr(self, name, getattr(self, name)[:0])
+        self._mark_unfitted()
+
+    def observe(self, probs: Tensor, y: Tensor, groups: Any = None, weight: Any = None) -> None:
+        """Add a batch to the statistics.
+
+        Args:
+            probs: shape ``(n,)``, or ``(n, C)`` with classes; floating, in [0, 1] (or in ``range``).
+            y: outcomes ``(n,)``: bool or 0/1; class ids; or values in ``range``.
+            groups: membership ``(n, a)``, bool, or a :class:`~torchgmc.Groups`.
+            weight: weight of each example, ``(n,)``.
+        """
+        z, outcome, member, weights = self._check_batch(probs, y, groups, weight)
+        if len(z) == 0:
+            return
+        batch = probabilities.Examples(z, outcome, member, weights)
+        self.statistics = batch if self.statistics is None else self.statistics + batch
+
+    def _check_batch(self, probs: Any, y: Any, groups: Any, weight: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Coordinates (n, C), outcomes (n, C), membership (n, a) and weights (n,)."""
+        probs = checks.scores("probs", probs).detach()
+        wanted = "(n,)" if self.num_classes is None else f"(n, {self.num_classes})"
+        if probs.dim() != (2 if self.per_class else 1) or (self.per_class and probs.shape[1] != self.num_classes):
+            hint = "; for classes make the head with num_classes=C" if probs.dim() == 2 and not self.per_class else ""
+            raise ValueError(f"`probs` must have shape {wanted}, got {tuple(probs.shape)}{hint}.")
+        if probs.numel():
+            low, high = (float(v) for v in probs.aminmax())
+            if low < self.low - 1e-6 or high > self.high + 1e-6:
+                hint = "apply sigmoid or softmax to logits" if self.range is None else "widen `range`"
+                raise ValueError(f"`probs` must lie in [{self.low:g}, {self.high:g}], got {low:.4g} to {high:.4g}; {hint}.")
+        if self.per_class and probs.numel() and float((probs.double().sum(1) - 1).abs().max()) > 1e-2:
+            raise ValueError("`probs` must sum to 1 over the classes; apply softmax to logits.")
+        outcome = self._outcome(y, probs)
+        member = self._check_groups(groups, len(probs), probs.device)
+        return self.coordinates(probs), outcome, member, checks.weights(weight, len(probs), probs)
+
+    def _outcome(self, y: Any, probs: Tensor) -> Tensor:
+        """y in [0, 1], float64 ``(n, C)``."""
+        if not isinstance(y, Tensor):
+            raise TypeError(f"`y` must be a tensor, got {type(y).__name__}; use torch.as_tensor.")
+        if y.shape != probs.shape[:1]:
+            raise ValueError(f"`y` must have shape ({len(probs)},), one outcome per row of `probs`, got {tuple(y.shape)}.")
+        if y.device != probs.device:
+            raise ValueError(f"`y` is on {y.device} but `probs` is on {probs.device}; move them to one device.")
+        if self.num_classes is not None:
+            if y.is_floating_point() or y.dtype == torch.bool:
+                raise TypeError(f"`y` must hold class ids (an integer type), got {y.dtype}.")
+            if y.numel() and (int(y.min()) < 0 or int(y.max()) >= self.num_classes):
+                raise ValueError(
+                    f"`y` must hold class ids from 0 to {self.num_classes - 1}, got {int(y.min())} to {int(y.max())}."
+                )
+            rows: Tensor = torch.nn.functional.one_hot(y.long(), self.num_classes).double()
+            return rows
+        y = y.double()
+        checks.finite("y", y)
+        if self.range is None:
+            wrong = y[(y != 0) & (y != 1)]
+            if len(wrong):
+                raise ValueError(
+                    f"`y` must be bool or hold only 0 and 1, but it holds {float(wrong[0]):.4g}; for a real outcome make the "
+                    "head with range=(low, high), for classes with num_classes=C."
+                )
+        elif y.numel() and (float(y.min()) < self.low or float(y.max()) > self.high):
+            raise ValueError(
+                f"`y` must lie in `range` = [{self.low:g}, {self.high:g}], got {float(y.min()):.4g} to {float(y.max()):.4g}."
+            )
+        return ((y - self.low) / (self.high - self.low))[:, None]
+
+    # -- fit ---------------------------------------------------------------------------------------------------------
+
+    @pooled
+    def calibrate(self, solver: str = "exact", eta: float | None = None, max_iter: int | None = None) -> "ProbabilityHead":
+        """Find the offsets and the steps.
+
+        Args:
+            solver: ``"exact"`` moves all groups at once; ``"paper"`` (Algorithm 1) and ``"fresh"`` (Algorithm 2) take one cell
+                and one fixed step at a time, in the coordinates of the geometry.
+            eta: fixed step; by default alpha / (K B).
+            max_iter: cap on the rounds (``"exact"``, 100) or steps (else the bound of Theorem 1, at most 100,000).
+        """
+        self._check_solver(solver, eta, max_iter)
+        examples = self.statistics
+        if examples is None or len(examples.z) == 0:
+            raise ValueError("no examples observed: call `observe` (or `fit`) with at least one example first.")
+        mass = examples.weight @ examples.member.double()
+        if bool((mass <= 0).any()):
+            name = self.groups[int((mass <= 0).nonzero()[0])]
+            raise ValueError(f"group {name!r} has no examples: no promise can be fitted for it. Leave it out, or add data.")
+        width = self.high - self.low
+        if solver == "exact":
+            promise = probabilities.Promise(
+                self.alpha / width,
+                self.edges.to(examples.z.device),
+                self.euclidean,
+                self.conditional,
+                self.noise_floor,
+                self.range is None,
+            )
+            found = probabilities.fit(examples, promise, checks.count("max_iter", max_iter, 100), self.groups)
+            self._write(found.offsets, found.tables, None)
+            self._mark_fitted(probabilities.rescale(found.report, width))
+            return self
+        problem = self._problem(examples)
+        eta, bound = self._fixed_step(problem, eta)
+        steps = checks.count("max_iter", max_iter, bound)
+        if solver == "fresh":
+            steps = max_iter or min(200, max(1, len(examples.z) // 100))
+            problem.divide(2 * steps)
+        report, log = run(problem, self.alpha / width, solver, eta, steps)
+        report = dataclasses.replace(report, details={"examples": len(examples.z), "eta": eta})
+        self._write(None, None, self._lengths(problem, log))
+        self._mark_fitted(probabilities.rescale(report, width))
+        return self
+
+    def _problem(self, examples: probabilities.Examples) -> ResidualProblem:
+        smoothness = 1.0 if self.euclidean else 0.25 if self.columns == 1 else 0.5
+        return ResidualProblem(
+            examples.y,
+            smoothness,
+            z=examples.z,
+            member=examples.member,
+            weight=examples.weight,
+            edges=self.edges.to(examples.z.device),
+            names=self.groups,
+            conditional=self.conditional,
+            euclidean=self.euclidean,
+            unit=levelsets.UNIT,
+        )
+
+    def _fixed_step(self, problem: ResidualProblem, eta: float | None) -> tuple[float, int]:
+        """The step of Theorem 1, and its bound on the number of steps."""
+        alpha = self.alpha / (self.high - self.low)
+        norm = float((problem.mass / problem.scale.square()).max())  # E||g||^2 is at most P(A) / scale^2
+        start = probabilities.loss(problem.z, levelsets.probabilities(problem.z, self.euclidean), problem.y, self.euclidean)
+        height = max(float((start * problem.share).sum()) + 1.0, 1.0)
+        bound = theory.iteration_bound(alpha, problem.smoothness, norm, height)
+        return eta or theory.step_size(alpha, problem.smoothness, norm), min(MAX_FIXED_STEPS, max(1, bound))
+
+    def _lengths(self, problem: ResidualProblem, log: Log) -> tuple[Tensor, Tensor, Tensor]:
+        """The log as merged rounds."""
+        step = problem.length(log.who, log.step)
+        level, column = log.what // self.columns, log.what % self.columns
+        return levelsets.merge_log(log.who, level, column, step, problem.edges, self.columns)
+
+    def _write(self, offsets: Tensor | None, tables: Tensor | None, log: tuple[Tensor, Tensor, Tensor] | None) -> None:
+        device = self.offsets.device
+        self.offsets.zero_()
+        if offsets is not None:
+            self.offsets.copy_(offsets)
+        self.tables = self.tables[:0] if tables is None else tables.to(device)
+        who, step, column = (self.log_who[:0], self.log_step[:0], self.log_column[:0]) if log is None else log
+        self.log_who, self.log_step, self.log_column = who.to(device), step.to(device), column.to(device)
+
+    # -- use ---------------------------------------------------------------------------------------------------------
+
+    def coordinates(self, probs: Tensor) -> Tensor:
+        """Coordinates (n, C) of the inputs, float64."""
+        scaled = (probs.to(torch.float64) - self.low) / (self.high - self.low)
+        return levelsets.coordinates(scaled if self.per_class else scaled.unsqueeze(1), self.euclidean)
+
+    def calibrated(self, probs: Tensor, groups: Optional[Tensor] = None) -> Tensor:  # noqa: UP045  # TorchScript
+        """Calibrated coordinates (n, C), float64."""
+        member = self.membership(groups, probs.shape[0], probs)
+        everyone = torch.cat([torch.ones_like(member[:, :1]), member], 1)
+        z = self.coordinates(probs) - everyone @ self.offsets
+        z = levelsets.apply_tables(z, everyone, self.tables, self.edges, self.euclidean)
+        return levelsets.apply_log(z, member, self.log_who, self.log_step, self.log_column, self.edges, self.euclidean)
+
+    def forward(self, probs: Tensor, groups: Optional[Tensor] = None) -> Tensor:  # noqa: UP045  # TorchScript
+        """Calibrated probabilities, of the shape and type of ``probs``."""
+        f = levelsets.probabilities(self.calibrated(probs, groups), self.euclidean)
+        f = f if self.per_class else f.squeeze(1)
+        return (f * (self.high - self.low) + self.low).to(probs.dtype)
+
+    def audit(self, probs: Tensor, y: Tensor, groups: Any = None, delta: float = 0.05, weight: Any = None) -> Audit:
+        """Measure the promise on held-out data: every group x level set (x class), with intervals that hold at once.
+
+        Level sets are those of the calibrated f. ``cost`` holds the Brier score (mean squared error) before and after, and the
+        log loss of events and classes.
+        """
+        checks.fraction("delta", delta)
+        start, outcome, member, weights = self._check_batch(probs, y, groups, weight)
+        if len(start) == 0:
+            raise ValueError("`probs` holds no examples to audit.")
+        counts = member.sum(0)
+        if bool((counts == 0).any()):
+            name = self.groups[int((counts == 0).nonzero()[0])]
+            raise ValueError(f"group {name!r} has no examples to audit; leave it out or add data.")
+        width = self.high - self.low
+        z = self.calibrated(probs.detach(), member if self.grouped else None)
+        f = levelsets.probabilities(z, self.euclidean)
+        level = levelsets.levels(z, self.edges, self.euclidean)
+        place = level * self.columns + torch.arange(self.columns, device=z.device)
+        spread = z.new_zeros(len(z), self.num_bins * self.columns)
+        moments = Moments.of(member, spread.scatter(1, place, (f - outcome) * width), weights[:, None].expand_as(spread))
+        if not self.conditional:  # show what each cell itself holds; the estimates do not use it
+            inside = spread.scatter(1, place, 1.0)
+            mass = member.double().T @ (inside * weights[:, None])
+            count = member.double().T @ (inside * (weights > 0)[:, None])
+            moments = dataclasses.replace(moments, mass=mass, count=count)
+        return summarize(
+            moments,
+            self.alpha,
+            delta,
+            self.conditional,
+            self.groups,
+            [probabilities.cell_name(i, self.num_bins, self.columns).removeprefix(", ") for i in range(spread.shape[1])],
+            z.new_zeros(spread.shape[1]),
+            (-width, width / self.num_bins),
+            len(z),
+            cost=self._cost(levelsets.probabilities(start, self.euclidean), f, outcome, weights),
+            name=type(self).__name__,
+        )
+
+    def _cost(self, before: Tensor, after: Tensor, outcome: Tensor, weight: Tensor) -> dict[str, float]:
+        share = weight / weight.sum()
+        name = "Brier score" if self.range is None else "squared error"
+        cost = {}
+        for when, f in (("before", before), ("after", after)):
+            square = ((f - outcome) * (self.high - self.low)).square().sum(1)
+            cost[f"{name} {when}"] = float(square @ share)
+            if self.range is None:
+                p = f.clamp(1e-12, 1.0 - 1e-12)
+                chosen = outcome * p.log() + (0.0 if self.per_class else (1 - outcome) * torch.log1p(-p))
+                cost[f"log loss {when}"] = -float(chosen.sum(1) @ share)
+        return cost
+
+    def extra_repr(self) -> str:
+        """Options and state."""
+        kind = f"num_classes={self.num_classes}, " if self.per_class else ""
+        rounds = len(self.tables) + len(self.log_who)
+        return f"bins={self.bins}, {kind}geometry={self.geometry}, {super().extra_repr()}, rounds={rounds}"
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        for name in self._growing:
+            if prefix + name in state_dict:
+                old = getattr(self, name)
+                setattr(self, name, old.new_empty(state_dict[prefix + name].shape[0], *old.shape[1:]))
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+
+def _find_range(given: Any, per_class: bool) -> tuple[float, float]:
+    if given is None:
+        return 0.0, 1.0
+    if per_class:
+        raise ValueError("`range` is for a real outcome; with `num_classes` the outcome is a class.")
+    low, high = (float(v) for v in given)
+    if not (math.isfinite(low) and math.isfinite(high) and low < high):
+        raise ValueError(f"`range` must be (low, high) with low < high, got {given!r}.")
+    return low, high

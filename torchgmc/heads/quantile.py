@@ -1,0 +1,323 @@
+"""Group-conditional and multivalid quantiles of conformity scores: coverage at its target for every group."""
+
+import dataclasses
+import math
+from typing import Any, ClassVar, Optional
+
+import torch
+from torch import Tensor
+
+from torchgmc import checks, levelsets, quantiles, theory
+from torchgmc.audit import Audit, Moments, summarize
+from torchgmc.distributed import pooled
+from torchgmc.heads.base import Head
+from torchgmc.quantiles import QuantileProblem, ScoreExamples
+from torchgmc.solver import Log, Report, run
+
+#: Longest run of fixed steps when `max_iter` is not given.
+MAX_FIXED_STEPS = 100_000
+
+
+class QuantileHead(Head):
+    r"""Thresholds q(x) on a conformity score, so that every group is covered at the target rate.
+
+    .. math:: \left| E[1_A(x)\, 1\{q(x) \in \text{bin}_k\}\, (1\{\text{score} \le q(x)\} - \text{target})] \right| \le \alpha
+
+    ``bins=None`` has one level set: group-conditional coverage, :math:`q(x) = q_0 - \sum_{A \ni x} \theta_A`. With ``bins=b``
+    coverage also holds at every level of the threshold itself (multivalid). Theta minimises the pinball loss; with level sets
+    the state is a log of steps. The scores come from :mod:`torchgmc.conformity` or are your own: small = conforming.
+
+    Args:
+        target: coverage to hold, e.g. 0.9.
+        alpha: largest violation allowed.
+        groups: names of the groups; None for one group of everyone.
+        bins: number of equal-width level sets of q over ``range``, or None.
+        conditional: violations are divided by P(A), so that alpha bounds each group's own miscoverage.
+        init: q0, the threshold to start from; by default the target quantile of all scores.
+        range: (low, high) over which the level sets are spread; by default that of the calibration scores.
+
+    Shapes: ``fit(scores (n,), groups (n, a))``; ``head(groups)`` -> thresholds ``(n,)``, float64. A starting threshold per
+    example may be given as ``base`` to both; it replaces q0.
+
+    Example:
+        >>> groups = torch.rand(3000, 2) < torch.tensor([0.3, 0.6])
+        >>> prediction, noise = torch.zeros(3000), torch.randn(3000) * (1 + 2 * groups[:, 0])
+        >>> scores = gmc.conformity.absolute_residual(prediction, noise)
+        >>> head = gmc.QuantileHead(target=0.9, alpha=0.005, groups=["wide", "other"]).fit(scores, groups)
+        >>> low, high = gmc.conformity.interval(prediction, head(groups))
+        >>> covered = (low <= noise) & (noise <= high)
+        >>> bool((gmc.violations(groups, covered.float() - 0.9).abs() <= 0.005).all())
+        True
+    """
+
+    base: Tensor
+    offsets: Tensor
+    log_who: Tensor
+    log_step: Tensor
+    log_column: Tensor
+    edges: Tensor
+    unit: Tensor
+    settings: ClassVar[tuple[str, ...]] = ("target", "alpha", "groups", "bins", "conditional", "init", "range")
+    _growing: ClassVar[tuple[str, ...]] = ("log_who", "log_step", "log_column")
+
+    def __init__(
+        self,
+        target: float,
+        alpha: float,
+        groups: Any = None,
+        bins: int | None = None,
+        conditional: bool = False,
+        init: float | None = None,
+        range: tuple[float, float] | None = None,
+    ) -> None:
+        super().__init__(alpha, groups, conditional)
+        self.target = checks.fraction("target", target)
+        self.bins = None if bins is None else checks.count("bins", bins, 1)
+        self.num_bins = self.bins or 1
+        if init is not None and not math.isfinite(init):
+            raise ValueError(f"`init` must be a finite threshold, got {init!r}.")
+        self.init = None if init is None else float(init)
+        self.range = None if range is None else [float(v) for v in range]
+        if self.range is not None and not (len(self.range) == 2 and -math.inf < self.range[0] < self.range[1] < math.inf):
+            raise ValueError(f"`range` must be (low, high) with low < high, got {range!r}.")
+        self.register_buffer("base", torch.zeros((), dtype=torch.float64))
+        self.register_buffer("offsets", torch.zeros(self.num_groups, dtype=torch.float64))
+        self.register_buffer("log_who", torch.zeros(0, self.num_bins, dtype=torch.int64))
+        self.register_buffer("log_step", torch.zeros(0, self.num_bins, dtype=torch.float64))
+        self.register_buffer("log_column", torch.zeros(0, dtype=torch.int64))
+        self.register_buffer("edges", torch.zeros(self.num_bins - 1, dtype=torch.float64))
+        self.register_buffer("unit", torch.ones((), dtype=torch.float64))
+        self.reset()
+
+    # -- statistics --------------------------------------------------------------------------------------------------
+
+    def reset(self) -> None:
+        """Forget statistics, state and report."""
+        self.statistics: ScoreExamples | None = None
+        self.base.zero_()
+        self.offsets.zero_()
+        for name in self._growing:
+            setattr(self, name, getattr(self, name)[:0])
+        self._mark_unfitted()
+
+    def observe(self, scores: Tensor, groups: Any = None, weight: Any = None, base: Any = None) -> None:
+        """Add a batch to the statistics.
+
+        Args:
+            scores: conformity scores, ``(n,)``, floating.
+            groups: membership ``(n, a)``, bool, or a :class:`~torchgmc.Groups`.
+            weight: weight of each example, ``(n,)``.
+            base: threshold of each example to start from, ``(n,)``; the common q0 if omitted.
+        """
+        batch = self._check_batch(scores, groups, weight, base)
+        if len(batch.scores) == 0:
+            return
+        if self.statistics is not None and bool(batch.base[0].isnan()) != bool(self.statistics.base[0].isnan()):
+            raise ValueError("`base` must be given with every batch, or with none.")
+        self.statistics = batch if self.statistics is None else self.statistics + batch
+
+    def _check_batch(self, scores: Any, groups: Any, weight: Any, base: Any) -> ScoreExamples:
+        scores = checks.scores("scores", scores).detach()
+        if scores.dim() != 1:
+            raise ValueError(f"`scores` must have shape (n,), one conformity score per example, got {tuple(scores.shape)}.")
+        n = len(scores)
+        if base is not None:
+            base = checks.scores("base", base).detach().double()
+            if base.shape != (n,) or base.device != scores.device:
+                raise ValueError(f"`base` must have shape ({n},) on {scores.device}, got {tuple(base.shape)} on {base.device}.")
+        else:
+            base = scores.new_full((n,), math.nan, dtype=torch.float64)
+        member = self._check_groups(groups, n, scores.device)
+        return ScoreExamples(scores.double(), base, member, checks.weights(weight, n, scores))
+
+    # -- fit ---------------------------------------------------------------------------------------------------------
+
+    @pooled
+    def calibrate(self, solver: str = "exact", eta: float | None = None, max_iter: int | None = None) -> "QuantileHead":
+        """Find the thresholds.
+
+        Args:
+            solver: ``"exact"`` (line searches on the pinball loss), ``"paper"`` (Algorithm 1) or ``"fresh"`` (Algorithm 2).
+            eta: fixed step; by default alpha / (K B) with K the largest density of the scores seen.
+            max_iter: cap on the steps: 1000 for ``"exact"``; else the bound of Theorem 1, at most 100,000.
+        """
+        self._check_solver(solver, eta, max_iter)
+        examples = self.statistics
+        if examples is None or len(examples.scores) == 0:
+            raise ValueError("no examples observed: call `observe` (or `fit`) with at least one score first.")
+        mass = examples.weight @ examples.member.double()
+        if bool((mass <= 0).any()):
+            name = self.groups[int((mass <= 0).nonzero()[0])]
+            raise ValueError(f"group {name!r} has no examples: no promise can be fitted for it. Leave it out, or add data.")
+        unit = quantiles.grid_unit(examples.scores)
+        start = self.init
+        if start is None:
+            start = quantiles.weighted_quantile(examples.scores, examples.weight, self.target)
+        start = math.ceil(start / unit) * unit
+        low, high = self.range or [float(v) for v in examples.scores.aminmax()]
+        edges = low + (high - low) * torch.arange(1, self.num_bins, dtype=torch.float64) / self.num_bins
+        edges = levelsets.snap(edges.to(examples.scores.device), unit)
+        z = torch.where(examples.base.isnan(), start, levelsets.snap(examples.base, unit))[:, None]
+        if solver == "exact":
+            offsets, log, report = self._exact(examples, z, edges, unit, checks.count("max_iter", max_iter, 1000))
+        else:
+            offsets, log, report = self._fixed(examples, z, edges, unit, solver, eta, max_iter)
+        device = self.offsets.device
+        self.base.fill_(start)
+        self.unit.fill_(unit)
+        self.offsets.copy_(offsets)
+        self.edges.copy_(edges)
+        self.log_who, self.log_step, self.log_column = (t.to(device) for t in log)
+        details = {"examples": len(z), "alpha_asked": self.alpha, "alpha_met": float(report.violations_after.abs().max())}
+        self._mark_fitted(dataclasses.replace(report, details=details | {"rounds": len(self.log_who)}))
+        return self
+
+    def _problem(self, examples: ScoreExamples, z: Tensor, edges: Tensor, unit: float) -> QuantileProblem:
+        return QuantileProblem(
+            examples.scores,
+            self.target,
+            z=z,
+            member=examples.member,
+            weight=examples.weight,
+            edges=edges,
+            names=self.groups,
+            conditional=self.conditional,
+            euclidean=None,
+            unit=unit,
+        )
+
+    def _exact(
+        self, examples: ScoreExamples, z: Tensor, edges: Tensor, unit: float, max_iter: int
+    ) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor], Report]:
+        """Group offsets first, then steps on the level sets for what is left; nothing if f0 keeps the promise."""
+        dynamic = self._problem(examples, z, edges, unit)
+        before, offsets = dynamic.violations(), torch.zeros_like(dynamic.mass)
+        first: Report | None = None
+        if bool((before.abs() > self.alpha).any()):
+            static = self._problem(examples, z, edges[:0], unit)
+            first, log = run(static, self.alpha, "exact", None, max_iter)
+            offsets = self._offsets(static, log)
+            if len(edges) == 0:
+                return offsets, self._rounds(static, Log(log.who[:0], log.what[:0], log.step[:0])), first
+            dynamic = self._problem(examples, static.z, edges, unit)
+        report, log = run(dynamic, self.alpha, "exact", None, max_iter)
+        if first is not None:
+            worst = before.abs().max()[None].to(first.history)
+            report = dataclasses.replace(
+                report,
+                iterations=first.iterations + report.iterations,
+                violations_before=before,
+                history=torch.cat([worst, first.history[1:], report.history[1:]]),
+                seconds=first.seconds + report.seconds,
+            )
+        return offsets, self._rounds(dynamic, log), report
+
+    def _fixed(
+        self,
+        examples: ScoreExamples,
+        z: Tensor,
+        edges: Tensor,
+        unit: float,
+        solver: str,
+        eta: float | None,
+        max_iter: int | None,
+    ) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor], Report]:
+        problem = self._problem(examples, z, edges, unit)
+        slope, norm = problem.slope(), float((problem.mass / problem.scale.square()).max())
+        low, high = (float(v) for v in torch.cat([problem.scores, z]).aminmax())
+        bound = theory.iteration_bound(self.alpha, slope, norm, max(high - low, 1e-12))
+        steps = max_iter or min(MAX_FIXED_STEPS, max(1, bound))
+        if solver == "fresh":
+            steps = max_iter or min(200, max(1, len(z) // 100))
+            problem.divide(2 * steps)
+        report, log = run(problem, self.alpha, solver, eta or theory.step_size(self.alpha, slope, norm), steps)
+        if problem.dynamic:
+            return torch.zeros_like(problem.mass), self._rounds(problem, log), report
+        return self._offsets(problem, log), self._rounds(problem, Log(log.who[:0], log.what[:0], log.step[:0])), report
+
+    def _offsets(self, problem: QuantileProblem, log: Log) -> Tensor:
+        """The log of static groups, collapsed."""
+        return torch.zeros_like(problem.mass).index_add_(0, log.who, problem.length(log.who, log.step))
+
+    def _rounds(self, problem: QuantileProblem, log: Log) -> tuple[Tensor, Tensor, Tensor]:
+        step = problem.length(log.who, log.step)
+        return levelsets.merge_log(log.who, log.what, torch.zeros_like(log.who), step, problem.edges)
+
+    # -- use ---------------------------------------------------------------------------------------------------------
+
+    def forward(self, groups: Optional[Tensor] = None, base: Optional[Tensor] = None) -> Tensor:  # noqa: UP045  # TorchScript
+        """Threshold of each example, ``(n,)``, float64: one entry if the head has no groups and no ``base`` is given."""
+        n = 1
+        if groups is not None:
+            n = groups.shape[0]
+        elif base is not None:
+            n = base.shape[0]
+        member = self.membership(groups, n, self.base)
+        start = self.base.expand([n])
+        if base is not None:
+            start = torch.round(base.to(torch.float64) / self.unit) * self.unit
+        z = (start - member @ self.offsets).unsqueeze(1)
+        z = levelsets.apply_log(z, member, self.log_who, self.log_step, self.log_column, self.edges, False)
+        return z.squeeze(1)
+
+    def audit(self, scores: Tensor, groups: Any = None, delta: float = 0.05, weight: Any = None, base: Any = None) -> Audit:
+        r"""Measure the promise on held-out scores, with intervals that hold for all cells at once.
+
+        The column ``Q`` of the table is the metric :math:`Q(f, g')` of quantile multicalibration over the level sets (over the
+        distinct thresholds if ``bins=None``), see :func:`torchgmc.quantiles.quantile_error`; f is multicalibrated in that sense
+        when P(g') Q <= alpha for all groups, whose worst is in ``cost``. ``cost`` also holds the mean
+        threshold before and after.
+        """
+        checks.fraction("delta", delta)
+        batch = self._check_batch(scores, groups, weight, base)
+        n, member = len(batch.scores), batch.member
+        if n == 0:
+            raise ValueError("`scores` holds no examples to audit.")
+        if bool((member.sum(0) == 0).any()):
+            name = self.groups[int((member.sum(0) == 0).nonzero()[0])]
+            raise ValueError(f"group {name!r} has no examples to audit; leave it out or add data.")
+        q = self.forward(member if self.grouped else None, None if base is None else batch.base).expand(n)
+        level = levelsets.levels(q[:, None], self.edges, False)
+        covered = batch.scores <= q
+        spread = q.new_zeros(n, self.num_bins)
+        s = spread.scatter(1, level, (covered.double() - self.target)[:, None])
+        moments = Moments.of(member, s, batch.weight[:, None].expand_as(s))
+        if not self.conditional:
+            inside = spread.scatter(1, level, 1.0)
+            mass = member.double().T @ (inside * batch.weight[:, None])
+            count = member.double().T @ (inside * (batch.weight > 0)[:, None])
+            moments = dataclasses.replace(moments, mass=mass, count=count)
+        error = quantiles.quantile_error(level[:, 0] if self.bins else q, covered, member, self.target, batch.weight)
+        share = batch.weight / batch.weight.sum()
+        start = torch.where(batch.base.isnan(), self.base, batch.base)
+        audit = summarize(
+            moments,
+            self.alpha,
+            delta,
+            self.conditional,
+            self.groups,
+            [f"q in level set {k + 1} of {self.num_bins}" for k in range(self.num_bins)] if self.bins else [""],
+            q.new_full((self.num_bins,), self.target),
+            (-self.target, 1.0 - self.target),
+            n,
+            cost={
+                "mean threshold before": float(start @ share),
+                "mean threshold after": float(q @ share),
+                "worst P(g') Q(f, g')": float((error * (member.double().T @ share)).max()),
+            },
+            name=type(self).__name__,
+        )
+        by_name = dict(zip(self.groups, error.tolist(), strict=True))
+        audit.table["Q"] = [by_name[name] for name in audit.table["group"]]
+        return audit
+
+    def extra_repr(self) -> str:
+        """Options and state."""
+        return f"target={self.target}, bins={self.bins}, {super().extra_repr()}, rounds={len(self.log_who)}"
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        for name in self._growing:
+            if prefix + name in state_dict:
+                old = getattr(self, name)
+                setattr(self, name, old.new_empty(state_dict[prefix + name].shape[0], *old.shape[1:]))
+        super()._load_from_state_dict(state_dict, prefix, *args)

@@ -1,0 +1,209 @@
+r"""Groups crossed with level sets of the prediction: the steps that move f, merged, and applied to new examples.
+
+Level sets depend on f, so the fitted state is a log of steps that a new input replays: each step looks at the level
+the input is in *now*. f is held in coordinates z in which a step is an addition: the logit (``geometry="kl"``) or f itself
+(``"euclidean"``). Coordinates and steps are whole multiples of a power of two, so that sums are exact in float64 in
+any order, and an example ends in the same level set in any batch, format or precision of the solver.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from torchgmc import projections
+
+#: Unit of the coordinates z of a probability, and of the steps taken in it.
+FINE, UNIT = 2.0**-40, 2.0**-32
+#: Largest |step|; sums of steps on this grid are exact in float64.
+LARGEST = 512.0
+#: Probabilities nearer to 0 or 1 have no use for a finer logit (float32 cannot hold them near 1).
+TINY = 2.0**-40
+#: Rows handled at a time, so that temporaries stay in a core's cache.
+ROWS = 1 << 13
+
+
+def snap(x: Tensor, unit: float = FINE) -> Tensor:
+    """Nearest multiple of ``unit``; its derivative is taken to be 1."""  # a default, as TorchScript sees no globals
+    return x + (torch.round(x.detach() * (1.0 / unit)) * unit - x.detach())
+
+
+def coordinates(probs: Tensor, euclidean: bool, tiny: float = TINY) -> Tensor:
+    """z of probabilities ``(n, C)``, float64; C = 1 for one event, else the classes of a simplex."""
+    p = probs.to(torch.float64)
+    if euclidean:
+        return snap(p)
+    p = p.clamp(tiny, 1.0 - tiny) if p.shape[1] == 1 else p.clamp(tiny, 1.0)
+    return snap(torch.log(p) - torch.log1p(-p) if p.shape[1] == 1 else torch.log(p))
+
+
+def probabilities(z: Tensor, euclidean: bool) -> Tensor:
+    """f of coordinates ``(n, C)``: the inverse of :func:`coordinates`, with the projection onto [0, 1] or the simplex."""
+    if z.shape[1] == 1:
+        return z.clamp(0.0, 1.0) if euclidean else torch.sigmoid(z)
+    return projections.simplex(z) if euclidean else torch.softmax(z, 1)
+
+
+def equal_width(bins: int, one_event: bool, euclidean: bool) -> Tensor:
+    """Inner edges of equal-width level sets of f, float64 ``(bins - 1,)``: in z for one event, in f for classes."""
+    inner = torch.arange(1, bins, dtype=torch.float64) / bins
+    return coordinates(inner[:, None], euclidean)[:, 0] if one_event else inner
+
+
+def levels(z: Tensor, edges: Tensor, euclidean: bool) -> Tensor:
+    """Level set of each coordinate, int64 ``(n, C)``: the number of inner edges at or below it."""
+    x = z.detach() if z.shape[1] == 1 else snap(probabilities(z.detach(), euclidean))
+    return (x.unsqueeze(-1) >= edges).to(torch.int64).sum(-1)
+
+
+def apply_tables(z: Tensor, member: Tensor, tables: Tensor, edges: Tensor, euclidean: bool) -> Tensor:
+    r"""Rounds that move every cell at once: :math:`z_c \leftarrow z_c - \sum_{A \ni x} \Delta_t[A, k_c(z), c]`.
+
+    Args:
+        z: coordinates ``(n, C)``, float64.
+        member: membership ``(n, a)``, float64.
+        tables: steps of each round, ``(T, a, b, C)``, float64.
+        edges: inner edges of the b level sets.
+        euclidean: geometry.
+    """
+    for t in range(tables.shape[0]):
+        moves = (member @ tables[t].flatten(1)).view(-1, tables.shape[2], tables.shape[3])  # (n, b, C)
+        z = z - moves.gather(1, levels(z, edges, euclidean).unsqueeze(1)).squeeze(1)
+    return z
+
+
+def apply_log(z: Tensor, member: Tensor, who: Tensor, step: Tensor, column: Tensor, edges: Tensor, euclidean: bool) -> Tensor:
+    """Rounds that move at most one group per level set, as :func:`merge_log` gives them; f is projected after each.
+
+    Args:
+        z: coordinates ``(n, C)``, float64.
+        member: membership ``(n, a)``.
+        who, step: group and step of each round and level set, ``(T, b)``; a step of 0 moves nothing.
+        column: the column of z that a round moves, ``(T,)``.
+        edges: inner edges of the b level sets.
+        euclidean: project z after each round (onto [0, 1] or the simplex).
+    """
+    place = torch.arange(z.shape[1], device=z.device)
+    for t in range(who.shape[0]):
+        here = place == column[t]  # (C,)
+        level = (levels(z, edges, euclidean) * here).sum(1)  # (n,)
+        inside = member.gather(1, who[t][level].unsqueeze(1)).squeeze(1)
+        z = z - (step[t][level] * inside).unsqueeze(1) * here
+        if euclidean:
+            z = z.clamp(0.0, 1.0) if z.shape[1] == 1 else snap(projections.simplex(z))
+    return z
+
+
+def merge_log(
+    who: Tensor, level: Tensor, column: Tensor, step: Tensor, edges: Tensor, num_columns: int = 1
+) -> tuple[Tensor, Tensor, Tensor]:
+    r"""Merge consecutive steps that commute for every possible input.
+
+    A step on level set k can carry an input only to level sets within its length. A later step joins the round if its level
+    set is none of these, nor one that the round moves already: then all steps of the round see the input where it was at
+    the round's start. With several columns (classes) a step moves every probability, and nothing is merged.
+
+    Args:
+        who, level, column, step: the log, each ``(T,)``.
+        edges: inner edges of the b level sets, in the coordinates in which a step is an addition.
+        num_columns: C.
+
+    Returns:
+        ``who`` and ``step`` of each round and level set ``(R, b)``, and its ``column`` ``(R,)``.
+
+    Example:
+        >>> log = torch.tensor([0, 1, 0]), torch.tensor([0, 3, 1]), torch.tensor([0, 0, 0]), torch.tensor([-0.1, 0.1, 0.1])
+        >>> merge_log(*log, edges=torch.tensor([0.25, 0.5, 0.75]))[1]
+        tensor([[-0.1000,  0.0000,  0.0000,  0.1000],
+                [ 0.0000,  0.1000,  0.0000,  0.0000]])
+    """
+    bins = len(edges) + 1
+    low = torch.cat([edges.new_full((1,), -torch.inf), edges])
+    high = torch.cat([edges, edges.new_full((1,), torch.inf)])
+    # Where an input that starts in its level set can be afterwards (an end just at an edge counts on both sides).
+    lowest = torch.bucketize(torch.minimum(low[level] - step, low[level]), edges).tolist()
+    highest = torch.bucketize(torch.maximum(high[level] - step, high[level]), edges, right=True).tolist()
+    places, rounds = level.tolist(), []
+    count, taken = -1, set(range(bins))
+    for k, first, last in zip(places, lowest, highest, strict=True):
+        if num_columns > 1 or k in taken:
+            count, taken = count + 1, set()
+        rounds.append(count)
+        taken.update(range(first, last + 1))
+    index = torch.tensor(rounds, dtype=torch.int64, device=who.device)
+    table_who, table_step = who.new_zeros(count + 1, bins), step.new_zeros(count + 1, bins)
+    table_who[index, level], table_step[index, level] = who, step
+    return table_who, table_step, column.new_zeros(count + 1).scatter_(0, index, column)
+
+
+class Table:
+    r"""Sums of w s over every (group, level set, column), kept while f moves.
+
+    After a step only the examples that moved have another s or level set: their old part is taken off and their new part is
+    added. Every ``REFRESH`` updates, or when more than a quarter moved, the table is made anew, so rounding does not add up.
+
+    Args:
+        member: membership ``(n, a)``, bool or floating.
+        bins: level sets b.
+        read: rows -> (s ``(m, C)``, level ``(m, C)``) at the current f, with weights in s already; None for all rows.
+    """
+
+    REFRESH = 256
+
+    def __init__(self, member: Tensor, bins: int, read: Callable[[Tensor | None], tuple[Tensor, Tensor]]) -> None:
+        self.member, self.bins, self.read = member, bins, read
+        self.recompute()
+
+    def recompute(self) -> None:
+        """Make the table from all examples."""
+        self.sums = cell_sums(self.member, *self.read(None), self.bins)  # (a, b, C)
+        self.age = 0
+
+    def update(self, rows: Tensor, move: Callable[[], None]) -> None:
+        """Call ``move``, which changes f of ``rows`` alone, and keep the table up to date."""
+        self.age += 1
+        if self.age >= self.REFRESH or 4 * len(rows) > len(self.member):
+            move()
+            self.recompute()
+            return
+        some = self.member[rows]
+        before = cell_sums(some, *self.read(rows), self.bins)
+        move()
+        self.sums = self.sums + (cell_sums(some, *self.read(rows), self.bins) - before)
+
+
+def cell_sums(member: Tensor, values: Tensor, level: Tensor, bins: int) -> Tensor:
+    """Sum of ``values`` (n, C) over every group and level set of each column: ``(a, b, C)``, float64.
+
+    One matrix product with the values spread over their level sets, in pieces that stay in the cache.
+    """
+    columns = values.shape[1]
+    total = torch.zeros(member.shape[1], bins * columns, dtype=torch.float64, device=values.device)
+    dtype = member.dtype if member.is_floating_point() else torch.float64
+    place = level * columns + torch.arange(columns, device=level.device)
+    step = len(values) if values.device.type != "cpu" else ROWS
+    for start in range(0, len(values), max(step, 1)):
+        one = slice(start, start + step)
+        part = values[one].to(dtype)
+        spread = part.new_zeros(len(part), bins * columns).scatter_(1, place[one], part)
+        total += (member[one].to(dtype).T @ spread).to(torch.float64)
+    return total.view(-1, bins, columns)
+
+
+def exact_product(member: Tensor, table: Tensor) -> Tensor:
+    """``member @ table`` for 0/1 members and a table of multiples of UNIT below LARGEST: exact, float64.
+
+    A float32 member (n, a) is multiplied with three pieces of 14 bits, whose sums over up to 1,024 groups are whole
+    numbers below 2^24: exact in float32 too, at the cost of one pass over the members.
+    """
+    if member.dtype == torch.float64:
+        return member @ table
+    if member.shape[1] > 1024:
+        return torch.cat([part.double() @ table for part in torch.split(member, ROWS)])
+    whole = table / UNIT
+    high = torch.round(whole / 2.0**28)
+    rest = whole - high * 2.0**28
+    middle = torch.round(rest / 2.0**14)
+    pieces = torch.stack([high, middle, rest - middle * 2.0**14], -1).flatten(1)  # (a, 3 u)
+    parts = (member @ pieces.to(member.dtype)).view(len(member), -1, 3).double()
+    return (parts[..., 0] * 2.0**28 + parts[..., 1] * 2.0**14 + parts[..., 2]) * UNIT

@@ -1,0 +1,479 @@
+r"""Multicalibrated probabilities: offsets of all groups at once by Newton steps, then rounds on groups x level sets.
+
+In coordinates z (logit or identity, see :mod:`torchgmc.levelsets`) both geometries have a convex potential
+:math:`E[\psi(z) - y z]` whose derivative is s = f(z) - y: the log loss for ``"kl"``, a Huber-like loss for ``"euclidean"``.
+So a violation is a slope of the potential, and all offsets can be found at once.
+"""
+
+import math
+import time
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchgmc import levelsets
+from torchgmc.lasso import solve_lasso
+from torchgmc.levelsets import LARGEST, ROWS, UNIT, cell_sums, exact_product, snap
+from torchgmc.solver import Report
+
+#: Slack of an offset and of a cell's step, and the least violation worth mending, in standard errors of the cell's sum.
+STATIC_SLACK, CELL_SLACK, FLOOR = 0.5, 2.0, 3.0
+#: Rows that a Hessian is estimated from (the slope itself always uses every row).
+SAMPLE = 1 << 14
+#: A membership with fewer entries is kept in float64.
+SMALL = 1 << 20
+#: Halvings of a step.
+HALVINGS = 8
+
+
+@dataclass
+class Examples:
+    """What a calibration set is reduced to.
+
+    Attributes:
+        z: coordinates of f0, float64 ``(n, C)``.
+        y: outcomes in [0, 1], float64 ``(n, C)``; rows of classes sum to 1.
+        member: groups, bool ``(n, a)``.
+        weight: float64 ``(n,)``.
+    """
+
+    z: Tensor
+    y: Tensor
+    member: Tensor
+    weight: Tensor
+
+    def __add__(self, other: "Examples") -> "Examples":
+        """Examples of both sets."""
+        return Examples(*(torch.cat([getattr(self, name), getattr(other, name)]) for name in self.__dataclass_fields__))
+
+
+@dataclass(frozen=True)
+class Promise:
+    """What is asked: |violation| <= alpha on every (group, level set, class), where the sample can tell.
+
+    Attributes:
+        alpha: largest violation.
+        edges: inner edges of the level sets, empty for one; see :func:`torchgmc.levelsets.equal_width`.
+        euclidean: geometry.
+        conditional: violations are divided by P(A).
+        noise_floor: a violation below three standard errors of its own sum is left alone.
+        events: y is 0 or 1 (the variance of a cell is then also known from f).
+    """
+
+    alpha: float
+    edges: Tensor
+    euclidean: bool
+    conditional: bool
+    noise_floor: bool
+    events: bool
+
+    @property
+    def bins(self) -> int:
+        """Level sets."""
+        return len(self.edges) + 1
+
+
+class Solution(NamedTuple):
+    """Offsets ``(1 + a, C)`` and rounds ``(T, 1 + a, b, C)`` (row 0 is for everyone), z at the end, and the report."""
+
+    offsets: Tensor
+    tables: Tensor
+    z: Tensor
+    report: Report
+
+
+class Measure(NamedTuple):
+    """One search over all cells at some f: violations, tolerances and slacks ``(1 + a, b, C)``, and the losses."""
+
+    level: Tensor
+    violation: Tensor
+    error: Tensor  # standard error of each violation
+    brier: float
+
+
+class Sample:
+    """Examples laid out for fast sums; row 0 of every table is the group of everyone.
+
+    Args:
+        examples: at least one.
+        promise: what is asked.
+    """
+
+    def __init__(self, examples: Examples, promise: Promise) -> None:
+        member = examples.member
+        n, a = member.shape
+        cpu = member.device.type == "cpu" and torch.get_float32_matmul_precision() == "highest"
+        self.dtype = torch.float32 if cpu and n * a > SMALL else torch.float64
+        self.member = torch.ones(n, a + 1, dtype=self.dtype, device=member.device)
+        self.member[:, 1:] = member
+        self.z, self.y, self.promise = examples.z, examples.y, promise
+        self.share = (examples.weight / examples.weight.sum())[:, None]  # (n, 1)
+        self.scale = torch.ones(a + 1, 1, 1, dtype=torch.float64, device=member.device)
+        if promise.conditional:
+            self.scale[:, 0, 0] = self._transposed(self.share)[:, 0]
+
+    def _transposed(self, values: Tensor) -> Tensor:
+        """member^T values, float64, in pieces."""
+        total = torch.zeros(self.member.shape[1], values.shape[1], dtype=torch.float64, device=values.device)
+        for part, some in zip(torch.split(self.member, ROWS), torch.split(values.to(self.dtype), ROWS), strict=True):
+            total += part.T @ some
+        return total
+
+    def level(self, z: Tensor) -> Tensor:
+        """Level set of each example and class."""
+        if z.shape[1] > 1 or z.device.type != "cpu":
+            return levelsets.levels(z, self.promise.edges, self.promise.euclidean)
+        return torch.bucketize(z, self.promise.edges, right=True)
+
+    def measure(self, z: Tensor) -> Measure:
+        """Search every cell at z."""
+        f = levelsets.probabilities(z, self.promise.euclidean)
+        level, s = self.level(z), f - self.y
+        square = s.square()
+        brier = float((square * self.share).sum())
+        if self.promise.events:
+            square = 0.5 * (square + f * (1.0 - f))  # a cell without events would look free of noise
+        # One pass for both sums; the second is scaled up so that float32 holds it as well as the first.
+        both = torch.cat([s * self.share, square * (self.share.square() * len(s))], 1)
+        sums = cell_sums(self.member, both.to(self.dtype), level.repeat(1, 2), self.promise.bins)
+        violation, variance = torch.split(sums, z.shape[1], 2)
+        return Measure(level, violation.contiguous(), (variance / len(s)).sqrt(), brier)
+
+    def tolerance(self, measure: Measure) -> Tensor:
+        """Largest violation allowed in each cell (not divided by P(A))."""
+        asked = (self.promise.alpha * self.scale).expand_as(measure.error)
+        return torch.maximum(asked, FLOOR * measure.error) if self.promise.noise_floor else asked
+
+    def slack(self, error: Tensor, factor: float) -> Tensor:
+        """Slack of the l1 term: well inside the noise, or just inside alpha if the noise is not to count."""
+        return factor * error if self.promise.noise_floor else (0.95 * self.promise.alpha * self.scale).expand_as(error)
+
+    def excess(self, measure: Measure) -> Tensor:
+        """|violation| / tolerance of the groups asked for (everyone is not among them), ``(a, b, C)``."""
+        return (measure.violation.abs() / self.tolerance(measure).clamp_min(1e-300))[1:]
+
+
+def curvature(z: Tensor, f: Tensor, euclidean: bool) -> Tensor:
+    """Derivative of f_c in z_c, ``(n, C)``; for classes it leaves out the cross terms, which line searches make up for."""
+    if euclidean:
+        return ((z > 0) & (z < 1)).to(f.dtype) if z.shape[1] == 1 else (f > 0).to(f.dtype)
+    return f * (1.0 - f)
+
+
+def loss(z: Tensor, f: Tensor, y: Tensor, euclidean: bool) -> Tensor:
+    """Potential of each example, psi(z) - <y, z>, up to a constant; ``(n,)``."""
+    if z.shape[1] == 1:
+        if euclidean:
+            return (f * (z - 0.5 * f) - y * z)[:, 0]
+        return (torch.nn.functional.softplus(z) - y * z)[:, 0]
+    if euclidean:  # the convex function whose gradient is the projection
+        return (f * z - 0.5 * f.square() - y * z).sum(1)
+    return torch.logsumexp(z, 1) - (y * z).sum(1)
+
+
+class Newton:
+    """The static problem: min E[psi(z) - <y, z>] + sum slack |Theta| with z = z0 - W Theta.
+
+    Args:
+        member: ``(n, 1 + a)``.
+        z, y, share: ``(n, C)``, ``(n, C)``, ``(n, 1)``; share sums to 1.
+        euclidean: geometry.
+    """
+
+    def __init__(self, member: Tensor, z: Tensor, y: Tensor, share: Tensor, euclidean: bool) -> None:
+        self.member, self.euclidean = member, euclidean
+        self.z, self.y, self.share = (t.to(member.dtype) for t in (z, y, share))
+
+    def thin(self, rows: int) -> "Newton":
+        """Every k-th example, about ``rows`` of them."""
+        stride = max(1, len(self.z) // rows)
+        share = self.share[::stride]
+        return Newton(self.member[::stride], self.z[::stride], self.y[::stride], share / share.sum(), self.euclidean)
+
+    def slope(self, theta: Tensor) -> tuple[Tensor, float]:
+        """Violations ``(1 + a, C)`` and potential at Theta."""
+        theta = theta.to(self.member.dtype)
+        total, value = torch.zeros_like(theta, dtype=torch.float64), self.z.new_zeros((), dtype=torch.float64)
+        for member, z, y, share in self._parts():
+            z = z - member @ theta
+            f = levelsets.probabilities(z, self.euclidean)
+            total += member.T @ ((f - y) * share)
+            value += (loss(z, f, y, self.euclidean) * share[:, 0]).sum()
+        return total, float(value)
+
+    def hessian(self, theta: Tensor) -> Tensor:
+        """One block per class, ``(C, 1 + a, 1 + a)``, float64."""
+        theta = theta.to(self.member.dtype)
+        size, columns = theta.shape
+        total = torch.zeros(columns, size, size, dtype=torch.float64, device=theta.device)
+        for member, z, _, share in self._parts():
+            z = z - member @ theta
+            weight = curvature(z, levelsets.probabilities(z, self.euclidean), self.euclidean) * share
+            for column in range(columns):
+                total[column] += member.T @ (member * weight[:, column : column + 1])
+        return total
+
+    def _parts(self) -> "zip[tuple[Tensor, Tensor, Tensor, Tensor]]":
+        rows = ROWS if self.z.device.type == "cpu" else len(self.z)
+        return zip(*(torch.split(t, rows) for t in (self.member, self.z, self.y, self.share)), strict=True)
+
+    def minimise(self, theta: Tensor, slack: Tensor, hessian: Tensor | None, steps: int, precision: float) -> Tensor:
+        """Newton steps until the optimality conditions hold to ``precision`` of the slack.
+
+        A Hessian that is given is kept as long as steps made with it lower the objective as they should.
+        """
+        slope, value = self.slope(theta)
+        value += float((slack * theta.abs()).sum())
+        for _ in range(steps):
+            if bool((_residual(theta, slope, slack) <= precision * slack).all()):
+                break
+            matrix = self.hessian(theta) if hessian is None else hessian
+            model = (matrix @ theta.T[..., None])[..., 0] + slope.T  # (C, 1 + a)
+            goal = solve_lasso(matrix, model, slack.T, theta.T).T
+            goal = goal.clamp(-LARGEST / 2, LARGEST / 2)
+            for halving in range(HALVINGS + 1):
+                trial = theta + (goal - theta) * 0.5**halving
+                trial_slope, trial_value = self.slope(trial)
+                trial_value += float((slack * trial.abs()).sum())
+                if trial_value <= value + 1e-7 * abs(value) or (hessian is not None and halving == 1):
+                    break
+            if trial_value > value + 1e-7 * abs(value):
+                if hessian is None:
+                    break  # as near as this arithmetic gets
+                hessian = None
+                continue
+            theta, slope, value = trial, trial_slope, trial_value
+        return theta
+
+
+def _residual(theta: Tensor, slope: Tensor, slack: Tensor) -> Tensor:
+    """How far the conditions of the optimum are missed, per offset."""
+    off = (slope.abs() - slack).clamp_min(0.0)
+    on = (slope - slack * theta.sign()).abs()
+    return torch.where(theta == 0, off, on)
+
+
+def static_offsets(sample: Sample) -> Tensor:
+    """Offsets of every group (and everyone) at once, ``(1 + a, C)``: on a thinned sample first, then on all of it."""
+    newton = Newton(sample.member, sample.z, sample.y, sample.share, sample.promise.euclidean)
+    n = len(sample.z)
+    f = levelsets.probabilities(sample.z, sample.promise.euclidean)
+    square = ((f - sample.y).square() * sample.share.square()).to(sample.dtype)
+    error = sample._transposed(square).sqrt()  # (1 + a, C)
+    slack = sample.slack(error[:, None], STATIC_SLACK)[:, 0]
+    theta, hessian = torch.zeros_like(error), None
+    if n > 4 * SAMPLE:
+        few = newton.thin(SAMPLE)
+        theta = few.minimise(theta, slack * math.sqrt(n / len(few.z)) if sample.promise.noise_floor else slack, None, 20, 0.5)
+        hessian = newton.thin(4 * SAMPLE).hessian(theta)
+    return newton.minimise(theta, slack, hessian, 50, 0.05)
+
+
+def fit(examples: Examples, promise: Promise, max_iter: int, names: list[str]) -> Solution:
+    """Newton on all offsets, then rounds on the level sets until every cell is within its tolerance.
+
+    Every step lowers the potential and does not raise the Brier score. Of all rounds the best prefix is kept.
+    """
+    started = time.perf_counter()
+    sample = Sample(examples, promise)
+    z = sample.z
+    before = measure = sample.measure(z)
+    offsets = torch.zeros(sample.member.shape[1], z.shape[1], dtype=torch.float64, device=z.device)
+    history, rounds, reason = [_worst(sample, measure)], _Rounds(sample), "converged"
+    static = bool((sample.excess(measure) > 1).any())
+    if static:
+        offsets = static_offsets(sample)
+        z, offsets, reason = _shorten(sample, offsets, measure.brier)
+        measure = sample.measure(z)
+        history.append(_worst(sample, measure))
+    best = (float(sample.excess(measure).max()) if len(names) else 0.0, 0, z, measure)
+    for _ in range(max_iter):
+        if best[0] <= 1:
+            break
+        stepped = rounds.step(z, measure)
+        if stepped is None:
+            reason = "stuck" if reason == "converged" else reason
+            break
+        z, measure = stepped
+        history.append(_worst(sample, measure))
+        excess = float(sample.excess(measure).max())
+        if excess < best[0]:
+            best = (excess, len(rounds.tables), z, measure)
+    else:
+        reason = "max_iter"
+    _, count, z, after = best
+    tables = torch.stack(rounds.tables[:count]) if count else offsets.new_zeros(0, *before.violation.shape)
+    if promise.bins == 1:  # one level set: the rounds are offsets too
+        offsets, tables = offsets + tables.sum(0)[:, 0], tables[:0]
+    history = history[: 1 + static + count]
+    report = _report(sample, before, after, history, reason, max_iter, names, time.perf_counter() - started)
+    return Solution(offsets, tables, z, report)
+
+
+def _shorten(sample: Sample, offsets: Tensor, brier: float) -> tuple[Tensor, Tensor, str]:
+    """z after the offsets, on the grid; halved until the Brier score has not risen."""
+    for halving in range(HALVINGS):
+        used = snap(offsets * 0.5**halving, UNIT)
+        z = sample.z - exact_product(sample.member, used)
+        f = levelsets.probabilities(z, sample.promise.euclidean)
+        if float(((f - sample.y).square() * sample.share).sum()) <= brier:
+            return z, used, "converged" if halving == 0 else "brier"
+    return sample.z, torch.zeros_like(offsets), "brier"
+
+
+class _Rounds:
+    """Rounds on the level sets: in each violated level set, a Newton step of all groups with the slack of their noise."""
+
+    def __init__(self, sample: Sample) -> None:
+        self.sample, self.promise = sample, sample.promise
+        self.tables: list[Tensor] = []
+        self.blocked: set[tuple[int, int]] = set()
+
+    def step(self, z: Tensor, measure: Measure) -> tuple[Tensor, Measure] | None:
+        """One round that lowers the potential; None when there is none."""
+        excess = self.sample.excess(measure).amax(0)  # (b, C)
+        order = excess.flatten().argsort(descending=True)
+        cells = [divmod(i, excess.shape[1]) for i in order[: int((excess > 1).sum())].tolist()]
+        cells = [cell for cell in cells if cell not in self.blocked]
+        while cells:
+            table = self._table(z, measure, cells)
+            found = self._search(z, measure, table)
+            if found is not None:
+                self.blocked.clear()
+                return found
+            if len(cells) == 1:
+                self.blocked.add(cells[0])
+                return self.step(z, measure)
+            cells = cells[: len(cells) // 2]  # too many at once: the worst half
+        return None
+
+    def _table(self, z: Tensor, measure: Measure, cells: list[tuple[int, int]]) -> Tensor:
+        """Steps (1 + a, b, C): a lasso in every level set of ``cells``."""
+        sample = self.sample
+        f = levelsets.probabilities(z, self.promise.euclidean)
+        weight = (curvature(z, f, self.promise.euclidean) * sample.share).to(sample.dtype)
+        blocks = [self._hessian(measure.level[:, column] == k, weight[:, column]) for k, column in cells]
+        level, column = (torch.tensor(part, device=z.device) for part in zip(*cells, strict=True))
+        slack = sample.slack(measure.error, CELL_SLACK)
+        steps = solve_lasso(torch.stack(blocks), measure.violation[:, level, column].T, slack[:, level, column].T)
+        table = torch.zeros_like(measure.violation)
+        table[:, level, column] = snap(steps.T.clamp(-LARGEST / 2, LARGEST / 2), UNIT * 2.0**HALVINGS)
+        return table
+
+    def _hessian(self, inside: Tensor, weight: Tensor) -> Tensor:
+        rows = inside.nonzero()[:, 0]
+        stride = max(1, len(rows) // SAMPLE)
+        some = rows[::stride]
+        member = self.sample.member[some]
+        factor = len(rows) / max(1, len(some))
+        return (member.T @ (member * weight[some, None])).double() * factor
+
+    def _search(self, z: Tensor, measure: Measure, table: Tensor) -> tuple[Tensor, Measure] | None:
+        """The whole step, or the first of its halves, quarters, ... that lowers the potential and not raises Brier."""
+        sample, euclidean = self.sample, self.promise.euclidean
+        used = (table != 0).flatten(1).any(0).nonzero()[:, 0]  # columns of the flat table
+        moves = torch.zeros(len(z), table[0].numel(), dtype=torch.float64, device=z.device)
+        moves[:, used] = exact_product(sample.member, table.flatten(1)[:, used])
+        place = measure.level * z.shape[1] + torch.arange(z.shape[1], device=z.device)
+        move = moves.gather(1, place)  # (n, C)
+        start = self._loss(z)
+        for halving in range(HALVINGS + 1):
+            length = 0.5**halving
+            trial = z - length * move
+            f = levelsets.probabilities(trial, euclidean)
+            brier = float(((f - sample.y).square() * sample.share).sum())
+            if self._loss(trial) < start and brier <= measure.brier:
+                self.tables.append(length * table)
+                return trial, sample.measure(trial)
+        return None
+
+    def _loss(self, z: Tensor) -> float:
+        f = levelsets.probabilities(z, self.promise.euclidean)
+        return float((loss(z, f, self.sample.y, self.promise.euclidean) * self.sample.share[:, 0]).sum())
+
+
+def _worst(sample: Sample, measure: Measure) -> float:
+    scaled = (measure.violation / sample.scale)[1:]
+    return float(scaled.abs().max()) if scaled.numel() else 0.0
+
+
+def _report(
+    sample: Sample,
+    before: Measure,
+    after: Measure,
+    history: list[float],
+    reason: str,
+    max_iter: int,
+    names: list[str],
+    seconds: float,
+) -> Report:
+    promise = sample.promise
+    first, last = ((m.violation / sample.scale)[1:].flatten(1) for m in (before, after))  # (a, b C)
+    tolerance = (sample.tolerance(after) / sample.scale)[1:].flatten(1)
+    worst = int((last.abs() / tolerance).argmax())
+    who, what = divmod(worst, last.shape[1])
+    largest = int(last.abs().argmax())
+    met = float(last.abs().flatten()[largest])
+    converged = bool((last.abs() <= tolerance).all())
+    spared = int(((last.abs() > promise.alpha) & (last.abs() <= tolerance)).sum())
+
+    def name(who: int, what: int) -> str:
+        return f"group {names[who]!r}{cell_name(what, promise.bins, after.violation.shape[2])}"
+
+    place = f"violation {abs(float(last[who, what])):.4g} > {float(tolerance[who, what]):.4g} in {name(who, what)}"
+    note = ""
+    if spared:
+        note = (
+            f" {spared} of {last.numel()} cells lie above alpha but within {FLOOR:g} standard errors of their own sum: chasing "
+            "them would fit noise (noise_floor=False does)."
+        )
+    if converged:
+        text = f"asked alpha = {promise.alpha:.4g}, met {met:.4g} on the sample (in {name(*divmod(largest, last.shape[1]))})."
+    elif reason == "max_iter":
+        text = f"`max_iter` = {max_iter} rounds reached with {place}; raise `max_iter`, or `alpha`."
+    elif reason == "brier":
+        text = f"stopped with {place}: a further step would raise the Brier score. Try the other `geometry`, or more `bins`."
+    else:
+        text = (
+            f"stopped with {place}: no step lowers the potential without raising the Brier score. Try a larger `alpha`, fewer "
+            "`bins`, or more data."
+        )
+    details = {
+        "examples": len(sample.z),
+        "alpha_asked": promise.alpha,
+        "alpha_met": met,
+        "noise_limited": spared,
+        "tolerance": tolerance,
+        "brier_before": before.brier,
+        "brier_after": after.brier,
+    }
+    return Report(
+        converged, len(history) - 1, first, last, torch.tensor(history, dtype=torch.float64), seconds, text + note, details
+    )
+
+
+def cell_name(what: int, bins: int, columns: int) -> str:
+    """Name of a column of the table: level set and class."""
+    k, column = divmod(what, columns)
+    level = f", f in [{k / bins:.4g}, {(k + 1) / bins:.4g}{']' if k == bins - 1 else ')'}" if bins > 1 else ""
+    return level + (f", class {column}" if columns > 1 else "")
+
+
+def rescale(report: Report, factor: float) -> Report:
+    """The report with violations in the units of y when y was brought to [0, 1] from a range of this width."""
+    if factor == 1.0:
+        return report
+    details = dict(report.details)
+    for key in ("alpha_asked", "alpha_met", "tolerance"):
+        details[key] = details[key] * factor
+    for key in ("brier_before", "brier_after"):
+        details[key] = details[key] * factor**2
+    return replace(
+        report,
+        violations_before=report.violations_before * factor,
+        violations_after=report.violations_after * factor,
+        history=report.history * factor,
+        details=details,
+    )
