@@ -3,11 +3,12 @@
     python -m benchmarks.search            # a few minutes; 100,000 groups at n = 1,000,000
     python -m benchmarks.search --small    # seconds
 
-Each line is measured in a process of its own (with ``--small`` all share one), so that its peak memory is its own. Times are
-the best of three. *search* is one call of ``gmc.violations(groups, s)``; *first* is the first call, which also lays out the
-tables; *build* is ``Groups.from_columns``. *pass* is the least any search must do: read every code and every s once and add each
-s to some cell (numpy, one thread), and *ratio* is search / pass. *peak* is the memory of the whole process, torch and the
-data in it; *extra* is what the first search added. *dense* is the plain product of a membership table with s, where that fits.
+Each line is measured in a process of its own (with ``--small`` all share one), so that its peak memory is its own. Times
+are the best of three. *search* is one call of ``gmc.violations(groups, s)``; *first* is the first call, which also lays out the
+tables; *build* is ``Groups.from_columns``. *pass* is the least any search must do: read every code and every s once and add
+each s to some cell (numpy, one thread), and *ratio* is search / pass. *peak* is the memory of the whole process, torch and
+the data in it; *extra* is by how much the first search raised it. *dense* is the plain product of a membership table with s,
+where that fits.
 """
 
 import argparse
@@ -25,6 +26,7 @@ import numpy as np
 import torch
 
 import torchgmc as gmc
+from benchmarks.timing import header
 
 #: Bytes the membership table and its floating-point copy may take for the dense product to be tried.
 DENSE_BYTES = 2**31
@@ -119,8 +121,7 @@ def main(arguments: list[str] | None = None) -> None:
     if options.case:
         print(json.dumps(measure(**json.loads(options.case))))
         return
-    cores = os.cpu_count()
-    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, {cores} cores, load {os.getloadavg()[0]:.1f}")
+    print(f"{header()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
     print("intersections of up to 3 columns (columns x levels); s in float64\n\nthe figure: <= 5 s, <= 4 GB at n = 1,000,000")
     print(HEADER)
     if options.small:

@@ -64,7 +64,8 @@ def violations(
     .. math:: V_{ak} = \frac{\sum_i w_i 1\{x_i \in A_a\} \langle s_i, v_k \rangle}{\sum_i w_i}
 
     Two matrix products when membership is dense; one scatter-add over cells, whatever the number of sets, when it
-    is given by cell. Scatter sums on a GPU are not bitwise reproducible.
+    is given by cell; a few dozen passes over the rows for all intersections of many columns. Scatter sums on a GPU are
+    not bitwise reproducible.
 
     Args:
         who: one of
@@ -90,6 +91,9 @@ def violations(
         >>> violations(who, torch.tensor([0.3, -0.6, 0.0]))
         tensor([[-0.1000],
                 [-0.2000]])
+        >>> groups = gmc.Groups.from_columns({"sex": ["f", "m", "f"], "site": [3, 3, 7]}, intersections=2)
+        >>> violations(groups, torch.tensor([0.3, -0.6, 0.0])).T
+        tensor([[ 0.1000, -0.2000, -0.1000,  0.0000,  0.1000,  0.0000, -0.2000]])
     """
     s = _check_mapping(s)
     _check_rows(who, s)
@@ -199,7 +203,7 @@ def _check_rows(who: Tensor | Cells | Structured, s: Tensor) -> None:
         if who.dim() not in (1, 2, 3):
             raise ValueError(f"`who` must have shape (n, a), (n,) or (n, a, l), got {tuple(who.shape)}.")
     elif not isinstance(who, Structured):
-        raise TypeError(f"`who` must be a tensor, Cells or Groups, got {type(who).__name__}.")
+        raise TypeError(f"`who` must be a tensor or Cells, or Groups, got {type(who).__name__}.")
     n, device = _rows(who)
     if n != s.shape[0]:
         raise ValueError(f"`who` has {n} rows but `s` has {s.shape[0]}; both need one row per example.")
