@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 
 import torchgmc as gmc
 from torchgmc import io
-from torchgmc.thresholds import MonotoneRisk
+from torchgmc.risks import MonotoneRisk
 
 SCORES = torch.rand(60, 5, 5, generator=torch.Generator().manual_seed(0))
 MASKS = torch.rand(60, 5, 5, generator=torch.Generator().manual_seed(1)) < 0.5

@@ -12,7 +12,7 @@ from torch._subclasses import FakeTensorMode
 
 import torchgmc as gmc
 from tests.oracles import algorithm_1, false_alarm_rate, group_violations, miss_rate, pinball
-from torchgmc.thresholds import Lattice, MonotoneRisk
+from torchgmc.risks import Lattice, MonotoneRisk
 
 
 def make(n=40, m=30, a=3, seed=0, dtype=torch.float64):
@@ -280,7 +280,7 @@ def test_observe_in_slices_of_bounded_size(monkeypatch):
     scores, masks, groups = make(n=40, m=30, seed=16)
     whole = gmc.ThresholdHead(0.1, 0.02, ["a", "b", "c"]).fit(scores, masks, groups)
     monkeypatch.setattr("torchgmc.heads.threshold.MAX_ELEMENTS", 10_000)
-    monkeypatch.setattr("torchgmc.thresholds.CHUNK", 64)
+    monkeypatch.setattr("torchgmc.risks.CHUNK", 64)
     sliced = gmc.ThresholdHead(0.1, 0.02, ["a", "b", "c"]).fit(scores, masks, groups)
     torch.testing.assert_close(whole.offsets, sliced.offsets)
 
@@ -403,3 +403,17 @@ def test_the_loop_itself():
     """The oracle on a case done by hand: two positive pixels, one missed."""
     assert miss_rate([0.2, 0.8, 0.9], [True, True, False], 0.5) == 0.5
     assert miss_rate([0.2], [False], 0.5) is None
+
+
+@pytest.mark.parametrize("batch", [2, 5, 64])
+@pytest.mark.parametrize("solver", ["exact", "paper", "fresh"])
+def test_many_steps_between_two_looks_change_nothing(monkeypatch, batch, solver):
+    """On a GPU the solver looks at its result once in a batch of steps."""
+    scores, masks, groups = make(n=200, m=40, seed=24)
+    options = {} if solver == "exact" else {"eta": 1 / 128, "max_iter": 8 if solver == "fresh" else 500}
+    one = gmc.ThresholdHead(0.1, 0.02, ["a", "b", "c"]).fit(scores, masks, groups, solver=solver, **options)
+    monkeypatch.setattr("torchgmc.solver.steps_per_sync", lambda device: batch)
+    many = gmc.ThresholdHead(0.1, 0.02, ["a", "b", "c"]).fit(scores, masks, groups, solver=solver, **options)
+    assert many.report.iterations == one.report.iterations and many.report.converged == one.report.converged
+    torch.testing.assert_close(many.offsets, one.offsets)
+    torch.testing.assert_close(many.report.history, one.report.history)

@@ -11,9 +11,9 @@ from torchgmc.dense import Solution, replay, solve
 from torchgmc.groups import Groups
 from torchgmc.heads import DistributionHead, Head, ProbabilityHead, QuantileHead, ThresholdHead
 from torchgmc.io import load, save
+from torchgmc.risks import MonotoneRisk
 from torchgmc.search import Cells, violations
 from torchgmc.solver import Report
-from torchgmc.thresholds import MonotoneRisk
 
 __version__ = "0.1.0"
 

@@ -12,8 +12,11 @@ import torch
 from torch import Tensor
 
 SOLVERS = ("exact", "paper", "fresh")
-#: Steps taken between two looks at a device that is not the CPU.
-STEPS_PER_SYNC = 16
+
+
+def steps_per_sync(device: torch.device) -> int:
+    """Steps taken between two looks at the result: looking is free on the CPU, and stalls other devices."""
+    return 1 if device.type == "cpu" else 16
 
 
 @dataclass(frozen=True)
@@ -162,7 +165,7 @@ class _Search:
         self.log: list[tuple[Tensor, Tensor, Tensor]] = []
         self.best: tuple[int, float, Tensor] = (0, float("inf"), problem.state())
         self.kept = 0
-        self.batch = 1 if before.device.type == "cpu" else STEPS_PER_SYNC
+        self.batch = steps_per_sync(before.device)
 
     def step(self, t: int) -> None:
         table = self.problem.violations(t if self.solver == "fresh" else None)

@@ -11,18 +11,9 @@ from torchgmc.audit import Audit, Moments, summarize
 from torchgmc.distributed import pooled
 from torchgmc.groups import pattern_ids
 from torchgmc.heads.base import Head
+from torchgmc.risks import CHUNK, RISKS, Lattice, MonotoneRisk, Risk
 from torchgmc.solver import Report, run
-from torchgmc.thresholds import (
-    CHUNK,
-    RISKS,
-    CurveProblem,
-    CurveStatistics,
-    Lattice,
-    MonotoneRisk,
-    Risk,
-    SampleProblem,
-    SampleStatistics,
-)
+from torchgmc.thresholds import CurveProblem, CurveStatistics, SampleProblem, SampleStatistics
 
 #: Elements of the largest temporary table of curves (128 MB in float64).
 MAX_ELEMENTS = 1 << 24
@@ -44,7 +35,7 @@ class ThresholdHead(Head):
         target: the risk sigma to hold, or one per class.
         alpha: largest violation allowed.
         groups: names of the groups; None for one group of everyone.
-        risk: ``"fnr"``, ``"fpr"`` or a :class:`~torchgmc.thresholds.MonotoneRisk`.
+        risk: ``"fnr"``, ``"fpr"`` or a :class:`~torchgmc.MonotoneRisk`.
         num_classes: None for binary scores ``(n, ...)``; C for scores ``(n, C, ...)`` with one threshold per class.
         conditional: alpha bounds each group's own deviation \|risk_A - target\|.
         logits: scores are logits (thresholds are searched in [-16, 16]); else probabilities in [0, 1].

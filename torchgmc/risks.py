@@ -1,0 +1,173 @@
+"""Risks of a threshold, and the lattice of thresholds on which they are known exactly."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+#: Pixels turned into lattice indices at a time: small enough to stay in a core's cache.
+CHUNK = 1 << 19
+
+
+@dataclass(frozen=True)
+class Lattice:
+    """The thresholds ``origin + k unit`` for k = first, ..., first + size - 1.
+
+    The solver moves in whole units from ``origin`` = f0, so that each threshold it visits is evaluated exactly.
+    """
+
+    origin: float
+    unit: float
+    first: int
+    size: int
+
+    @classmethod
+    def over(cls, low: float, high: float, origin: float, unit: float) -> "Lattice":
+        """Cover [low, high] with one point strictly below ``low``, where nothing is missed."""
+        first = math.floor((low - origin) / unit) - 1
+        last = math.ceil((high - origin) / unit)
+        return cls(origin, unit, first, last - first + 1)
+
+    @property
+    def low(self) -> float:
+        """Lowest threshold."""
+        return self.origin + self.first * self.unit
+
+    @property
+    def high(self) -> float:
+        """Highest threshold."""
+        return self.origin + (self.first + self.size - 1) * self.unit
+
+    def points(self, device: torch.device | str | None = None) -> Tensor:
+        """All thresholds, float64, shape ``(size,)``."""
+        k = torch.arange(self.first, self.first + self.size, dtype=torch.float64, device=device)
+        return self.origin + k * self.unit
+
+    def index(self, scores: Tensor) -> Tensor:
+        """Index of the lowest threshold at or above each score (``size`` if none), int32, same shape.
+
+        h <= points[index] and h > points[index - 1], compared in the type of the scores, as the head itself does.
+        """
+        if scores.dtype in (torch.float16, torch.bfloat16):
+            exact, values = False, scores.float()
+        else:
+            exact, values = self._is_dyadic(scores.dtype), scores
+        if exact:  # scaling by a power of two is exact, so is the ceiling
+            shift = self.first + round(self.origin / self.unit)
+            return values.mul(1.0 / self.unit).ceil_().sub_(shift).clamp_(0, self.size).to(torch.int32)
+        index = values.sub(self.origin).div_(self.unit).ceil_().sub_(self.first).clamp_(0, self.size).to(torch.int32)
+        points = self.points(scores.device).to(scores.dtype)
+        bounds = torch.cat([points.new_full((1,), -math.inf), points, points.new_full((1,), math.inf)])
+        # Rounding (of the quotient, and of the points to the scores' type) can be off by a place or more: for float16
+        # several points coincide, hence the search.
+        wrong = (scores > bounds[index + 1]) | (scores <= bounds[index])
+        index[wrong] = torch.searchsorted(points, scores[wrong], side="left").to(torch.int32)
+        return index
+
+    def _is_dyadic(self, dtype: torch.dtype) -> bool:
+        """Are all points, and scaled scores near them, exact in this type?"""
+        mantissa, _ = math.frexp(self.unit)
+        whole = self.origin / self.unit
+        largest = max(abs(self.first + whole), abs(self.first + whole + self.size))
+        return mantissa == 0.5 and whole == round(whole) and largest < 1.0 / torch.finfo(dtype).eps
+
+
+@dataclass(frozen=True)
+class ShareRisk:
+    """Share of an image's relevant pixels on the wrong side of the threshold.
+
+    ``fnr``: positive pixels with h <= lambda; it rises with lambda. ``fpr``: negative pixels with h > lambda; it falls.
+    """
+
+    name: str
+    of_positives: bool
+    increasing: bool
+
+    def relevant(self, masks: Tensor) -> Tensor:
+        """The pixels that count."""
+        return masks if self.of_positives else ~masks
+
+    def values(self, scores: Tensor, masks: Tensor, thresholds: Tensor) -> Tensor:
+        """Risk of each image: scores and masks ``(n, C, m)``, thresholds ``(n, C)`` -> ``(n, C)``; NaN if none counts."""
+        chosen = self.relevant(masks)
+        at_or_below = (scores <= thresholds[..., None].to(scores.dtype)) == self.increasing
+        return (chosen & at_or_below).sum(-1).double() / chosen.sum(-1).double()
+
+    def curves(self, scores: Tensor, masks: Tensor, lattice: Lattice) -> tuple[Tensor, Tensor]:
+        """Histogram of the relevant scores per image, as shares: ``(n, C, size)`` and number of relevant pixels."""
+        n, num_classes, m = scores.shape
+        rows, bins = n * num_classes, lattice.size + 2  # one bin above the lattice, one for pixels that do not count
+        flat, ignore = scores.reshape(rows, m), ~self.relevant(masks).reshape(rows, m)
+        counts = torch.empty(rows, bins, dtype=torch.int64, device=scores.device)
+        step = max(1, CHUNK // max(m, 1))
+        start_bin = (torch.arange(step, dtype=torch.int32, device=scores.device) * bins)[:, None]
+        for start in range(0, rows, step):
+            index = lattice.index(flat[start : start + step]).masked_fill_(ignore[start : start + step], bins - 1)
+            index += start_bin[: index.shape[0]]
+            part = torch.bincount(index.flatten(), minlength=index.shape[0] * bins)
+            counts[start : start + step] = part.view(-1, bins)
+        total = counts[:, :-1].sum(1)
+        shares = counts[:, : lattice.size].double() / total.clamp_min(1)[:, None].double()
+        return shares.view(n, num_classes, -1), total.view(n, num_classes)
+
+
+@dataclass(frozen=True)
+class MonotoneRisk:
+    """A user's own risk in [0, 1], monotone in the threshold.
+
+    Args:
+        function: ``(scores (n, C, ...), masks (n, C, ...), thresholds (n, C)) -> risk (n, C)``; NaN excludes an image.
+        increasing: the risk rises with the threshold.
+        name: for reports and files.
+
+    Example:
+        >>> def missed_pixels(scores, masks, thresholds):
+        ...     missed = masks & (scores <= thresholds[:, :, None, None])
+        ...     return (missed.sum((2, 3)) / 100).clamp(max=1)
+        >>> MonotoneRisk(missed_pixels).name
+        'missed_pixels'
+    """
+
+    function: Callable[[Tensor, Tensor, Tensor], Tensor]
+    increasing: bool = True
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.name:
+            object.__setattr__(self, "name", getattr(self.function, "__name__", "custom"))
+
+    def values(self, scores: Tensor, masks: Tensor, thresholds: Tensor) -> Tensor:
+        """Risk of each image, float64, shape ``(n, C)``; checked to lie in [0, 1]."""
+        risk = self.function(scores, masks, thresholds.to(scores.dtype)).double()
+        if risk.shape != thresholds.shape:
+            raise ValueError(f"risk {self.name!r} must return shape {tuple(thresholds.shape)}, got {tuple(risk.shape)}.")
+        if bool(((risk < 0) | (risk > 1)).any()):
+            raise ValueError(f"risk {self.name!r} must lie in [0, 1], got {risk.min():.4g} to {risk.max():.4g}; scale it.")
+        return risk
+
+    def curves(self, scores: Tensor, masks: Tensor, lattice: Lattice) -> tuple[Tensor, Tensor]:
+        """Increments of (1 -) risk along the lattice ``(n, C, size)``, and 1 for the images it is defined on."""
+        shape = scores.shape[:2]
+        points = [self.values(scores, masks, p.expand(shape)) for p in lattice.points(scores.device)]
+        risk = torch.stack(points, -1)  # (n, C, size)
+        defined = ~risk.isnan().any(-1)
+        rising = risk if self.increasing else 1.0 - risk
+        steps = rising.diff(dim=-1, prepend=rising.new_zeros(1).expand(*shape, 1))
+        falls = (steps[..., 1:] < -1e-9) & defined[..., None]
+        if bool(falls.any()):
+            i, c, k = (int(v) for v in falls.nonzero()[0])
+            raise ValueError(
+                f"risk {self.name!r} must be {'increasing' if self.increasing else 'decreasing'} in the threshold, but for "
+                f"example {i}, class {c} it goes from {risk[i, c, k]:.4g} to {risk[i, c, k + 1]:.4g} between thresholds "
+                f"{float(lattice.points()[k]):.4g} and {float(lattice.points()[k + 1]):.4g}."
+            )
+        return steps.nan_to_num(0.0), defined.long()
+
+
+RISKS = {
+    "fnr": ShareRisk("fnr", of_positives=True, increasing=True),
+    "fpr": ShareRisk("fpr", of_positives=False, increasing=False),
+}
+Risk = ShareRisk | MonotoneRisk
