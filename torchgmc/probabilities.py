@@ -60,6 +60,7 @@ class Promise:
         conditional: violations are divided by P(A).
         noise_floor: a violation below three standard errors of its own sum is left alone.
         events: y is 0 or 1 (the variance of a cell is then also known from f).
+        low, width: f and y were brought to [0, 1] from [low, low + width]; reports are in the units of y, ``alpha`` here is not.
     """
 
     alpha: float
@@ -68,6 +69,8 @@ class Promise:
     conditional: bool
     noise_floor: bool
     events: bool
+    low: float = 0.0
+    width: float = 1.0
 
     @property
     def bins(self) -> int:
@@ -410,17 +413,18 @@ def _report(
     seconds: float,
 ) -> Report:
     promise = sample.promise
-    first, last = ((m.violation / sample.scale)[1:].flatten(1) for m in (before, after))  # (a, b C)
-    tolerance = (sample.tolerance(after) / sample.scale)[1:].flatten(1)
+    width, alpha = promise.width, promise.alpha * promise.width
+    first, last = ((width * m.violation / sample.scale)[1:].flatten(1) for m in (before, after))  # (a, b C)
+    tolerance = (width * sample.tolerance(after) / sample.scale)[1:].flatten(1)
     worst = int((last.abs() / tolerance).argmax())
     who, what = divmod(worst, last.shape[1])
     largest = int(last.abs().argmax())
     met = float(last.abs().flatten()[largest])
     converged = bool((last.abs() <= tolerance).all())
-    spared = int(((last.abs() > promise.alpha) & (last.abs() <= tolerance)).sum())
+    spared = int(((last.abs() > alpha) & (last.abs() <= tolerance)).sum())
 
     def name(who: int, what: int) -> str:
-        return f"group {names[who]!r}{cell_name(what, promise.bins, after.violation.shape[2])}"
+        return f"group {names[who]!r}{cell_name(what, promise, after.violation.shape[2])}"
 
     place = f"violation {abs(float(last[who, what])):.4g} > {float(tolerance[who, what]):.4g} in {name(who, what)}"
     note = ""
@@ -430,7 +434,7 @@ def _report(
             "them would fit noise (noise_floor=False does)."
         )
     if converged:
-        text = f"asked alpha = {promise.alpha:.4g}, met {met:.4g} on the sample (in {name(*divmod(largest, last.shape[1]))})."
+        text = f"asked alpha = {alpha:.4g}, met {met:.4g} on the sample (in {name(*divmod(largest, last.shape[1]))})."
     elif reason == "max_iter":
         text = f"`max_iter` = {max_iter} rounds reached with {place}; raise `max_iter`, or `alpha`."
     elif reason == "brier":
@@ -442,38 +446,34 @@ def _report(
         )
     details = {
         "examples": len(sample.z),
-        "alpha_asked": promise.alpha,
+        "alpha_asked": alpha,
         "alpha_met": met,
         "noise_limited": spared,
         "tolerance": tolerance,
-        "brier_before": before.brier,
-        "brier_after": after.brier,
+        "brier_before": before.brier * width**2,
+        "brier_after": after.brier * width**2,
     }
-    return Report(
-        converged, len(history) - 1, first, last, torch.tensor(history, dtype=torch.float64), seconds, text + note, details
-    )
+    values = torch.tensor(history, dtype=torch.float64) * width
+    return Report(converged, len(history) - 1, first, last, values, seconds, text + note, details)
 
 
-def cell_name(what: int, bins: int, columns: int) -> str:
+def cell_name(what: int, promise: Promise, columns: int) -> str:
     """Name of a column of the table: level set and class."""
     k, column = divmod(what, columns)
-    level = f", f in [{k / bins:.4g}, {(k + 1) / bins:.4g}{']' if k == bins - 1 else ')'}" if bins > 1 else ""
+    bins = promise.bins
+    ends = [promise.low + promise.width * edge / bins for edge in (k, k + 1)]
+    level = f", f in [{ends[0]:.4g}, {ends[1]:.4g}{']' if k == bins - 1 else ')'}" if bins > 1 else ""
     return level + (f", class {column}" if columns > 1 else "")
 
 
-def rescale(report: Report, factor: float) -> Report:
-    """The report with violations in the units of y when y was brought to [0, 1] from a range of this width."""
-    if factor == 1.0:
+def in_units(report: Report, width: float) -> Report:
+    """A report on f and y in [0, 1], with violations in the units of a y that had a range of this width."""
+    if width == 1.0:
         return report
-    details = dict(report.details)
-    for key in ("alpha_asked", "alpha_met", "tolerance"):
-        details[key] = details[key] * factor
-    for key in ("brier_before", "brier_after"):
-        details[key] = details[key] * factor**2
     return replace(
         report,
-        violations_before=report.violations_before * factor,
-        violations_after=report.violations_after * factor,
-        history=report.history * factor,
-        details=details,
+        violations_before=report.violations_before * width,
+        violations_after=report.violations_after * width,
+        history=report.history * width,
+        message=f"{report.message} (This message counts in widths of `range`.)",
     )

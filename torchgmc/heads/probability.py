@@ -162,8 +162,7 @@ class ProbabilityHead(Head):
                 raise ValueError(
                     f"`y` must hold class ids from 0 to {self.num_classes - 1}, got {int(y.min())} to {int(y.max())}."
                 )
-            rows: Tensor = torch.nn.functional.one_hot(y.long(), self.num_classes).double()
-            return rows
+            return torch.nn.functional.one_hot(y.long(), self.num_classes).to(torch.float64)
         y = y.double()
         checks.finite("y", y)
         if self.range is None:
@@ -201,17 +200,11 @@ class ProbabilityHead(Head):
             raise ValueError(f"group {name!r} has no examples: no promise can be fitted for it. Leave it out, or add data.")
         width = self.high - self.low
         if solver == "exact":
-            promise = probabilities.Promise(
-                self.alpha / width,
-                self.edges.to(examples.z.device),
-                self.euclidean,
-                self.conditional,
-                self.noise_floor,
-                self.range is None,
+            found = probabilities.fit(
+                examples, self._promise(examples.z.device), checks.count("max_iter", max_iter, 100), self.groups
             )
-            found = probabilities.fit(examples, promise, checks.count("max_iter", max_iter, 100), self.groups)
             self._write(found.offsets, found.tables, None)
-            self._mark_fitted(probabilities.rescale(found.report, width))
+            self._mark_fitted(found.report)
             return self
         problem = self._problem(examples)
         eta, bound = self._fixed_step(problem, eta)
@@ -222,8 +215,21 @@ class ProbabilityHead(Head):
         report, log = run(problem, self.alpha / width, solver, eta, steps)
         report = dataclasses.replace(report, details={"examples": len(examples.z), "eta": eta})
         self._write(None, None, self._lengths(problem, log))
-        self._mark_fitted(probabilities.rescale(report, width))
+        self._mark_fitted(probabilities.in_units(report, width))
         return self
+
+    def _promise(self, device: torch.device) -> probabilities.Promise:
+        width = self.high - self.low
+        return probabilities.Promise(
+            self.alpha / width,
+            self.edges.to(device),
+            self.euclidean,
+            self.conditional,
+            self.noise_floor,
+            self.range is None,
+            self.low,
+            width,
+        )
 
     def _problem(self, examples: probabilities.Examples) -> ResidualProblem:
         smoothness = 1.0 if self.euclidean else 0.25 if self.columns == 1 else 0.5
@@ -299,7 +305,7 @@ class ProbabilityHead(Head):
         if bool((counts == 0).any()):
             name = self.groups[int((counts == 0).nonzero()[0])]
             raise ValueError(f"group {name!r} has no examples to audit; leave it out or add data.")
-        width = self.high - self.low
+        width, promise = self.high - self.low, self._promise(start.device)
         z = self.calibrated(probs.detach(), member if self.grouped else None)
         f = levelsets.probabilities(z, self.euclidean)
         level = levelsets.levels(z, self.edges, self.euclidean)
@@ -317,7 +323,7 @@ class ProbabilityHead(Head):
             delta,
             self.conditional,
             self.groups,
-            [probabilities.cell_name(i, self.num_bins, self.columns).removeprefix(", ") for i in range(spread.shape[1])],
+            [probabilities.cell_name(i, promise, self.columns).removeprefix(", ") for i in range(spread.shape[1])],
             z.new_zeros(spread.shape[1]),
             (-width, width / self.num_bins),
             len(z),
