@@ -1,6 +1,7 @@
 """Checks of arguments shared by heads, baselines and functions: what was wrong, where, and what to do."""
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -50,7 +51,7 @@ def names(groups: Any) -> list[str]:
             "`groups` must be a non-empty list of names (one per column of the membership), or a Groups object, got "
             f"{type(groups).__name__}; the membership itself goes to `fit`."
         )
-    twice = sorted({name for name in found if found.count(name) > 1})
+    twice = sorted(name for name, times in Counter(found).items() if times > 1)
     if twice:
         raise ValueError(f"`groups` has repeated names: {', '.join(map(repr, twice))}; each group needs its own.")
     return found
