@@ -14,6 +14,7 @@ from torchgmc.io import load, save
 from torchgmc.risks import MonotoneRisk
 from torchgmc.search import Cells, violations
 from torchgmc.solver import Report
+from torchgmc.text.tokens import TokenGroups
 
 __version__ = "0.1.0"
 
@@ -31,6 +32,7 @@ __all__ = [
     "Report",
     "Solution",
     "ThresholdHead",
+    "TokenGroups",
     "__version__",
     "attach",
     "baselines",

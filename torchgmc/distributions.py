@@ -80,7 +80,7 @@ def log_masses(logits: Tensor, ids: Tensor, atom: Tensor, num_atoms: int, temper
         tensor([[0.7500, 0.2500]], dtype=torch.float64)
     """
     rows = max(1, CHUNK // max(1, logits.shape[1]))
-    parts = [_log_masses(part, ids, atom, num_atoms, temperature) for part in logits.split(rows)]
+    parts = [_log_masses(part, ids, atom, num_atoms, temperature) for part in torch.split(logits, rows)]
     return torch.cat(parts) if parts else logits.new_zeros(0, num_atoms, dtype=torch.float64)
 
 
@@ -139,13 +139,13 @@ class Dual:
         pairs = (self.lists[:, :, None] * self.lists[:, None, :]).flatten(1)  # (m, u u)
         total = p.new_zeros(len(self.tilt), u * u)
         rows = max(1, MAX_ELEMENTS // max(1, u * u))
-        for part, cell, weight in zip(p.split(rows), self.cell.split(rows), self.weight.split(rows), strict=True):
+        for part, cell, weight in zip(*(torch.split(t, rows) for t in (p, self.cell, self.weight)), strict=True):
             lists = part @ self.lists  # (n, u)
             spread = part @ pairs - (lists[:, :, None] * lists[:, None, :]).flatten(1)
             total.index_add_(0, cell, spread * weight[:, None])
         table = p.new_zeros(a * a, u * u)
         rows = max(1, MAX_ELEMENTS // max(1, a * a))
-        for tilt, spread in zip(self.tilt.split(rows), total.split(rows), strict=True):
+        for tilt, spread in zip(torch.split(self.tilt, rows), torch.split(total, rows), strict=True):
             table += (tilt[:, :, None] * tilt[:, None, :]).flatten(1).T @ spread
         return table.view(a, a, u, u).permute(0, 2, 1, 3).reshape(a * u, a * u)
 

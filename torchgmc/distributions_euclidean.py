@@ -37,13 +37,13 @@ class Point(NamedTuple):
     Attributes:
         words: probabilities of the tokens in the lists, ``(n, J)``.
         shift, floor: ``(n,)``.
-        count, total: number and mass (under h) of the tail's tokens above the floor, ``(n,)``.
+        number, total: number and mass (under h) of the tail's tokens above the floor, ``(n,)``.
     """
 
     words: Tensor
     shift: Tensor
     floor: Tensor
-    count: Tensor
+    number: Tensor
     total: Tensor
 
 
@@ -103,7 +103,7 @@ def step(point: Point, tail: Tail, direction: Tensor, amount: Tensor) -> Point:
         amount: step of each row, ``(n,)``.
     """
     f = point.words - amount[:, None] * direction  # (n, J)
-    upper = point.total - point.count * (point.shift + point.floor)  # tail's mass above the floor
+    upper = point.total - point.number * (point.shift + point.floor)  # tail's mass above the floor
     size = tail.counts[:, -1]
     # The tail keeps all its tokens if tau stays below the floor.
     whole = (f - point.floor[:, None]).clamp_min(0.0).sum(1) + upper < 1.0
@@ -118,7 +118,7 @@ def step(point: Point, tail: Tail, direction: Tensor, amount: Tensor) -> Point:
         torch.where(moved[:, None], (f - tau[:, None]).clamp_min(0.0), point.words),
         torch.where(moved, point.shift + tau, point.shift),
         torch.where(moved, torch.where(whole, point.floor - tau, torch.zeros_like(tau)), point.floor),
-        torch.where(moved & ~whole, count, point.count),
+        torch.where(moved & ~whole, count, point.number),
         torch.where(moved & ~whole, total, point.total),
     )
 

@@ -146,7 +146,7 @@ class DistributionHead(Head):
         """Tokens in lists, and all others in cells: (n, J), (n, K), (n, K)."""
         rest = logits.shape[1] - len(self.ids)
         parts = []
-        for part in logits.split(max(1, 8 * CHUNK // logits.shape[1])):
+        for part in torch.split(logits, max(1, 8 * CHUNK // logits.shape[1])):
             p = self._probs(part)
             words = p[:, self.ids].double()
             if self.cells is None or rest <= self.cells:

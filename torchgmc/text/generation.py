@@ -1,0 +1,90 @@
+"""A fitted head inside ``generate``: every next token comes from the calibrated distribution."""
+
+import torch
+from torch import Tensor
+
+from torchgmc.heads.distribution import DistributionHead
+from torchgmc.text.tokens import TokenGroups
+
+WHEN = ("prompt", "all")
+
+
+class GMCLogitsProcessor:
+    """Calibrates the scores of each next token; greedy search, sampling and beams, any batch.
+
+    ``model.generate(**inputs, logits_processor=[GMCLogitsProcessor(head, groups)])``. transformers calls it before its own
+    temperature, top-k and top-p: the promise is about the distribution before those. Where the head changes nothing, the
+    scores pass bit by bit, so the text is the same token for token.
+
+    Args:
+        head: a fitted head.
+        groups: a :class:`TokenGroups` (or another module from input ids to membership), or the membership of the batch
+            itself, ``(batch, a)``, bool.
+        when: with a module, ``"prompt"`` decides the group from the prompt alone, ``"all"`` anew at each step from
+            everything so far, what was generated included.
+        prompt_length: tokens of the (padded) prompt. By default it is noticed: a call that does not go on, one token longer,
+            from the last call with the same prompt starts a new text; ``reset`` says so explicitly.
+
+    Attributes:
+        membership: of the rows of the last call, ``(n, a)``: who was shifted; None before.
+    """
+
+    def __init__(
+        self,
+        head: DistributionHead,
+        groups: TokenGroups | torch.nn.Module | Tensor,
+        when: str = "prompt",
+        prompt_length: int | None = None,
+    ) -> None:
+        if not isinstance(head, DistributionHead):
+            raise TypeError(f"`head` must be a DistributionHead, got {type(head).__name__}.")
+        if not head.is_fitted:
+            raise ValueError("`head` is not fitted; call `fit`, `calibrate_masked_lm` or load its state first.")
+        if when not in WHEN:
+            raise ValueError(f"`when` must be 'prompt' or 'all', got {when!r}.")
+        names = getattr(groups, "names", None)
+        if names is not None and list(names) != head.groups:
+            raise ValueError(f"`groups` has the groups {list(names)}, but the head was made for {head.groups}.")
+        if isinstance(groups, Tensor) and (groups.dim() != 2 or groups.shape[1] != head.num_groups):
+            raise ValueError(f"`groups` must have shape (batch, {head.num_groups}), got {tuple(groups.shape)}.")
+        self.head, self.groups, self.when, self.prompt_length = head, groups, when, prompt_length
+        self.membership: Tensor | None = None
+        self.reset()
+
+    def reset(self) -> None:
+        """The next call starts a new text."""
+        self._prompt: Tensor | None = None
+        self._length = -1
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        """Scores ``(n, vocabulary)`` of the next token of each row of ``input_ids`` ``(n, t)``, calibrated."""
+        self.membership = self._membership(input_ids).to(scores.device)
+        return self.head.adjust(scores, self.membership)
+
+    def _membership(self, input_ids: Tensor) -> Tensor:
+        if isinstance(self.groups, Tensor):
+            rows, times = len(input_ids), len(input_ids) // max(len(self.groups), 1)
+            if rows != times * len(self.groups):
+                raise ValueError(
+                    f"`groups` has {len(self.groups)} rows, but `generate` asks for {rows}: give one row per prompt."
+                )
+            return self.groups.repeat_interleave(times, dim=0)  # beams and samples of one prompt are neighbours
+        if self.when == "all":
+            return self._of(input_ids)
+        if self.prompt_length is not None:
+            return self._of(input_ids[:, : self.prompt_length])
+        if self._is_new(input_ids):
+            self._prompt = input_ids.clone()
+            self._found = self._of(input_ids)
+        self._length = input_ids.shape[1]
+        return self._found
+
+    def _of(self, input_ids: Tensor) -> Tensor:
+        member: Tensor = self.groups(input_ids)  # type: ignore[operator]  # a module here
+        return member
+
+    def _is_new(self, input_ids: Tensor) -> bool:
+        prompt = self._prompt
+        if prompt is None or input_ids.shape[1] != self._length + 1 or len(input_ids) != len(prompt):
+            return True
+        return not torch.equal(input_ids[:, : prompt.shape[1]], prompt.to(input_ids.device))

@@ -1,0 +1,210 @@
+"""Masked and causal models of transformers: logits at the right places, batched by length, and outputs that keep their type."""
+
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from torchgmc.heads.distribution import DistributionHead
+from torchgmc.text.tokens import TokenGroups, attributes_from_words
+
+
+class MaskedBatch(NamedTuple):
+    """Logits at the masks of a batch: one row per mask.
+
+    Attributes:
+        logits: ``(k, vocabulary)``.
+        input_ids: tokens of the sentence of each row, ``(k, t)``.
+        sentence: index of the sentence of each row, ``(k,)``.
+    """
+
+    logits: Tensor
+    input_ids: Tensor
+    sentence: Tensor
+
+
+def masked_logits(
+    model: nn.Module,
+    tokenizer: Any,
+    sentences: Sequence[str],
+    batch_size: int = 32,
+    max_length: int | None = None,
+    progress: bool = True,
+    text: str = "read",
+) -> Iterator[MaskedBatch]:
+    """Logits at every mask, batch by batch, sentences of like length together (so that little is computed on padding).
+
+    Args:
+        model: a masked language model, put in evaluation mode while it runs.
+        tokenizer: its tokenizer.
+        sentences: each with at least one mask token.
+        batch_size: sentences at a time.
+        max_length: longest sentence in tokens; a longer one raises. What the model takes by default.
+        progress: show a bar, when rich is installed and stderr is a terminal.
+        text: what the bar says.
+    """
+    if isinstance(sentences, str) or not all(isinstance(sentence, str) for sentence in sentences):
+        raise TypeError("`sentences` must be a list of strings, each with a mask token.")
+    if batch_size < 1:
+        raise ValueError(f"`batch_size` must be at least 1, got {batch_size}.")
+    mask = getattr(tokenizer, "mask_token_id", None)
+    if mask is None:
+        raise ValueError(
+            "`tokenizer` has no mask token; for a causal model observe the last logits: head.observe(logits[:, -1], ...)."
+        )
+    encoded = [tokenizer.encode(sentence) for sentence in sentences]
+    limit = max_length or getattr(getattr(model, "config", None), "max_position_embeddings", None) or 10**9
+    for i, ids in enumerate(encoded):
+        if mask not in ids:
+            raise ValueError(f"sentences[{i}] has no mask token {tokenizer.mask_token!r}: {sentences[i][:80]!r}.")
+        if len(ids) > limit:
+            raise ValueError(f"sentences[{i}] has {len(ids)} tokens, more than {limit}; shorten it.")
+    order = sorted(range(len(encoded)), key=lambda i: (len(encoded[i]), i))
+    batches = [order[k : k + batch_size] for k in range(0, len(order), batch_size)]
+    device = next(model.parameters()).device
+    was_training = model.training
+    model.eval()
+    try:
+        with _bar(progress) as track:
+            for rows in track(batches, text):
+                width = len(encoded[rows[-1]])
+                pad = tokenizer.pad_token_id or 0
+                ids = torch.tensor([encoded[i] + [pad] * (width - len(encoded[i])) for i in rows], device=device)
+                attention = torch.tensor([[1] * len(encoded[i]) + [0] * (width - len(encoded[i])) for i in rows], device=device)
+                with torch.no_grad():
+                    logits = model(input_ids=ids, attention_mask=attention).logits
+                row, place = (ids == mask).nonzero(as_tuple=True)
+                yield MaskedBatch(logits[row, place], ids[row], torch.tensor(rows, device=device)[row])
+    finally:
+        model.train(was_training)
+
+
+def calibrate_masked_lm(
+    model: nn.Module,
+    tokenizer: Any,
+    sentences: Sequence[str],
+    head: DistributionHead | None = None,
+    groups: TokenGroups | Mapping[str, Sequence[str]] | Tensor | None = None,
+    attributes: Mapping[str, Sequence[str]] | None = None,
+    alpha: float | None = None,
+    batch_size: int = 32,
+    max_length: int | None = None,
+    progress: bool = True,
+    weight: Sequence[float] | None = None,
+    solver: str = "exact",
+    eta: float | None = None,
+    max_iter: int | None = None,
+) -> DistributionHead:
+    """Fit a head to a masked language model on sentences with masks; returns the head.
+
+    Args:
+        model: a masked language model of transformers.
+        tokenizer: its tokenizer.
+        sentences: each with one mask token or more; every mask is a prompt of its own.
+        head: the head to fit; or give ``attributes`` and ``alpha`` to make one.
+        groups: words of each group, a :class:`TokenGroups`, or the membership of the sentences ``(len(sentences), a)``.
+        attributes: words of each list (see :func:`attributes_from_words`).
+        alpha: largest violation allowed.
+        batch_size, max_length, progress: see :func:`masked_logits`.
+        weight: weight of each sentence.
+        solver, eta, max_iter: see :meth:`DistributionHead.calibrate <torchgmc.DistributionHead.calibrate>`.
+
+    Example:
+        >>> head = gmc.text.calibrate_masked_lm(  # doctest: +SKIP
+        ...     model, tokenizer, ["[MASK] is what she is."], groups=gmc.text.words.INDICATORS,
+        ...     attributes=gmc.text.words.ATTRIBUTES, alpha=0.002)
+    """
+    if groups is None:
+        raise ValueError("`groups` is missing: give the words of each group, a TokenGroups, or a membership.")
+    if len(sentences) == 0:
+        raise ValueError("`sentences` is empty: there is nothing to calibrate on.")
+    find: TokenGroups | Tensor = groups if isinstance(groups, TokenGroups | Tensor) else TokenGroups(tokenizer, groups)
+    if isinstance(find, Tensor) and len(find) != len(sentences):
+        raise ValueError(f"`groups` must have one row per sentence, {len(sentences)}, got {len(find)}.")
+    if head is None:
+        if attributes is None or alpha is None or isinstance(find, Tensor):
+            raise ValueError("without `head`, give `attributes`, `alpha`, and `groups` by their words, to make one.")
+        head = DistributionHead(attributes_from_words(tokenizer, attributes), alpha, find.names)
+    elif attributes is not None or alpha is not None:
+        raise ValueError("`attributes` and `alpha` belong to the `head` already given; leave them out.")
+    if not isinstance(find, Tensor) and find.names != head.groups:
+        raise ValueError(f"`groups` has the groups {find.names}, but the head was made for {head.groups}.")
+    device = next(model.parameters()).device
+    find = find.to(device)
+    head.to(device)
+    weights = None if weight is None else torch.as_tensor(weight, dtype=torch.float64, device=device)
+    head.reset()
+    head._prepare(solver, eta, max_iter, len(sentences))
+    for batch in masked_logits(model, tokenizer, sentences, batch_size, max_length, progress, "calibrate"):
+        member = find[batch.sentence] if isinstance(find, Tensor) else find(batch.input_ids)
+        head.observe(batch.logits, member, None if weights is None else weights[batch.sentence])
+    head.calibrate(solver=solver, eta=eta, max_iter=max_iter)
+    return head
+
+
+def apply_to_output(output: Any, head: DistributionHead, membership: Tensor, positions: Tensor | str = "all") -> Any:
+    """The output of a language model with calibrated logits at some positions, of the same type.
+
+    There, ``logits`` become calibrated log-probabilities (logits like any others: their softmax is the calibrated
+    distribution); elsewhere they stay. A ``loss`` in the output is the model's own and stays too.
+
+    Args:
+        output: a transformers ``ModelOutput`` with ``logits`` ``(n, t, vocabulary)``, a dict or tuple of it, or the tensor.
+        head: a fitted head.
+        membership: of the rows, ``(n, a)``, bool.
+        positions: bool mask ``(n, t)`` (for a masked model ``input_ids == tokenizer.mask_token_id``), one position per row
+            ``(n,)`` int, ``"last"`` or ``"all"``.
+    """
+    logits, rebuild = _logits_of(output)
+    if logits.dim() != 3 or len(logits) != len(membership):
+        raise ValueError(f"logits must have shape ({len(membership)}, t, vocabulary), got {tuple(logits.shape)}.")
+    if isinstance(positions, str):
+        if positions not in ("all", "last"):
+            raise ValueError(f"`positions` must be 'all', 'last' or a tensor, got {positions!r}.")
+        if positions == "all":
+            return rebuild(head(logits, membership))
+        positions = torch.full((len(logits),), logits.shape[1] - 1, device=logits.device)
+    if positions.dtype == torch.bool and positions.shape == logits.shape[:2]:
+        row, place = positions.nonzero(as_tuple=True)
+    elif positions.dtype != torch.bool and positions.shape == logits.shape[:1]:
+        row, place = torch.arange(len(logits), device=logits.device), positions.long()
+    else:
+        raise ValueError(
+            f"`positions` must be bool of shape {tuple(logits.shape[:2])} or int of shape ({len(logits)},), got "
+            f"{positions.dtype} {tuple(positions.shape)}."
+        )
+    return rebuild(logits.index_put((row, place), head(logits[row, place], membership[row])))
+
+
+def _logits_of(output: Any) -> tuple[Tensor, Callable[[Tensor], Any]]:
+    if isinstance(output, Tensor):
+        return output, lambda new: new
+    if isinstance(output, Mapping):  # a ModelOutput is one
+        if "logits" not in output:
+            raise ValueError(f"the output has no `logits`; it has {', '.join(output)}.")
+        kind: Any = type(output)
+        return output["logits"], lambda new: kind(**{**output, "logits": new})
+    if isinstance(output, tuple):
+        place = next((i for i, part in enumerate(output) if isinstance(part, Tensor) and part.dim() == 3), None)
+        if place is not None:
+            return output[place], lambda new: (*output[:place], new, *output[place + 1 :])
+    raise TypeError(f"the output of a language model must have `logits` (n, t, vocabulary), got {type(output).__name__}.")
+
+
+@contextmanager
+def _bar(wanted: bool) -> Iterator[Callable[[Sequence[Any], str], Iterable[Any]]]:
+    """A bar on stderr, or the items as they are."""
+    if wanted and sys.stderr.isatty():
+        try:
+            from rich.console import Console
+            from rich.progress import Progress
+        except ModuleNotFoundError:
+            pass
+        else:
+            with Progress(console=Console(stderr=True)) as bars:
+                yield lambda items, text: bars.track(items, description=text)
+            return
+    yield lambda items, text: items

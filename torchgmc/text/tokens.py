@@ -1,0 +1,277 @@
+"""Words as a tokenizer writes them: which tokens are a word, and where a word begins and ends in a row of tokens."""
+
+import unicodedata
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+CASES = ("smart", "exact")
+
+
+class TokenGroups(nn.Module):
+    r"""Groups from the words of a prompt: input ids in, membership out.
+
+    A prompt belongs to a group when it holds one of the group's words *as a whole word*.
+
+    - *Boundaries*: a match does not count when a letter, digit or accent stands right before or after it: ``man`` is not in
+      ``woman`` or ``manly``, however they are cut into pieces. Spaces, punctuation, apostrophes and hyphens are boundaries,
+      so ``she`` is in ``she's``.
+    - *Case* (``case="smart"``): a word in lower case also counts with a capital letter or in capitals; a word written with
+      a capital (``Rose``) counts only as written. ``case="exact"``: every word only as written. An uncased tokenizer
+      cannot tell ``Rose`` from ``rose``.
+    - Words of several pieces count when all pieces follow each other. The pieces are those of the word alone, after a space
+      and after a quotation mark.
+
+    Words are looked up once, here; ``forward`` uses tables and scripts.
+
+    Args:
+        tokenizer: of transformers, fast or slow: WordPiece, byte-level BPE or SentencePiece.
+        words: name of each group and its words.
+        case: ``"smart"`` or ``"exact"``.
+
+    Shapes: ``forward(input_ids (n, t))`` -> bool ``(n, a)``.
+
+    Example:
+        >>> groups = gmc.TokenGroups(tokenizer, {"female": ["she", "Mary"], "male": ["he"]})  # doctest: +SKIP
+        >>> groups(tokenizer(["She is here"], return_tensors="pt").input_ids)  # doctest: +SKIP
+        tensor([[ True, False]])
+    """
+
+    joins: Tensor
+    ends: Tensor
+    first: Tensor
+    keys: Tensor
+    nodes: Tensor
+    final: Tensor
+
+    def __init__(self, tokenizer: Any, words: Mapping[str, Sequence[str]], case: str = "smart") -> None:
+        super().__init__()
+        lists = _check_words("words", words)
+        _check_case(case)
+        pieces = _Pieces(tokenizer)
+        self.names = list(lists)
+        found: dict[tuple[int, ...], set[int]] = {}
+        for column, (name, entries) in enumerate(lists.items()):
+            forms = {word: pieces.forms(word, case) for word in entries}
+            missing = [word for word, tokens in forms.items() if not tokens]
+            if missing:
+                _report_unknown(name, missing, len(entries))
+            for tokens in forms.values():
+                for sequence in tokens:
+                    found.setdefault(sequence, set()).add(column)
+        self._build(found, pieces)
+
+    def _build(self, found: dict[tuple[int, ...], set[int]], pieces: "_Pieces") -> None:
+        """A tree of pieces, level by level: the first by its token, the others by (node before, token)."""
+        width = len(pieces.tokens)
+        self.width = width
+        self.longest = max(map(len, found))
+        node: dict[tuple[int, ...], int] = {}
+        for sequence in sorted(found):
+            for k in range(1, len(sequence) + 1):
+                node.setdefault(sequence[:k], len(node))
+        first = torch.full((width,), -1)
+        level: list[list[tuple[int, int]]] = [[] for _ in range(self.longest)]
+        for prefix, index in node.items():
+            if len(prefix) == 1:
+                first[prefix[0]] = index
+            else:
+                level[len(prefix) - 1].append((node[prefix[:-1]] * width + prefix[-1], index))
+        final = torch.zeros(len(node) + 1, len(self.names), dtype=torch.bool)  # the last row is "no word here"
+        for sequence, columns in found.items():
+            final[node[sequence], sorted(columns)] = True
+        self.starts: list[int] = [0]
+        for entries in level:
+            self.starts.append(self.starts[-1] + len(entries))
+        flat = [pair for entries in level for pair in entries]
+        table = torch.tensor(flat, dtype=torch.int64).reshape(-1, 2)
+        self.register_buffer("first", first)
+        self.register_buffer("keys", table[:, 0].clone())
+        self.register_buffer("nodes", table[:, 1].clone())
+        self.register_buffer("final", final)
+        self.register_buffer("joins", torch.tensor(pieces.joins))
+        self.register_buffer("ends", torch.tensor(pieces.ends))
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        """Membership ``(n, a)``, bool, of the rows of ``input_ids`` ``(n, t)``."""
+        if input_ids.dim() != 2:
+            raise ValueError(f"`input_ids` must have shape (n, t), one row of tokens per prompt, got {input_ids.shape}")
+        ids = input_ids.clamp(0, self.width - 1).long()
+        none = torch.zeros_like(ids[:, :1], dtype=torch.bool)
+        joins, ends = self.joins[ids], self.ends[ids]  # (n, t)
+        # A piece that would join what stands before it starts no word, unless nothing that it could join stands there.
+        begins = ~(joins & torch.cat([none, ends[:, :-1]], 1))
+        stops = torch.cat([~joins[:, 1:], ~none], 1)[:, : ids.shape[1]]  # the next piece does not go on with the word
+        node = torch.where(begins, self.first[ids], torch.full_like(ids, -1))  # (n, t), of the word that begins here
+        found = self.final[node] & stops[:, :, None]  # (n, t, a); node -1 is the last row
+        member = found.any(1)
+        for k in range(1, self.longest):
+            low, high = self.starts[k], self.starts[k + 1]
+            if node.shape[1] > k:
+                key = node[:, : ids.shape[1] - k] * self.width + ids[:, k:]
+                hit = (key[:, :, None] == self.keys[low:high]) & (node[:, : ids.shape[1] - k, None] >= 0)
+                place = hit.to(torch.int64).argmax(2)
+                node = torch.where(hit.any(2), self.nodes[low:high][place], torch.full_like(key, -1))
+                member = member | (self.final[node] & stops[:, k:, None]).any(1)
+        return member
+
+    def extra_repr(self) -> str:
+        """Names of the groups."""
+        return f"groups=[{', '.join(self.names)}], sequences of up to {self.longest} pieces"
+
+
+def attributes_from_words(
+    tokenizer: Any, words: Mapping[str, Sequence[str]], case: str = "smart", several: str = "skip"
+) -> dict[str, list[int]]:
+    """Token ids of word lists, for :class:`~torchgmc.DistributionHead`.
+
+    A word counts through every token that is that word and begins it: in BERT's vocabulary ``doctor``, in GPT-2's
+    ``Ġdoctor`` and ``ĠDoctor``, not the bare ``doctor``, which may go on with another word. A word of several pieces
+    has no token of its own.
+
+    Args:
+        tokenizer: of transformers, fast or slow.
+        words: name of each list and its words.
+        case: as in :class:`TokenGroups`.
+        several: words of several pieces are left out (``"skip"``) or stand for their first piece (``"first"``), which other
+            words may share: its probability is an upper bound on the word's. Either way a warning names them.
+
+    Returns:
+        Name of each list and its token ids, ascending.
+    """
+    if several not in ("skip", "first"):
+        raise ValueError(f"`several` must be 'skip' or 'first', got {several!r}.")
+    _check_case(case)
+    pieces = _Pieces(tokenizer)
+    found: dict[str, list[int]] = {}
+    long: list[str] = []
+    for name, entries in _check_words("words", words).items():
+        ids: set[int] = set()
+        unknown = []
+        for word in entries:
+            forms = [form for form in pieces.forms(word, case) if pieces.starts_word(form[0])]
+            single = {form[0] for form in forms if len(form) == 1}
+            if not forms:
+                unknown.append(word)
+            elif not single:
+                long.append(word)
+                single = {form[0] for form in forms} if several == "first" else set()
+            ids |= single
+        if unknown:
+            _report_unknown(name, unknown, len(entries))
+        if not ids:
+            raise ValueError(
+                f"no word of list {name!r} is one token of this tokenizer ({', '.join(map(repr, entries[:5]))}, ...); "
+                "use several='first' or other words."
+            )
+        found[name] = sorted(ids)
+    if long:
+        action = "left out" if several == "skip" else "represented by their first piece"
+        warnings.warn(f"{len(long)} words are several tokens and were {action}: {', '.join(long)}.", UserWarning, stacklevel=2)
+    return found
+
+
+class _Pieces:
+    """A vocabulary's pieces as text: which of them go on with the word before them, and which may be gone on with."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        if not hasattr(tokenizer, "convert_ids_to_tokens") or not hasattr(tokenizer, "encode"):
+            raise TypeError(f"`tokenizer` must be a tokenizer of transformers, got {type(tokenizer).__name__}.")
+        self.tokenizer = tokenizer
+        self.tokens: list[str] = [str(token) for token in tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))]
+        self.special = set(tokenizer.all_special_ids)
+        plain = [token for i, token in enumerate(self.tokens) if i not in self.special]
+        if any(token.startswith("Ġ") for token in plain):
+            self.kind, self.marker = "bytes", "Ġ"
+        elif any(token.startswith("▁") for token in plain):
+            self.kind, self.marker = "sentencepiece", "▁"
+        else:
+            self.kind, self.marker = "wordpiece", ""
+        text = [("" if i in self.special else self._text(token)) for i, token in enumerate(self.tokens)]
+        inside = [bool(t) and _is_word(t[0]) for t in text]
+        if self.kind == "wordpiece":
+            self.joins = [
+                i not in self.special and token.startswith("##") and one
+                for i, (token, one) in enumerate(zip(self.tokens, inside, strict=True))
+            ]
+        else:
+            self.joins = inside
+        self.ends = [bool(t) and _is_word(t[-1]) for t in text]
+
+    def _text(self, token: str) -> str:
+        """The piece as it stands in the text, with a space where the marker says so."""
+        if self.kind == "wordpiece":
+            return token[2:] if token.startswith("##") and len(token) > 2 else token
+        if self.kind == "sentencepiece":
+            return token.replace("▁", " ")
+        data = bytes(_BYTES.get(char, 0x41) for char in token)  # a piece may begin or end inside a character: a letter
+        return data.decode("utf-8", errors="surrogateescape")
+
+    def starts_word(self, token: int) -> bool:
+        """Does the piece surely begin a word, wherever it stands?"""
+        return not self.joins[token]
+
+    def forms(self, word: str, case: str) -> list[tuple[int, ...]]:
+        """The word in every case that counts, alone, after a space and after a quotation mark; without unknown pieces."""
+        variants = {word}
+        if case == "smart" and word == word.lower():
+            variants |= {word.capitalize(), word.upper()}
+        found = set()
+        for variant in variants:
+            for before in ("",) if self.kind == "wordpiece" else ("", " ", '"'):
+                tokens = self._encode(before + variant)
+                lead = self._encode(before) if before == '"' else []
+                if tokens[: len(lead)] == lead:
+                    found.add(tuple(tokens[len(lead) :]))
+        unknown = self.tokenizer.unk_token_id
+        whole = [form for form in found if form and (unknown is None or unknown not in form)]
+        return sorted(form for form in whole if self._spells(form))
+
+    def _encode(self, text: str) -> list[int]:
+        return list(self.tokenizer.encode(text, add_special_tokens=False)) if text else []
+
+    def _spells(self, form: tuple[int, ...]) -> bool:
+        """Not a bare marker followed by the word: such pieces would match any word after a space."""
+        return bool(self._text(self.tokens[form[0]]).strip()) or len(form) > 1
+
+
+def _byte_table() -> dict[str, int]:
+    """Characters by which byte-level BPE writes bytes: printable ones as themselves, the others from U+0100 on."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [b for b in range(256) if b not in printable]
+    return {chr(b): b for b in printable} | {chr(0x100 + i): b for i, b in enumerate(others)}
+
+
+_BYTES = _byte_table()
+
+
+def _is_word(char: str) -> bool:
+    """Letters, digits, accents and half characters; not spaces, punctuation or symbols."""
+    return char == "_" or 0xDC80 <= ord(char) <= 0xDCFF or unicodedata.category(char)[0] in "LNM"
+
+
+def _check_words(argument: str, words: Any) -> dict[str, list[str]]:
+    if not isinstance(words, Mapping) or not words:
+        raise TypeError(f"`{argument}` must map each name to a list of words, got {type(words).__name__}.")
+    found: dict[str, list[str]] = {}
+    for name, entries in words.items():
+        if isinstance(entries, str) or not all(isinstance(word, str) and word.strip() for word in entries) or not len(entries):
+            raise TypeError(f"`{argument}`[{name!r}] must be a list of words, got {entries!r}.")
+        found[str(name)] = list(dict.fromkeys(word.strip() for word in entries))
+    return found
+
+
+def _check_case(case: str) -> None:
+    if case not in CASES:
+        raise ValueError(f"`case` must be one of {', '.join(map(repr, CASES))}, got {case!r}.")
+
+
+def _report_unknown(name: str, missing: list[str], total: int) -> None:
+    if len(missing) == total:
+        raise ValueError(f"this tokenizer can write no word of {name!r}: {', '.join(missing[:5])}; give others.")
+    warnings.warn(
+        f"this tokenizer cannot write {len(missing)} words of {name!r}: {', '.join(missing)}.", UserWarning, stacklevel=4
+    )
