@@ -23,7 +23,8 @@ class TokenGroups(nn.Module):
       a capital (``Rose``) counts only as written. ``case="exact"``: every word only as written. An uncased tokenizer
       cannot tell ``Rose`` from ``rose``.
     - Words of several pieces count when all pieces follow each other. The pieces are those of the word alone, after a space
-      and after a quotation mark.
+      and after a quotation mark. A piece that holds both punctuation and letters hides a word: GPT-2 cuts ``'man`` into
+      ``'m`` and ``an``.
 
     Words are looked up once, here; ``forward`` uses tables and scripts.
 
@@ -66,7 +67,7 @@ class TokenGroups(nn.Module):
 
     def _build(self, found: dict[tuple[int, ...], set[int]], pieces: "_Pieces") -> None:
         """A tree of pieces, level by level: the first by its token, the others by (node before, token)."""
-        width = len(pieces.tokens)
+        width = len(pieces.tokens) + 1  # the last is no piece: it fills rows up
         self.width = width
         self.longest = max(map(len, found))
         node: dict[tuple[int, ...], int] = {}
@@ -92,30 +93,30 @@ class TokenGroups(nn.Module):
         self.register_buffer("keys", table[:, 0].clone())
         self.register_buffer("nodes", table[:, 1].clone())
         self.register_buffer("final", final)
-        self.register_buffer("joins", torch.tensor(pieces.joins))
-        self.register_buffer("ends", torch.tensor(pieces.ends))
+        self.register_buffer("joins", torch.tensor([*pieces.joins, False]))
+        self.register_buffer("ends", torch.tensor([*pieces.ends, False]))
 
     def forward(self, input_ids: Tensor) -> Tensor:
         """Membership ``(n, a)``, bool, of the rows of ``input_ids`` ``(n, t)``."""
         if input_ids.dim() != 2:
             raise ValueError(f"`input_ids` must have shape (n, t), one row of tokens per prompt, got {input_ids.shape}")
-        ids = input_ids.clamp(0, self.width - 1).long()
-        none = torch.zeros_like(ids[:, :1], dtype=torch.bool)
-        joins, ends = self.joins[ids], self.ends[ids]  # (n, t)
+        length = input_ids.shape[1]
+        blank = self.width - 1  # a token that is no piece, around every row
+        ids = nn.functional.pad(input_ids.clamp(0, blank).long(), [1, self.longest], value=float(blank))  # (n, 1 + t + longest)
+        joins, ends = self.joins[ids][:, 1:], self.ends[ids]
+        before, ids = ends[:, :length], ids[:, 1:]
         # A piece that would join what stands before it starts no word, unless nothing that it could join stands there.
-        begins = ~(joins & torch.cat([none, ends[:, :-1]], 1))
-        stops = torch.cat([~joins[:, 1:], ~none], 1)[:, : ids.shape[1]]  # the next piece does not go on with the word
-        node = torch.where(begins, self.first[ids], torch.full_like(ids, -1))  # (n, t), of the word that begins here
-        found = self.final[node] & stops[:, :, None]  # (n, t, a); node -1 is the last row
-        member = found.any(1)
+        begins = ~(joins[:, :length] & before)
+        node = torch.where(begins, self.first[ids[:, :length]], torch.full_like(ids[:, :length], -1))  # (n, t)
+        # The word ends here if the next piece does not go on with it; node -1 is the last row of `final`, no word.
+        member = (self.final[node] & ~joins[:, 1 : length + 1, None]).any(1)
         for k in range(1, self.longest):
             low, high = self.starts[k], self.starts[k + 1]
-            if node.shape[1] > k:
-                key = node[:, : ids.shape[1] - k] * self.width + ids[:, k:]
-                hit = (key[:, :, None] == self.keys[low:high]) & (node[:, : ids.shape[1] - k, None] >= 0)
-                place = hit.to(torch.int64).argmax(2)
-                node = torch.where(hit.any(2), self.nodes[low:high][place], torch.full_like(key, -1))
-                member = member | (self.final[node] & stops[:, k:, None]).any(1)
+            key = node * self.width + ids[:, k : length + k]
+            hit = (key[:, :, None] == self.keys[low:high]) & (node[:, :, None] >= 0)  # (n, t, branches of this level)
+            place = hit.to(torch.int64).argmax(2)
+            node = torch.where(hit.any(2), self.nodes[low:high][place], torch.full_like(key, -1))
+            member = member | (self.final[node] & ~joins[:, k + 1 : length + k + 1, None]).any(1)
         return member
 
     def extra_repr(self) -> str:
