@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from torchgmc import levelsets, projections
-from torchgmc.levelsets import Table, cell_sums, levels
+from torchgmc import levelsets
+from torchgmc.levelsets import Table, cell_sums, levels, project
 
 
 class LevelProblem:
@@ -102,25 +102,19 @@ class LevelProblem:
         """What a step takes off z, on the grid."""
         return levelsets.snap(step / self.scale[who], self.unit)
 
-    def project(self, z: Tensor) -> Tensor:
-        """Proj_F in coordinates."""
-        if not self.euclidean:
-            return z
-        return z.clamp(0.0, 1.0) if z.shape[1] == 1 else levelsets.snap(projections.simplex(z))
-
     def move(self, who: Tensor, what: Tensor, step: Tensor) -> None:
         """f <- Proj(f - step g)."""
         inside, here = self.cell(who, what)
         length = self.length(who, step)
         if not self.sparse:
-            moved = self.project(self.z - length * (inside[:, None] & here))
+            moved = project(self.z - length * (inside[:, None] & here), bool(self.euclidean))
             self.z = torch.where(inside[:, None], moved, self.z)
             self.table.recompute()
             return
         rows = inside.nonzero()[:, 0]
 
         def apply() -> None:
-            self.z = self.z.index_copy(0, rows, self.project(self.z[rows] - length * here))
+            self.z = self.z.index_copy(0, rows, project(self.z[rows] - length * here, bool(self.euclidean)))
 
         self.table.update(rows, apply)
 

@@ -44,6 +44,13 @@ def probabilities(z: Tensor, euclidean: bool) -> Tensor:
     return projections.simplex(z) if euclidean else torch.softmax(z, 1)
 
 
+def project(z: Tensor, euclidean: bool) -> Tensor:
+    """Nearest coordinates of a probability; logits all are."""
+    if not euclidean:
+        return z
+    return z.clamp(0.0, 1.0) if z.shape[1] == 1 else snap(projections.simplex(z))
+
+
 def equal_width(bins: int, one_event: bool, euclidean: bool) -> Tensor:
     """Inner edges of equal-width level sets of f, float64 ``(bins - 1,)``: in z for one event, in f for classes."""
     inner = torch.arange(1, bins, dtype=torch.float64) / bins
@@ -57,7 +64,7 @@ def levels(z: Tensor, edges: Tensor, euclidean: bool) -> Tensor:
 
 
 def apply_tables(z: Tensor, member: Tensor, tables: Tensor, edges: Tensor, euclidean: bool) -> Tensor:
-    r"""Rounds that move every cell at once: :math:`z_c \leftarrow z_c - \sum_{A \ni x} \Delta_t[A, k_c(z), c]`.
+    r"""Rounds that move every cell at once: :math:`z_c \leftarrow \mathrm{Proj}(z)_c - \sum_{A \ni x} \Delta_t[A, k_c(z), c]`.
 
     Args:
         z: coordinates ``(n, C)``, float64.
@@ -67,6 +74,7 @@ def apply_tables(z: Tensor, member: Tensor, tables: Tensor, edges: Tensor, eucli
         euclidean: geometry.
     """
     for t in range(tables.shape[0]):
+        z = project(z, euclidean)
         moves = (member @ tables[t].flatten(1)).view(-1, tables.shape[2], tables.shape[3])  # (n, b, C)
         z = z - moves.gather(1, levels(z, edges, euclidean).unsqueeze(1)).squeeze(1)
     return z
@@ -88,9 +96,7 @@ def apply_log(z: Tensor, member: Tensor, who: Tensor, step: Tensor, column: Tens
         here = place == column[t]  # (C,)
         level = (levels(z, edges, euclidean) * here).sum(1)  # (n,)
         inside = member.gather(1, who[t][level].unsqueeze(1)).squeeze(1)
-        z = z - (step[t][level] * inside).unsqueeze(1) * here
-        if euclidean:
-            z = z.clamp(0.0, 1.0) if z.shape[1] == 1 else snap(projections.simplex(z))
+        z = project(z - (step[t][level] * inside).unsqueeze(1) * here, euclidean)
     return z
 
 
@@ -205,5 +211,5 @@ def exact_product(member: Tensor, table: Tensor) -> Tensor:
     rest = whole - high * 2.0**28
     middle = torch.round(rest / 2.0**14)
     pieces = torch.stack([high, middle, rest - middle * 2.0**14], -1).flatten(1)  # (a, 3 u)
-    parts = (member @ pieces.to(member.dtype)).view(len(member), -1, 3).double()
+    parts = (member @ pieces.to(member.dtype)).view(len(member), table.shape[1], 3).double()
     return (parts[..., 0] * 2.0**28 + parts[..., 1] * 2.0**14 + parts[..., 2]) * UNIT

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from torchgmc import levelsets
 from torchgmc.lasso import solve_lasso
-from torchgmc.levelsets import LARGEST, ROWS, UNIT, cell_sums, exact_product, snap
+from torchgmc.levelsets import LARGEST, ROWS, UNIT, cell_sums, exact_product, project, snap
+from torchgmc.newton import HALVINGS, Newton, curvature, loss
 from torchgmc.solver import Report
 
 #: Slack of an offset and of a cell's step, and the least violation worth mending, in standard errors of the cell's sum.
@@ -24,8 +25,6 @@ STATIC_SLACK, CELL_SLACK, FLOOR = 0.5, 2.0, 3.0
 SAMPLE = 1 << 14
 #: A membership with fewer entries is kept in float64.
 SMALL = 1 << 20
-#: Halvings of a step.
-HALVINGS = 8
 
 
 @dataclass
@@ -60,7 +59,7 @@ class Promise:
         conditional: violations are divided by P(A).
         noise_floor: a violation below three standard errors of its own sum is left alone.
         events: y is 0 or 1 (the variance of a cell is then also known from f).
-        low, width: f and y were brought to [0, 1] from [low, low + width]; reports are in the units of y, ``alpha`` here is not.
+        low, width: f and y were brought to [0, 1] from [low, low + width]; reports are in the units of y, ``alpha`` is not.
     """
 
     alpha: float
@@ -158,106 +157,6 @@ class Sample:
         return (measure.violation.abs() / self.tolerance(measure).clamp_min(1e-300))[1:]
 
 
-def curvature(z: Tensor, f: Tensor, euclidean: bool) -> Tensor:
-    """Derivative of f_c in z_c, ``(n, C)``; for classes it leaves out the cross terms, which line searches make up for."""
-    if euclidean:
-        return ((z > 0) & (z < 1)).to(f.dtype) if z.shape[1] == 1 else (f > 0).to(f.dtype)
-    return f * (1.0 - f)
-
-
-def loss(z: Tensor, f: Tensor, y: Tensor, euclidean: bool) -> Tensor:
-    """Potential of each example, psi(z) - <y, z>, up to a constant; ``(n,)``."""
-    if z.shape[1] == 1:
-        if euclidean:
-            return (f * (z - 0.5 * f) - y * z)[:, 0]
-        return (torch.nn.functional.softplus(z) - y * z)[:, 0]
-    if euclidean:  # the convex function whose gradient is the projection
-        return (f * z - 0.5 * f.square() - y * z).sum(1)
-    return torch.logsumexp(z, 1) - (y * z).sum(1)
-
-
-class Newton:
-    """The static problem: min E[psi(z) - <y, z>] + sum slack |Theta| with z = z0 - W Theta.
-
-    Args:
-        member: ``(n, 1 + a)``.
-        z, y, share: ``(n, C)``, ``(n, C)``, ``(n, 1)``; share sums to 1.
-        euclidean: geometry.
-    """
-
-    def __init__(self, member: Tensor, z: Tensor, y: Tensor, share: Tensor, euclidean: bool) -> None:
-        self.member, self.euclidean = member, euclidean
-        self.z, self.y, self.share = (t.to(member.dtype) for t in (z, y, share))
-
-    def thin(self, rows: int) -> "Newton":
-        """Every k-th example, about ``rows`` of them."""
-        stride = max(1, len(self.z) // rows)
-        share = self.share[::stride]
-        return Newton(self.member[::stride], self.z[::stride], self.y[::stride], share / share.sum(), self.euclidean)
-
-    def slope(self, theta: Tensor) -> tuple[Tensor, float]:
-        """Violations ``(1 + a, C)`` and potential at Theta."""
-        theta = theta.to(self.member.dtype)
-        total, value = torch.zeros_like(theta, dtype=torch.float64), self.z.new_zeros((), dtype=torch.float64)
-        for member, z, y, share in self._parts():
-            z = z - member @ theta
-            f = levelsets.probabilities(z, self.euclidean)
-            total += member.T @ ((f - y) * share)
-            value += (loss(z, f, y, self.euclidean) * share[:, 0]).sum()
-        return total, float(value)
-
-    def hessian(self, theta: Tensor) -> Tensor:
-        """One block per class, ``(C, 1 + a, 1 + a)``, float64."""
-        theta = theta.to(self.member.dtype)
-        size, columns = theta.shape
-        total = torch.zeros(columns, size, size, dtype=torch.float64, device=theta.device)
-        for member, z, _, share in self._parts():
-            z = z - member @ theta
-            weight = curvature(z, levelsets.probabilities(z, self.euclidean), self.euclidean) * share
-            for column in range(columns):
-                total[column] += member.T @ (member * weight[:, column : column + 1])
-        return total
-
-    def _parts(self) -> "zip[tuple[Tensor, Tensor, Tensor, Tensor]]":
-        rows = ROWS if self.z.device.type == "cpu" else len(self.z)
-        return zip(*(torch.split(t, rows) for t in (self.member, self.z, self.y, self.share)), strict=True)
-
-    def minimise(self, theta: Tensor, slack: Tensor, hessian: Tensor | None, steps: int, precision: float) -> Tensor:
-        """Newton steps until the optimality conditions hold to ``precision`` of the slack.
-
-        A Hessian that is given is kept as long as steps made with it lower the objective as they should.
-        """
-        slope, value = self.slope(theta)
-        value += float((slack * theta.abs()).sum())
-        for _ in range(steps):
-            if bool((_residual(theta, slope, slack) <= precision * slack).all()):
-                break
-            matrix = self.hessian(theta) if hessian is None else hessian
-            model = (matrix @ theta.T[..., None])[..., 0] + slope.T  # (C, 1 + a)
-            goal = solve_lasso(matrix, model, slack.T, theta.T).T
-            goal = goal.clamp(-LARGEST / 2, LARGEST / 2)
-            for halving in range(HALVINGS + 1):
-                trial = theta + (goal - theta) * 0.5**halving
-                trial_slope, trial_value = self.slope(trial)
-                trial_value += float((slack * trial.abs()).sum())
-                if trial_value <= value + 1e-7 * abs(value) or (hessian is not None and halving == 1):
-                    break
-            if trial_value > value + 1e-7 * abs(value):
-                if hessian is None:
-                    break  # as near as this arithmetic gets
-                hessian = None
-                continue
-            theta, slope, value = trial, trial_slope, trial_value
-        return theta
-
-
-def _residual(theta: Tensor, slope: Tensor, slack: Tensor) -> Tensor:
-    """How far the conditions of the optimum are missed, per offset."""
-    off = (slope.abs() - slack).clamp_min(0.0)
-    on = (slope - slack * theta.sign()).abs()
-    return torch.where(theta == 0, off, on)
-
-
 def static_offsets(sample: Sample) -> Tensor:
     """Offsets of every group (and everyone) at once, ``(1 + a, C)``: on a thinned sample first, then on all of it."""
     newton = Newton(sample.member, sample.z, sample.y, sample.share, sample.promise.euclidean)
@@ -308,7 +207,7 @@ def fit(examples: Examples, promise: Promise, max_iter: int, names: list[str]) -
         reason = "max_iter"
     _, count, z, after = best
     tables = torch.stack(rounds.tables[:count]) if count else offsets.new_zeros(0, *before.violation.shape)
-    if promise.bins == 1:  # one level set: the rounds are offsets too
+    if promise.bins == 1 and not promise.euclidean:  # one level set and no projection: the rounds are offsets too
         offsets, tables = offsets + tables.sum(0)[:, 0], tables[:0]
     history = history[: 1 + static + count]
     report = _report(sample, before, after, history, reason, max_iter, names, time.perf_counter() - started)
@@ -336,6 +235,7 @@ class _Rounds:
 
     def step(self, z: Tensor, measure: Measure) -> tuple[Tensor, Measure] | None:
         """One round that lowers the potential; None when there is none."""
+        z = project(z, self.promise.euclidean)
         excess = self.sample.excess(measure).amax(0)  # (b, C)
         order = excess.flatten().argsort(descending=True)
         cells = [divmod(i, excess.shape[1]) for i in order[: int((excess > 1).sum())].tolist()]
@@ -356,7 +256,8 @@ class _Rounds:
         """Steps (1 + a, b, C): a lasso in every level set of ``cells``."""
         sample = self.sample
         f = levelsets.probabilities(z, self.promise.euclidean)
-        weight = (curvature(z, f, self.promise.euclidean) * sample.share).to(sample.dtype)
+        weight = (torch.ones_like(f) if self.promise.euclidean else curvature(z, f, False)) * sample.share
+        weight = weight.to(sample.dtype)
         blocks = [self._hessian(measure.level[:, column] == k, weight[:, column]) for k, column in cells]
         level, column = (torch.tensor(part, device=z.device) for part in zip(*cells, strict=True))
         slack = sample.slack(measure.error, CELL_SLACK)
@@ -381,20 +282,23 @@ class _Rounds:
         moves[:, used] = exact_product(sample.member, table.flatten(1)[:, used])
         place = measure.level * z.shape[1] + torch.arange(z.shape[1], device=z.device)
         move = moves.gather(1, place)  # (n, C)
-        start = self._loss(z)
+        start = self._loss(z, measure.brier)
         for halving in range(HALVINGS + 1):
             length = 0.5**halving
             trial = z - length * move
             f = levelsets.probabilities(trial, euclidean)
             brier = float(((f - sample.y).square() * sample.share).sum())
-            if self._loss(trial) < start and brier <= measure.brier:
+            if self._loss(trial, brier) < start and brier <= measure.brier:
                 self.tables.append(length * table)
                 return trial, sample.measure(trial)
         return None
 
-    def _loss(self, z: Tensor) -> float:
-        f = levelsets.probabilities(z, self.promise.euclidean)
-        return float((loss(z, f, self.sample.y, self.promise.euclidean) * self.sample.share[:, 0]).sum())
+    def _loss(self, z: Tensor, brier: float) -> float:
+        """The potential of a projected f is the Brier score itself."""
+        if self.promise.euclidean:
+            return brier
+        f = levelsets.probabilities(z, False)
+        return float((loss(z, f, self.sample.y, False) * self.sample.share[:, 0]).sum())
 
 
 def _worst(sample: Sample, measure: Measure) -> float:

@@ -47,6 +47,8 @@ class QuantileProblem(LevelProblem):
         """
         inside, _ = self.cell(who, what)
         residual = (self.scores - self.z)[inside, 0]
+        if len(residual) == 0:
+            return torch.zeros_like(violation)
         order = residual.argsort()
         residual, weight = residual[order], self.share[inside][order]
         covered, goal = weight.cumsum(0), self.target * weight.sum()

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Optional
 import torch
 from torch import Tensor
 
-from torchgmc import checks, levelsets, probabilities, theory
+from torchgmc import checks, levelsets, newton, probabilities, theory
 from torchgmc.audit import Audit, Moments, summarize
 from torchgmc.distributed import pooled
 from torchgmc.heads.base import Head
@@ -162,7 +162,8 @@ class ProbabilityHead(Head):
                 raise ValueError(
                     f"`y` must hold class ids from 0 to {self.num_classes - 1}, got {int(y.min())} to {int(y.max())}."
                 )
-            return torch.nn.functional.one_hot(y.long(), self.num_classes).to(torch.float64)
+            rows: Tensor = torch.nn.functional.one_hot(y.long(), self.num_classes)
+            return rows.double()
         y = y.double()
         checks.finite("y", y)
         if self.range is None:
@@ -176,7 +177,8 @@ class ProbabilityHead(Head):
             raise ValueError(
                 f"`y` must lie in `range` = [{self.low:g}, {self.high:g}], got {float(y.min()):.4g} to {float(y.max()):.4g}."
             )
-        return ((y - self.low) / (self.high - self.low))[:, None]
+        scaled: Tensor = (y - self.low) / (self.high - self.low)
+        return scaled[:, None]
 
     # -- fit ---------------------------------------------------------------------------------------------------------
 
@@ -250,7 +252,7 @@ class ProbabilityHead(Head):
         """The step of Theorem 1, and its bound on the number of steps."""
         alpha = self.alpha / (self.high - self.low)
         norm = float((problem.mass / problem.scale.square()).max())  # E||g||^2 is at most P(A) / scale^2
-        start = probabilities.loss(problem.z, levelsets.probabilities(problem.z, self.euclidean), problem.y, self.euclidean)
+        start = newton.loss(problem.z, levelsets.probabilities(problem.z, self.euclidean), problem.y, self.euclidean)
         height = max(float((start * problem.share).sum()) + 1.0, 1.0)
         bound = theory.iteration_bound(alpha, problem.smoothness, norm, height)
         return eta or theory.step_size(alpha, problem.smoothness, norm), min(MAX_FIXED_STEPS, max(1, bound))
