@@ -54,6 +54,35 @@ def images(n: int, seed: int, classes: int | None = None) -> Data:
     return Data((scores, masks, member), (scores, member))
 
 
+def events(n: int, seed: int, classes: int | None = None) -> Data:
+    g = torch.Generator().manual_seed(seed)
+    member = membership(n, g)
+    logits = torch.randn(n, classes or 1, generator=g) * 1.5
+    truth = logits + member[:, 1:2] * torch.linspace(1.0, -1.0, classes or 1)
+    if classes is None:
+        y = torch.rand(n, generator=g) < truth[:, 0].sigmoid()
+        return Data((logits[:, 0].sigmoid(), y, member), (logits[:, 0].sigmoid(), member))
+    y = torch.multinomial(truth.softmax(1), 1, generator=g)[:, 0]
+    return Data((logits.softmax(1), y, member), (logits.softmax(1), member))
+
+
+def residuals(n: int, seed: int) -> Data:
+    g = torch.Generator().manual_seed(seed)
+    member = membership(n, g)
+    scores = (torch.randn(n, generator=g) * (1.0 + member[:, 1])).abs()
+    return Data((scores, member), (member,))
+
+
+def prompts(n: int, seed: int) -> Data:
+    g = torch.Generator().manual_seed(seed)
+    member = membership(n, g)
+    logits = torch.randn(n, 20, generator=g)
+    logits[:, 3:6] += 1.5 * member[:, 1:2]
+    return Data((logits, member), (logits, member))
+
+
+LISTS = {"jobs": [3, 4], "praise": [4, 5, 9]}
+
 ZOO = [
     Entry("threshold", lambda: gmc.ThresholdHead(0.1, 0.02, GROUPS), images, per_cell=True),
     Entry(
@@ -71,5 +100,15 @@ ZOO = [
     Entry("threshold-exact", lambda: gmc.ThresholdHead(0.1, 0.02, GROUPS, resolution="exact"), images),
     Entry("conformal", lambda: gmc.baselines.ConformalRiskControl(0.1, 0.02, GROUPS), images, per_cell=True),
     Entry("unprocessed", lambda: gmc.baselines.Unprocessed(0.1, alpha=0.02, groups=GROUPS), images, per_cell=True),
+    Entry("probability", lambda: gmc.ProbabilityHead(0.01, GROUPS, bins=None, noise_floor=False), events),
+    Entry("probability-bins", lambda: gmc.ProbabilityHead(0.02, GROUPS, bins=4, noise_floor=False), events),
+    Entry("probability-euclidean", lambda: gmc.ProbabilityHead(0.02, GROUPS, bins=4, geometry="euclidean"), events),
+    Entry(
+        "probability-classes", lambda: gmc.ProbabilityHead(0.02, GROUPS, bins=3, num_classes=3), lambda n, s: events(n, s, 3)
+    ),
+    Entry("quantile", lambda: gmc.QuantileHead(0.8, 0.02, GROUPS), residuals),
+    Entry("quantile-bins", lambda: gmc.QuantileHead(0.8, 0.02, GROUPS, bins=4), residuals),
+    Entry("distribution", lambda: gmc.DistributionHead(LISTS, 0.002, GROUPS), prompts),
+    Entry("distribution-euclidean", lambda: gmc.DistributionHead(LISTS, 0.01, GROUPS, geometry="euclidean"), prompts),
 ]
 NAMES = [entry.name for entry in ZOO]

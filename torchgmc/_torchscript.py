@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from torchgmc.adapters import Adapter
 from torchgmc.attach import CalibratedModel
 
 #: Key of the metadata inside every format.
@@ -63,23 +64,29 @@ class Flat(nn.Module):
     def finish(self, scores: Tensor, member: Tensor | None) -> Any:
         """The head's result."""
         if self.threshold_only:
-            return scores, (self.head(None, scores.shape[0]) if member is None else self.head(member))
+            return scores, self.head(member).expand(scores.shape[0])
         return self.head(scores) if member is None else self.head(scores, member)
 
 
 class _Pick(nn.Module):
     """The adapter as a scriptable module, for tensors."""
 
-    def __init__(self, activation: str, channel: int | None) -> None:
+    def __init__(self, adapter: Adapter) -> None:
         super().__init__()
-        self.activation, self.channel, self.whole = activation, channel or 0, channel is None
+        self.activation, self.channel, self.whole = adapter.activation, adapter.channel or 0, adapter.channel is None
+        self.binary = adapter.binary
 
     def forward(self, raw: Tensor) -> Tensor:
         if self.activation == "sigmoid":
             raw = raw.sigmoid()
         elif self.activation == "softmax":
-            raw = raw.softmax(-1 if raw.dim() == 3 else 1)
-        return raw if self.whole else raw[:, self.channel]
+            dim = -1 if raw.dim() == 3 else 1
+            raw = raw.softmax(dim) if raw.shape[dim] > 1 else raw.sigmoid()
+        if not self.whole:
+            return raw[:, self.channel]
+        if self.binary and raw.dim() == 2:
+            return raw[:, -1]
+        return raw
 
 
 class _ScoreTensor(nn.Module):
@@ -169,7 +176,7 @@ def _script_scorer(flat: Flat, inputs: tuple[Tensor, ...]) -> tuple[Any, bool]:
     scorer = flat.scorer
     reason = f"it takes {len(inputs)} inputs" if len(inputs) > 1 else "its adapter is a user's own"
     if len(inputs) == 1 and type(scorer.adapter).__name__ == "Adapter":
-        pick = _Pick(scorer.adapter.activation, scorer.adapter.channel)
+        pick = _Pick(scorer.adapter)
         try:
             field = scorer.adapter.find(scorer.model(inputs[0]))
             whole = _ScoreTensor(scorer.model, pick) if field is None else _ScoreField(scorer.model, pick, field)

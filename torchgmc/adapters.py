@@ -1,9 +1,11 @@
 """Adapters: how scores come out of a model's output, how the head's result goes back, and how a loader's batch divides."""
 
+import copy
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from torchgmc import checks
@@ -45,6 +47,10 @@ class Adapter:
         inputs: key (or keys), or position, of the model's input in a loader's batch.
         target: key or position of the truth (masks, labels) in a batch.
         groups: key or position of the membership in a batch.
+        position: which position of a language model's logits ``(n, length, vocabulary)`` a calibration batch is about:
+            ``"last"`` (the last one attended to; default), ``"mask"`` (needs ``mask_token_id``) or a number.
+        mask_token_id: the id of the mask token; implies ``position="mask"``.
+        conformity: for a :class:`~torchgmc.QuantileHead`, ``(output, target) -> scores (n,)``.
 
     Override :meth:`scores`, :meth:`replace` or :meth:`split` for another kind of model or batch.
     """
@@ -57,13 +63,23 @@ class Adapter:
         inputs: str | int | Sequence[str] | None = None,
         target: str | int | None = None,
         groups: str | int | None = None,
+        position: str | int | None = None,
+        mask_token_id: int | None = None,
+        conformity: Callable[[Any, Any], Tensor] | None = None,
     ) -> None:
+        if isinstance(position, str):
+            checks.option("position", position, ("last", "mask"))
+        if position == "mask" and mask_token_id is None:
+            raise ValueError("position='mask' needs `mask_token_id`, e.g. tokenizer.mask_token_id.")
+        self.position = "mask" if position is None and mask_token_id is not None else position
+        self.mask_token_id, self.conformity = mask_token_id, conformity
+        self.binary = self.log_probs = False  # of the head; see `adapt`
         self.field, self.channel = field, channel
         self.activation = checks.option("activation", activation, ACTIVATIONS)
         self.inputs, self.target, self.groups = inputs, target, groups
 
     def __repr__(self) -> str:
-        set_options = {k: v for k, v in vars(self).items() if v not in (None, "auto")}
+        set_options = {k: v for k, v in vars(self).items() if v not in (None, False, "auto")}
         return f"{type(self).__name__}({', '.join(f'{k}={v!r}' for k, v in set_options.items())})"
 
     # -- output ------------------------------------------------------------------------------------------------------
@@ -98,8 +114,11 @@ class Adapter:
         if self.activation == "sigmoid":
             raw = raw.sigmoid()
         elif self.activation == "softmax":
-            raw = raw.softmax(-1 if raw.dim() == 3 else 1)
-        return raw if self.channel is None else raw[:, self.channel]
+            dim = -1 if raw.dim() == 3 else 1
+            raw = raw.softmax(dim) if raw.shape[dim] > 1 else raw.sigmoid()  # of one class alone it would be 1
+        if self.channel is not None:
+            return raw[:, self.channel]
+        return one_event(raw) if self.binary and raw.dim() == 2 else raw
 
     def replace(self, output: Any, result: Any) -> Any:
         """The model's output with the head's result in place of the scores, its type kept.
@@ -116,7 +135,7 @@ class Adapter:
         if _is_model_output(output):
             fields = dict(output)
             made: Any = type(output)(**fields)
-            if isinstance(result, Tensor) and result.is_floating_point() and result.shape == fields[field].shape:
+            if self.log_probs:
                 made[field] = result
             made["calibrated"] = result
             return made
@@ -178,17 +197,70 @@ class Adapter:
             return found[:1], False
         return [key for key in ("input_ids", "attention_mask", "token_type_ids", "position_ids") if key in batch], True
 
+    # -- calibration -------------------------------------------------------------------------------------------------
+
+    def observation(self, head: Head, output: Any, batch: Batch) -> dict[str, Any]:
+        """Arguments of ``head.observe`` for one batch."""
+        names = list(inspect.signature(head.observe).parameters)
+        if wants(head) == "groups":
+            if self.conformity is None:
+                raise ValueError(
+                    "a QuantileHead learns from conformity scores: give Adapter(conformity=function of output and target)."
+                )
+            first = self.conformity(output, batch.target)
+        else:
+            first = self.at_position(self.scores(output), batch, head)
+        values = {names[0]: first}
+        if len(names) > 1 and names[1] not in ("groups", "weight"):
+            if batch.target is None:
+                raise ValueError(
+                    f"the batch has no {names[1]} for a {type(head).__name__} to learn from: none under the usual keys "
+                    f"({', '.join(TARGETS)}) or as second entry; say where with adapter=Adapter(target=...)."
+                )
+            values[names[1]] = like_scores(batch.target, first) if names[1] == "masks" else batch.target
+        if takes_groups(head):
+            values["groups"] = batch.groups
+        return values
+
+    def at_position(self, scores: Tensor, batch: Batch, head: Head) -> Tensor:
+        """The rows ``(n, vocabulary)`` of a language model's logits that a batch is about."""
+        if wants(head) != "logits" or scores.dim() != 3:
+            return scores
+        rows = torch.arange(len(scores), device=scores.device)
+        if isinstance(self.position, int):
+            return scores[:, self.position]
+        ids = batch.kwargs.get("input_ids", batch.args[0] if batch.args else None)
+        if self.position == "mask":
+            here = torch.eq(ids, self.mask_token_id)  # type: ignore[arg-type]  # checked in __init__
+            if not bool(here.any(1).all()):
+                raise ValueError(f"`mask_token_id` = {self.mask_token_id} does not occur in every text of the batch.")
+            return scores[rows, here.to(torch.uint8).argmax(1)]
+        seen = batch.kwargs.get("attention_mask")
+        if seen is None:
+            return scores[:, -1]
+        return scores[rows, (seen * torch.arange(1, seen.shape[1] + 1, device=seen.device)).argmax(1)]
+
+
+def like_scores(masks: Tensor, scores: Tensor) -> Tensor:
+    """Masks of the shape of the scores: with the channel dimension, and one mask per class from class ids."""
+    if masks.shape == scores.shape:
+        return masks
+    if masks.dim() == scores.dim() - 1 and scores.shape[1] > 1 and not masks.is_floating_point():
+        classes = torch.arange(scores.shape[1], device=masks.device).view(1, -1, *[1] * (masks.dim() - 1))
+        return masks.unsqueeze(1) == classes
+    return masks.reshape(scores.shape) if masks.numel() == scores.numel() and len(masks) == len(scores) else masks
+
 
 def adapt(model: nn.Module, head: Head, adapter: Adapter | None) -> Adapter:
     """The adapter with what is known of model and head filled in."""
     if adapter is not None and not isinstance(adapter, Adapter):
         raise TypeError(f"`adapter` must be an Adapter, got {type(adapter).__name__}.")
     base = adapter or Adapter()
-    if base.activation != "auto":
-        return base
-    import copy
-
     made = copy.copy(base)
+    made.log_probs = wants(head) == "logits"
+    made.binary = type(head).__name__ == "ProbabilityHead" and getattr(head, "num_classes", None) is None
+    if base.activation != "auto":
+        return made
     made.activation = "none"
     if wants(head) == "probs" and gives_logits(model):
         made.activation = _activation(model, head, base.channel)
@@ -227,6 +299,13 @@ def _activation(model: nn.Module, head: Head, channel: int | None) -> str:
             "each other with adapter=Adapter(activation='softmax') (or 'sigmoid' if they do not), or fit the head on logits."
         )
     return "softmax"
+
+
+def one_event(probs: Tensor) -> Tensor:
+    """Probability of one event ``(n,)`` from ``(n, 1)``, or from the two classes ``(n, 2)`` of which it is the second."""
+    if probs.shape[1] > 2:
+        raise ValueError(f"the head was made for one event, but the model puts out {probs.shape[1]} classes; set num_classes.")
+    return probs[:, -1]
 
 
 def _take(batch: Mapping[str, Any], key: str | int | None, usual: tuple[str, ...]) -> Any:

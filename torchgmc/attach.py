@@ -91,8 +91,7 @@ class CalibratedModel(nn.Module):
         """The head's result for a model's output."""
         if self.wants == "groups":
             scores = self.adapter.scores(output)
-            threshold = self.head(member) if self.takes_groups else self.head(None, scores.shape[0])
-            return scores, threshold
+            return scores, self.head(member).expand(scores.shape[0])
         scores = self.adapter.scores(output)
         self._look(scores)
         if not self.takes_groups:

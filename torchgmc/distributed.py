@@ -18,11 +18,11 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-__all__ = ["PeerError", "active", "exchanged_bytes", "local", "pooled", "reduce", "together", "total"]
+__all__ = ["PeerError", "active", "exchanged_bytes", "from_first", "local", "pooled", "reduce", "together", "total"]
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
-_KINDS = ("nothing", "statistics", "count", "end", "failure")
+_KINDS = ("nothing", "statistics", "count", "broadcast", "end", "failure")
 _LOCAL: ContextVar[bool] = ContextVar("torchgmc_local", default=False)
 _LONGEST_MESSAGE = 1 << 16
 _ALIGN = 8  # bytes; every tensor starts at a multiple, so that its bytes can be viewed as any type
@@ -94,6 +94,17 @@ def total(count: int) -> int:
     if not active():
         return count
     return sum(int(text) for _, text in _exchange("count", str(count).encode()))
+
+
+def from_first(values: Tensor) -> Tensor:
+    """The tensor of the first rank, on every rank."""
+    if not active():
+        return values
+    tensors = [values.detach()] if dist.get_rank() == 0 else []
+    layout = [[str(values.dtype).removeprefix("torch."), list(t.shape)] for t in tensors]
+    answers = [json.loads(text) for _, text in _exchange("broadcast", json.dumps(layout).encode())]
+    rows = _gather(_to_bytes(tensors), [_num_bytes(answer) for answer in answers])
+    return _from_bytes(rows[0], answers[0], values.device)[0]
 
 
 def pooled(calibrate: Method) -> Method:

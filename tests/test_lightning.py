@@ -1,0 +1,406 @@
+"""A real Trainer.fit with the callback: segmentation, classification, language model; checkpoints; two processes."""
+
+import os
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+
+import torchgmc as gmc
+
+pytest.importorskip("lightning.pytorch")
+from lightning.pytorch import LightningDataModule, LightningModule, Trainer
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+
+from torchgmc.lightning import CalibrationCallback, head_from_checkpoint, shard
+
+HERE = Path(__file__).parent
+GROUPS = ["left", "right"]
+pytestmark = [
+    # Lightning's advice on this machine, and what it uses of torch itself.
+    pytest.mark.filterwarnings("ignore:.*does not have many workers.*"),
+    pytest.mark.filterwarnings("ignore:.*`isinstance\\(treespec, LeafSpec\\)` is deprecated.*"),
+    pytest.mark.filterwarnings("ignore:.*exists and is not empty.*"),
+]
+
+
+def pictures(n: int, seed: int = 0) -> TensorDataset:
+    g = torch.Generator().manual_seed(seed)
+    member = torch.arange(n)[:, None] % 2 == torch.arange(2)
+    masks = torch.rand(n, 1, 8, 8, generator=g) < 0.4
+    images = masks + 0.7 * torch.randn(n, 3, 8, 8, generator=g) - member[:, :1, None, None] * 0.5
+    return TensorDataset(images, masks, member)
+
+
+class Segmenter(LightningModule):
+    def __init__(self, network: nn.Module | None = None) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.network = network or nn.Conv2d(3, 1, 1)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.network(images).sigmoid()
+
+    def step(self, batch) -> Tensor:
+        images, masks, _ = batch
+        return nn.functional.binary_cross_entropy(self(images).float(), masks.float())
+
+    def training_step(self, batch, index) -> Tensor:
+        return self.step(batch)
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+class Validated(Segmenter):
+    def validation_step(self, batch, index) -> None:
+        self.log("loss", self.step(batch))
+
+
+def trainer(folder: Path, *callbacks, **options) -> Trainer:
+    options = {"max_epochs": 1, "logger": False, "enable_checkpointing": False, "enable_progress_bar": False} | options
+    return Trainer(
+        accelerator="cpu",
+        default_root_dir=folder,
+        enable_model_summary=False,
+        log_every_n_steps=1,
+        callbacks=list(callbacks),
+        **options,
+    )
+
+
+def head(**options) -> gmc.ThresholdHead:
+    return gmc.ThresholdHead(0.1, 0.02, GROUPS, **options)
+
+
+def loader(data, batch_size: int = 8) -> DataLoader:
+    return DataLoader(data, batch_size=batch_size)
+
+
+def fitted_by_hand(module: LightningModule, data: TensorDataset, dtype: torch.dtype | None = None) -> gmc.Head:
+    images, masks, member = data.tensors
+    with torch.no_grad(), torch.autocast("cpu", dtype=dtype, enabled=dtype is not None):
+        return head().fit(type(module).forward(module.eval(), images), masks, member)
+
+
+def same(a: nn.Module, b: nn.Module) -> bool:
+    return all(
+        torch.allclose(x.double(), y.double(), atol=1e-6)
+        for x, y in zip(a.state_dict().values(), b.state_dict().values(), strict=True)
+    )
+
+
+def test_segmentation(tmp_path):
+    smp = pytest.importorskip("segmentation_models_pytorch")
+    net = smp.Unet("resnet18", encoder_weights=None, encoder_depth=3, decoder_channels=(16, 8, 8))
+    module, data = Segmenter(net), pictures(24, 1)
+    callback = CalibrationCallback(head(), loader(data))
+    saver = ModelCheckpoint(tmp_path, save_last=True)
+    trainer(tmp_path, callback, saver, enable_checkpointing=True).fit(module, loader(pictures(16)))
+    assert callback.head.is_fitted and module.training  # the mode it was in
+    assert same(callback.head, fitted_by_hand(module, data))
+    images, _, member = data.tensors
+    want = module.eval().calibrated(images, member)
+    assert want.dtype == torch.bool and want.shape == (24, 1, 8, 8)
+    assert "calibrated" not in dict(module.named_modules()) and not any(
+        key.startswith("calibrated") for key in module.state_dict()
+    )
+    # The checkpoint of the final weights holds the head; both come back with a trainer, and without.
+    again = Segmenter.load_from_checkpoint(saver.last_model_path, network=net).eval()
+    restored = head_from_checkpoint(saver.last_model_path)
+    assert torch.equal(gmc.attach(again, restored)(images, member), want)
+    fresh, other = CalibrationCallback(head(), loader(data)), Validated(net)
+    run = trainer(tmp_path, fresh, ModelCheckpoint(tmp_path), enable_checkpointing=True)
+    run.validate(other, loader(pictures(8)), ckpt_path=saver.last_model_path, verbose=False)
+    assert torch.equal(other.eval().calibrated(images, member), want)
+
+
+def test_forward_is_replaced_if_asked_and_calibration_can_be_repeated(tmp_path):
+    module, data = Segmenter(), pictures(24, 1)
+    callback, images, member = CalibrationCallback(head(), loader(data), replace_forward=True), *data.tensors[::2]
+    run = trainer(tmp_path, callback)
+    run.fit(module, loader(pictures(16)))
+    assert torch.equal(module(images, member), callback.head(Segmenter.forward(module, images), member))
+    first = {k: v.clone() for k, v in callback.head.state_dict().items()}
+    assert callback.calibrate(run, module) is callback.head  # sees the scores, not the masks of the replaced forward
+    assert all(torch.equal(v, first[k]) for k, v in callback.head.state_dict().items())
+    callback.calibrate(run, module, loader(pictures(24, 5)))
+    assert same(callback.head, fitted_by_hand(module, pictures(24, 5)))
+
+
+@pytest.mark.parametrize("options", [{"precision": "bf16-mixed"}, {"accumulate_grad_batches": 3}, {"max_epochs": 2}], ids=str)
+def test_trainer_options(options, tmp_path):
+    module, data, callback = Segmenter(), pictures(30, 2), CalibrationCallback(head(), loader(pictures(30, 2), 7))
+    trainer(tmp_path, callback, **options).fit(module, loader(pictures(16)))
+    assert same(callback.head, fitted_by_hand(module, data, torch.bfloat16 if "precision" in options else None))
+
+
+def test_loggers_get_numbers_and_a_figure(tmp_path):
+    pytest.importorskip("tensorboard")
+    loggers = [CSVLogger(tmp_path, "csv"), TensorBoardLogger(tmp_path, "tb")]
+    callback = CalibrationCallback(head(), loader(pictures(24, 1)))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", category=DeprecationWarning, module="tensorboard|google|tensorflow|numpy")
+        trainer(tmp_path, callback, logger=loggers).fit(Segmenter(), loader(pictures(16)))
+        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+        events = EventAccumulator(loggers[1].log_dir)
+        events.Reload()
+    text = (Path(loggers[0].log_dir) / "metrics.csv").read_text()
+    for key in ("calibration/worst_before", "calibration/worst_after", "calibration/before/left", "calibration/after/right"):
+        assert key in text and key in events.Tags()["scalars"]
+    worst = events.Scalars("calibration/worst_after")[0].value
+    assert worst == pytest.approx(float(callback.head.report.violations_after.abs().max()), rel=1e-5)
+    assert "calibration/violations" in events.Tags()["images"]
+
+
+def test_the_worst_group_can_be_watched(tmp_path):
+    callback = CalibrationCallback(head(), loader(pictures(24, 1)), monitor=True)
+    stop = EarlyStopping("calibration/worst", patience=1, min_delta=10.0)
+    saver = ModelCheckpoint(tmp_path, monitor="calibration/worst")
+    module, validation = Validated(), pictures(20, 3)
+    run = trainer(tmp_path, callback, stop, saver, max_epochs=5, enable_checkpointing=True, num_sanity_val_steps=1)
+    run.fit(module, loader(pictures(16)), loader(validation, 6))
+    assert run.current_epoch == 2 and saver.best_model_score is not None  # stopped: nothing improves by 10
+    metric = gmc.metrics.for_head(head())
+    images, masks, member = validation.tensors
+    with torch.no_grad():
+        metric.update(module.eval()(images), masks, member)
+    assert float(run.callback_metrics["calibration/worst"]) == pytest.approx(float(metric.compute()), abs=1e-5)
+
+
+def test_the_loader_may_come_from_the_datamodule(tmp_path):
+    class Data(LightningDataModule):
+        def train_dataloader(self):
+            return loader(pictures(16))
+
+        def calibration_dataloader(self):
+            return loader(pictures(24, 1))
+
+    callback, module = CalibrationCallback(head()), Segmenter()
+    trainer(tmp_path, callback).fit(module, datamodule=Data())
+    assert same(callback.head, fitted_by_hand(module, pictures(24, 1)))
+    with pytest.raises(ValueError, match="no calibration data: .*calibration_dataloader"):
+        trainer(tmp_path, CalibrationCallback(head())).fit(Segmenter(), loader(pictures(16)))
+
+
+class Rows(torch.utils.data.Dataset):
+    """Examples as dicts."""
+
+    def __init__(self, **columns) -> None:
+        self.columns = columns
+
+    def __len__(self) -> int:
+        return len(next(iter(self.columns.values())))
+
+    def __getitem__(self, i: int) -> dict:
+        return {key: value[i] for key, value in self.columns.items()}
+
+
+def test_a_batch_that_is_not_understood_is_named(tmp_path):
+    images, masks, member = pictures(8).tensors
+    for columns, message in [
+        ({"foto": images, "mask": masks}, "no input for the model in the batch: it has the keys 'foto', 'mask'"),
+        ({"image": images, "groups": member}, "the batch has no masks for a ThresholdHead"),
+        ({"image": images, "mask": masks}, "the batch has the keys 'image', 'mask'. Give the membership"),
+    ]:
+        callback = CalibrationCallback(head(), loader(Rows(**columns)))
+        with pytest.raises(ValueError, match=message):
+            callback.calibrate(trainer(tmp_path), Segmenter())
+        assert not callback.head.is_fitted
+    callback = CalibrationCallback(
+        head(), loader(Rows(foto=images, mask=masks, site=member)), gmc.Adapter(inputs="foto"), groups="site"
+    )
+    assert callback.calibrate(trainer(tmp_path), Segmenter()).is_fitted
+    with pytest.raises(ValueError, match="`groups` = 'side' is no key of the batch, which has 'foto', 'mask', 'site'"):
+        CalibrationCallback(head(), callback.dataloader, gmc.Adapter(inputs="foto"), groups="side").calibrate(
+            trainer(tmp_path), Segmenter()
+        )
+
+
+def test_a_failed_calibration_leaves_the_head_as_it_was(tmp_path):
+    callback, module = CalibrationCallback(head(), loader(pictures(24, 1))), Segmenter()
+    callback.calibrate(trainer(tmp_path), module)
+    before = {k: v.clone() for k, v in callback.head.state_dict().items()}
+    with pytest.raises(ValueError, match="no input"):
+        callback.calibrate(trainer(tmp_path), module, loader(Rows(foto=torch.rand(4, 3, 8, 8))))
+    assert callback.head.is_fitted and all(torch.equal(v, before[k]) for k, v in callback.head.state_dict().items())
+
+
+def test_checkpoints_of_other_heads_are_refused(tmp_path):
+    callback = CalibrationCallback(head(), loader(pictures(24, 1)))
+    run = trainer(tmp_path, callback)
+    run.fit(Segmenter(), loader(pictures(16)))
+    run.save_checkpoint(tmp_path / "m.ckpt")
+    with pytest.raises(ValueError, match="was made with"):
+        CalibrationCallback(head(jitter=0.1)).load_state_dict(callback.state_dict())
+    with pytest.raises(ValueError, match="holds a ThresholdHead, this callback a"):
+        CalibrationCallback(gmc.baselines.Unprocessed(0.1, groups=GROUPS)).load_state_dict(callback.state_dict())
+    with pytest.raises(ValueError, match="reads up to"):
+        CalibrationCallback(head()).load_state_dict(callback.state_dict() | {"schema": 99})
+    with pytest.raises(ValueError, match="no head named 'other'"):
+        head_from_checkpoint(tmp_path / "m.ckpt", "other")
+    with pytest.raises(TypeError, match="unknown arguments"):
+        CalibrationCallback(head(), steps=3)
+    assert same(head_from_checkpoint(tmp_path / "m.ckpt"), callback.head)
+
+
+class Reader(LightningModule):
+    """A masked or causal language model."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None):
+        return self.model(input_ids=input_ids, attention_mask=attention_mask)
+
+    def training_step(self, batch, index) -> Tensor:
+        return self.model(input_ids=batch["input_ids"], labels=batch["input_ids"]).loss
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.01)
+
+
+def language_model(kind: str) -> nn.Module:
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    if kind == "masked":
+        config = transformers.BertConfig(
+            vocab_size=50,
+            hidden_size=16,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            intermediate_size=16,
+            max_position_embeddings=16,
+        )
+        return transformers.BertForMaskedLM(config)
+    config = transformers.GPT2Config(
+        vocab_size=50, n_embd=16, n_layer=1, n_head=2, n_positions=16, bos_token_id=0, eos_token_id=0
+    )
+    return transformers.GPT2LMHeadModel(config)
+
+
+@pytest.mark.parametrize("kind", ["masked", "causal"])
+def test_language_model(kind, tmp_path):
+    module = Reader(language_model(kind))
+    ids = torch.randint(5, 50, (40, 6))
+    ids[:, 3] = 4  # the mask
+    member = torch.arange(40)[:, None] % 2 == torch.arange(2)
+    ids[member[:, 0], 1] = 7
+    seen = torch.ones_like(ids)
+    seen[::3, 5] = 0
+    data = loader(Rows(input_ids=ids, attention_mask=seen, groups=member))
+    gentle = gmc.DistributionHead({"jobs": [10, 11, 12]}, 1e-4, GROUPS)
+    adapter = gmc.Adapter(mask_token_id=4) if kind == "masked" else gmc.Adapter(position="last")
+    callback = CalibrationCallback(gentle, data, adapter)
+    run = trainer(tmp_path, callback)
+    run.fit(module, data)
+    with torch.no_grad():
+        logits = module.eval()(ids, seen).logits
+        place = torch.full((40,), 3) if kind == "masked" else torch.where(seen[:, 5] == 1, 5, 4)
+        want = gmc.DistributionHead({"jobs": [10, 11, 12]}, 1e-4, GROUPS).fit(logits[torch.arange(40), place], member)
+        assert same(callback.head, want)
+        output = module.calibrated(ids, seen, member)
+        assert type(output) is type(module(ids, seen))
+        torch.testing.assert_close(output.logits, want(logits, member))
+    run.save_checkpoint(tmp_path / "lm.ckpt")
+    assert same(head_from_checkpoint(tmp_path / "lm.ckpt"), want)
+
+
+# -- two processes -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_share_of_a_loader_alone_is_the_loader():
+    data = loader(pictures(5))
+    assert shard(data) is data
+
+
+DDP = """
+import sys
+sys.path[:0] = [{tests!r}, {root!r}]
+from test_lightning import *
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    what, folder = sys.argv[1], Path(sys.argv[2])
+    module, data = Doomed() if what == "killed" else Validated(), pictures(25, 2)
+    callbacks = [
+        CalibrationCallback(head(), loader(data, 4), monitor=True),
+        CalibrationCallback(head(), loader(Stream(data), 4), name="stream"),
+    ]
+    saver = ModelCheckpoint(folder, save_last=True)
+    run = trainer(folder, *callbacks, saver, enable_checkpointing=True, strategy="ddp_spawn", devices=2, num_sanity_val_steps=0)
+    run.fit(module, loader(pictures(16)), loader(pictures(8, 4)))
+    found = [callback.head.state_dict() for callback in callbacks]
+    found += [head_from_checkpoint(folder / "last.ckpt", name).state_dict() for name in ("calibration", "stream")]
+    torch.save([module.state_dict(), found, run.callback_metrics], folder / "out.pt")
+"""
+
+
+class Stream(IterableDataset):
+    def __init__(self, data: TensorDataset) -> None:
+        self.data = data
+
+    def __iter__(self):
+        return iter([self.data[i] for i in range(len(self.data))])
+
+
+class Doomed(Validated):
+    """Rank 1 dies in the middle of the calibration."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        if self.trainer.fit_loop.done and self.global_rank == 1:
+            os.kill(os.getpid(), 9)
+        return super().forward(images)
+
+
+def spawn(what: str, folder: Path, seconds: float = 170) -> subprocess.CompletedProcess:
+    script = folder / "run.py"
+    script.write_text(DDP.format(tests=str(HERE), root=str(HERE.parent)))
+    env = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "MASTER_ADDR": "127.0.0.1"}
+    started = subprocess.Popen(
+        [sys.executable, str(script), what, str(folder)],
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        out, err = started.communicate(timeout=seconds)
+    finally:
+        if started.poll() is None:
+            os.killpg(started.pid, 9)  # our own session: the trainer and its ranks
+            started.wait()
+    return subprocess.CompletedProcess(script.name, started.returncode, out, err)
+
+
+def test_ddp_spawn_ends_with_the_state_of_one_process(tmp_path):
+    """25 examples on 2 ranks: DistributedSampler would repeat one. A stream has no indices to share out."""
+    done = spawn("spawn", tmp_path)
+    assert done.returncode == 0, done.stderr[-3000:]
+    weights, states, metrics = torch.load(tmp_path / "out.pt")
+    module = Segmenter()
+    module.load_state_dict(weights)
+    want = fitted_by_hand(module, pictures(25, 2)).state_dict()
+    assert len(states) == 4
+    for found in states:
+        for key in want:
+            torch.testing.assert_close(found[key], want[key], rtol=0, atol=1e-6)
+    metric = gmc.metrics.for_head(head())
+    images, masks, member = pictures(8, 4).tensors
+    with torch.no_grad():
+        metric.update(module(images), masks, member)
+    torch.testing.assert_close(metrics["calibration/worst"], metric.compute(), atol=1e-5, rtol=0)
+
+
+def test_ddp_spawn_with_a_killed_rank_ends(tmp_path):
+    done = spawn("killed", tmp_path)
+    assert done.returncode != 0 and "SIGKILL" in done.stderr
+    assert not (tmp_path / "out.pt").exists()

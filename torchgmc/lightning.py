@@ -1,0 +1,468 @@
+"""Calibration as part of training with Lightning (extra ``lightning``)."""
+
+import contextlib
+import json
+import logging
+import os
+import shutil
+import tempfile
+import weakref
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch import distributed as dist
+from torch.utils.data import DataLoader, IterableDataset, Sampler
+
+from torchgmc import distributed, io
+from torchgmc._extras import require
+from torchgmc.adapters import Adapter, Batch, adapt, takes_groups
+from torchgmc.attach import CalibratedModel
+from torchgmc.heads.base import Head
+from torchgmc.heads.base import _unchanged_on_error as unchanged_on_error
+
+if TYPE_CHECKING:
+    from lightning.pytorch import Callback, LightningModule, Trainer
+    from matplotlib.figure import Figure
+else:
+    Callback = require("lightning.pytorch", extra="lightning").Callback
+
+__all__ = ["CalibrationCallback", "head_from_checkpoint"]
+
+#: Violations are logged one by one up to this many; the worst always.
+MAX_LOGGED = 64
+log = logging.getLogger(__name__)
+
+
+class CalibrationCallback(Callback):
+    """Calibrates a module when its training ends.
+
+    The calibration loader goes through the module in eval and inference mode, under the trainer's precision, on every rank of
+    the strategy (each example once); ``head`` observes, calibrates, and is attached: ``pl_module.calibrated``. Violations
+    before and after go to every logger, with a figure where the logger takes one. The head is part of checkpoints and comes
+    back with them; checkpoints that already hold the final weights are written anew with the fitted head.
+
+    It runs in ``on_train_end``, where the module is still on its device and the process group is alive.
+
+    Args:
+        head: the head to fit.
+        dataloader: calibration data: a loader, or None for ``calibration_dataloader()`` of the datamodule or the module.
+        adapter: how scores come out of the output and how a batch divides; see :class:`~torchgmc.Adapter`.
+        groups: a batch key, or a module that computes the membership from the model's input; by default the batch's ``groups``.
+        replace_forward: afterwards ``pl_module(...)`` itself is calibrated.
+        monitor: measure the violations during each validation epoch too, and log ``"<name>/worst"`` for EarlyStopping or
+            ModelCheckpoint to watch.
+        sharded: the loader already gives every rank examples of its own; by default each rank takes its share of them.
+        name: prefix of what is logged.
+        options: of ``head.calibrate``, e.g. ``solver="paper"``.
+
+    Example:
+        >>> callback = CalibrationCallback(gmc.ThresholdHead(0.075, 0.005, ["female", "male"]), monitor=True)
+        >>> callback.state_key
+        'CalibrationCallback[calibration]'
+    """
+
+    def __init__(
+        self,
+        head: Head,
+        dataloader: Iterable[Any] | None = None,
+        adapter: Adapter | None = None,
+        groups: str | nn.Module | None = None,
+        replace_forward: bool = False,
+        monitor: bool = False,
+        sharded: bool = False,
+        name: str = "calibration",
+        **options: Any,
+    ) -> None:
+        if not isinstance(head, Head):
+            raise TypeError(f"`head` must be a head of torchgmc, got {type(head).__name__}.")
+        unknown = set(options) - {"solver", "eta", "max_iter"}
+        if unknown:
+            raise TypeError(f"unknown arguments {sorted(unknown)}; `head.calibrate` takes solver, eta and max_iter.")
+        self._head, self.dataloader, self.groups = head, dataloader, groups
+        self.adapter = adapter or Adapter()
+        self.replace_forward, self.monitor, self.sharded = replace_forward, monitor, sharded
+        self.name, self.options = name, options
+        self.metric: Any = None
+        self._captured: Any = None
+        self._hook: Any = None
+        self._handover: Path | None = None
+        self._owner = os.getpid()
+
+    @property
+    def head(self) -> Head:
+        """The head; fitted after ``trainer.fit``, by spawned processes too."""
+        if os.getpid() == self._owner and self._handover is not None and self._handover.is_file():
+            self.load_state_dict(torch.load(self._handover, weights_only=True))
+            self._handover.unlink()
+        return self._head
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Pickled to start a process: agree on where it leaves the fitted head."""
+        if self._handover is None:
+            folder = tempfile.mkdtemp(prefix="torchgmc-")
+            weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+            self._handover = Path(folder) / "head.pt"
+        return self.__dict__.copy()
+
+    # -- training ----------------------------------------------------------------------------------------------------
+
+    def setup(self, trainer: "Trainer", pl_module: "LightningModule", stage: str) -> None:
+        """Own memory in a spawned process (all of them share the parent's), and the restored head attached."""
+        for name, buffer in self._head._buffers.items():
+            if buffer is not None and buffer.is_shared():  # type: ignore[no-untyped-call]
+                self._head._buffers[name] = buffer.clone()
+        self._head.to(pl_module.device)
+        if self._head.is_fitted:
+            self.attach(pl_module)
+
+    def on_fit_start(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
+        """Say early what is missing."""
+        self._find_loader(trainer, pl_module)
+        self._head.to(pl_module.device)
+
+    def on_validation_start(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
+        """A restored head follows the module to its device."""
+        self._head.to(pl_module.device)
+
+    on_test_start = on_predict_start = on_validation_start
+
+    def on_train_end(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
+        """Calibrate; write checkpoints of these very weights anew."""
+        self.calibrate(trainer, pl_module)
+        for path in _checkpoints_of_now(trainer):
+            trainer.save_checkpoint(path)
+
+    def calibrate(self, trainer: "Trainer", pl_module: "LightningModule", dataloader: Iterable[Any] | None = None) -> Head:
+        """Calibrate on demand, e.g. after loading the best weights; returns the fitted head."""
+        loader = self._find_loader(trainer, pl_module) if dataloader is None else dataloader
+        _undo_forward(pl_module)
+        head, device = self._head.to(pl_module.device), pl_module.device
+        source = self.groups.to(device) if isinstance(self.groups, nn.Module) else self.groups
+        with unchanged_on_error(head), distributed.together(), _evaluating(pl_module):
+            head.reset()
+            batches = loader if self.sharded else shard(loader)
+            for index, batch in enumerate(_progress(trainer, batches, self.name)):
+                head.observe(**self._observation(trainer, pl_module, batch, source, index))
+            head.calibrate(**self.options)
+        if head.report is not None:
+            log.info("%s", head.report)
+        self.attach(pl_module)
+        self._log(trainer)
+        if os.getpid() != self._owner and trainer.is_global_zero and self._handover is not None:
+            torch.save(self.state_dict(), self._handover)
+        return head
+
+    def attach(self, pl_module: "LightningModule") -> CalibratedModel:
+        """``pl_module.calibrated`` (and its ``forward``, if asked); returns the calibrated model."""
+        groups = self.groups
+        if groups is None and isinstance(self.adapter.groups, str):
+            groups = self.adapter.groups
+        model = CalibratedModel(_Plain(pl_module), self.head, groups, adapt(pl_module, self.head, self.adapter))
+        # Not a submodule: it would be part of the module's own state, which must load without this callback.
+        pl_module.__dict__["calibrated"] = model
+        if self.replace_forward:
+            pl_module.__dict__["forward"] = model.forward
+        return model
+
+    def _observation(self, trainer: "Trainer", pl_module: "LightningModule", batch: Any, source: Any, index: int) -> Any:
+        """Arguments of ``observe`` for one batch."""
+        batch = trainer.strategy.batch_to_device(batch, pl_module.device, 0)
+        divided = self._divide(batch, source)
+        with torch.inference_mode(), trainer.precision_plugin.forward_context():
+            output = _Plain.call(pl_module, *divided.args, **divided.kwargs)
+        adapter = adapt(pl_module, self._head, self.adapter)
+        return {key: _ordinary(value) for key, value in adapter.observation(self._head, output, divided).items()}
+
+    def _divide(self, batch: Any, source: Any) -> Batch:
+        divided = self.adapter.split(batch)
+        if not takes_groups(self._head):
+            return divided
+        groups = divided.groups
+        if isinstance(source, str):
+            if not isinstance(batch, Mapping) or source not in batch:
+                keys = ", ".join(map(repr, batch)) if isinstance(batch, Mapping) else f"a {type(batch).__name__}, no keys"
+                raise ValueError(f"`groups` = {source!r} is no key of the batch, which has {keys}.")
+            groups = batch[source]
+        elif source is not None:
+            with torch.no_grad():
+                groups = source(divided.kwargs.get("input_ids", divided.args[0] if divided.args else None))
+        if groups is None:
+            seen = f"the keys {', '.join(map(repr, batch))}" if isinstance(batch, Mapping) else f"{len(batch)} entries"
+            raise ValueError(
+                f"no groups for the {self._head.num_groups} groups of the head: the batch has {seen}. Give the membership as "
+                "third entry or under 'groups', name its key with groups='key', or give a module that computes it."
+            )
+        return divided._replace(groups=groups)
+
+    def _find_loader(self, trainer: "Trainer", pl_module: "LightningModule") -> Iterable[Any]:
+        if self.dataloader is not None:
+            return self.dataloader
+        datamodule = getattr(trainer, "datamodule", None)
+        for owner in (datamodule, pl_module):
+            make = getattr(owner, "calibration_dataloader", None)
+            if make is not None:
+                found: Iterable[Any] = make()
+                return found
+        raise ValueError(
+            "no calibration data: give CalibrationCallback a `dataloader`, or the datamodule (or the module) a method "
+            "`calibration_dataloader`. It must not be the training data, on which the model is too sure of itself."
+        )
+
+    # -- watching ----------------------------------------------------------------------------------------------------
+
+    def on_validation_epoch_start(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
+        """Begin to watch; the forward hook saves a second pass through the model."""
+        if not self.monitor or trainer.sanity_checking:
+            return
+        from torchgmc.metrics import for_head
+
+        self.metric = for_head(self._head).to(pl_module.device)
+        self._hook = pl_module.register_forward_hook(self._capture)
+
+    def _capture(self, module: nn.Module, inputs: Any, output: Any) -> None:
+        self._captured = output
+
+    def on_validation_batch_end(
+        self,
+        trainer: "Trainer",
+        pl_module: "LightningModule",
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        """Add a batch to what is watched."""
+        if not self.monitor or trainer.sanity_checking:
+            return
+        divided = self._divide(batch, self.groups)
+        output, self._captured = self._captured, None
+        if output is None:  # validation_step did not call the module itself
+            with trainer.precision_plugin.forward_context():
+                output = _Plain.call(pl_module, *divided.args, **divided.kwargs)
+        values = adapt(pl_module, self._head, self.adapter).observation(self._head, output, divided)
+        groups = values.pop("groups", None)
+        self.metric.update(*values.values(), groups=groups)
+
+    def on_validation_epoch_end(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
+        """Log the worst violation of the epoch."""
+        if not self.monitor or trainer.sanity_checking:
+            return
+        self._hook.remove()
+        pl_module.log(f"{self.name}/worst", self.metric.compute(), rank_zero_only=False)
+        self.metric.reset()
+
+    # -- logs ----------------------------------------------------------------------------------------------------------
+
+    def _log(self, trainer: "Trainer") -> None:
+        """Violations before and after to every logger; a figure to those that take one."""
+        report = self._head.report
+        if report is None:
+            return
+        values: dict[str, float] = {f"{self.name}/converged": float(report.converged)}
+        for when, table in (("before", report.violations_before), ("after", report.violations_after)):
+            values[f"{self.name}/worst_{when}"] = float(table.abs().max())
+            if table.numel() <= MAX_LOGGED:
+                named = zip(_labels(self._head, table), table.flatten().tolist(), strict=True)
+                values |= {f"{self.name}/{when}/{label}": value for label, value in named}
+        for logger in trainer.loggers:
+            logger.log_metrics(values, step=trainer.global_step)
+            if trainer.is_global_zero:
+                add = getattr(getattr(logger, "experiment", None), "add_figure", None)
+                if add is not None and report.violations_before.numel() <= MAX_LOGGED:
+                    with contextlib.suppress(ImportError):  # without matplotlib there is no figure
+                        add(f"{self.name}/violations", figure(self._head), trainer.global_step)
+            logger.save()
+
+    # -- checkpoints ---------------------------------------------------------------------------------------------------
+
+    @property
+    def state_key(self) -> str:
+        """Key of the head in a checkpoint."""
+        return f"{type(self).__name__}[{self.name}]"
+
+    def state_dict(self) -> dict[str, Any]:
+        """The head: kind, configuration and fitted state; plain types and tensors only."""
+        head = self._head
+        return {
+            "schema": io.SCHEMA,
+            "head": type(head).__name__,
+            "config": json.dumps(head.config(), sort_keys=True, default=str),
+            "state": {name: value.detach().cpu().clone() for name, value in head.state_dict().items()},
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """The head of a checkpoint into this callback's own."""
+        _check_schema(state_dict)
+        kind = type(self._head).__name__
+        if state_dict["head"] != kind:
+            raise ValueError(
+                f"the checkpoint holds a {state_dict['head']}, this callback a {kind}; give it the head it was saved with."
+            )
+        own = json.dumps(self._head.config(), sort_keys=True, default=str)
+        if state_dict["config"] != own:
+            raise ValueError(f"the head of the checkpoint was made with {state_dict['config']}, this callback's with {own}.")
+        self._head.load_state_dict(state_dict["state"])
+
+    def on_load_checkpoint(self, trainer: "Trainer", pl_module: "LightningModule", checkpoint: dict[str, Any]) -> None:
+        """Attach the head that came with the checkpoint."""
+        saved = checkpoint.get("callbacks", {}).get(self.state_key)
+        if saved is not None:
+            self.load_state_dict(saved)
+            self._head.to(pl_module.device)
+            if self._head.is_fitted:
+                self.attach(pl_module)
+
+
+def head_from_checkpoint(path: str | os.PathLike[str], name: str = "calibration", **options: Any) -> Head:
+    """The head that a :class:`CalibrationCallback` left in a Lightning checkpoint, for use without Lightning's trainer.
+
+    Args:
+        path: the ``.ckpt`` file; read without unpickling code.
+        name: the callback's name.
+        options: arguments that a file cannot hold, as for :func:`torchgmc.load`.
+    """
+    saved = torch.load(path, map_location="cpu", weights_only=True).get("callbacks", {})
+    key = f"CalibrationCallback[{name}]"
+    if key not in saved:
+        raise ValueError(
+            f"{Path(path).name!r} holds no head named {name!r}; its callbacks are {', '.join(map(repr, saved)) or 'none'}."
+        )
+    state = saved[key]
+    _check_schema(state)
+    kinds = io._kinds()
+    if state["head"] not in kinds:
+        raise ValueError(
+            f"{Path(path).name!r} holds a head of unknown kind {state['head']!r}; known: {', '.join(sorted(kinds))}."
+        )
+    head = kinds[state["head"]].from_config(json.loads(state["config"]) | options)
+    head.load_state_dict(state["state"])
+    return head
+
+
+class _Plain(nn.Module):
+    """The module with the ``forward`` of its class, whatever ``replace_forward`` did."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.call(self.module, *args, **kwargs)
+
+    @staticmethod
+    def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        """Forward of the class."""
+        return type(module).forward(module, *args, **kwargs)
+
+
+class _Share(Sampler[int]):
+    """Every world-th index: no example twice, unlike DistributedSampler, which repeats some to even out."""
+
+    def __init__(self, indices: Tensor) -> None:
+        self.indices = indices[dist.get_rank() :: dist.get_world_size()].tolist()
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.indices)
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+
+def shard(loader: Iterable[Any]) -> Iterable[Any]:
+    """This rank's share of a loader: over all ranks, every example once."""
+    if not distributed.active():
+        return loader
+    if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset) or loader.batch_size is None:
+        rank, world = dist.get_rank(), dist.get_world_size()
+        return (batch for index, batch in enumerate(loader) if index % world == rank)
+    if isinstance(loader.sampler, torch.utils.data.DistributedSampler):
+        indices = torch.arange(len(loader.dataset))  # type: ignore[arg-type]  # DistributedSampler needs a length too
+    else:
+        indices = torch.tensor(list(loader.sampler), dtype=torch.int64)
+    return DataLoader(
+        loader.dataset,
+        batch_size=loader.batch_size,
+        sampler=_Share(distributed.from_first(indices)),
+        num_workers=loader.num_workers,
+        collate_fn=loader.collate_fn,
+        pin_memory=loader.pin_memory,
+        worker_init_fn=loader.worker_init_fn,
+        multiprocessing_context=loader.multiprocessing_context,
+    )
+
+
+def figure(head: Head) -> "Figure":
+    """Violations before and after, beside the band of what was promised."""
+    matplotlib = require("matplotlib.figure", extra="report")
+    report = head.report
+    assert report is not None
+    labels = _labels(head, report.violations_before)
+    made: Figure = matplotlib.Figure(figsize=(8, 1.5 + 0.3 * len(labels)), layout="constrained")
+    axes = made.add_subplot()
+    axes.axvspan(-head.alpha, head.alpha, color="#009E73", alpha=0.16, lw=0, label=f"promised: within {head.alpha:g}")
+    for table, mark, color, label in (
+        (report.violations_before, "o", "#D55E00", "before"),
+        (report.violations_after, "s", "#0072B2", "after"),
+    ):
+        axes.plot(table.flatten().tolist(), range(len(labels)), mark, color=color, label=label)
+    axes.set_yticks(range(len(labels)), labels)
+    axes.invert_yaxis()
+    axes.set_xlabel("violation")
+    axes.legend()
+    return made
+
+
+def _labels(head: Head, table: Tensor) -> list[str]:
+    """A name for each g of a table of violations."""
+    rows = head.groups if len(head.groups) == len(table) else [str(i) for i in range(len(table))]
+    named = list(getattr(head, "attributes", []))
+    columns = named if len(named) == table.shape[1] else [str(i) for i in range(table.shape[1])]
+    return [row if table.shape[1] == 1 else f"{row}/{column}" for row in rows for column in columns]
+
+
+def _progress(trainer: "Trainer", batches: Iterable[Any], name: str) -> Iterable[Any]:
+    tqdm = require("tqdm", extra="lightning").tqdm
+    shown = trainer.is_global_zero and trainer.progress_bar_callback is not None
+    bar: Iterable[Any] = tqdm(batches, desc=name.capitalize(), disable=not shown, leave=False)
+    return bar
+
+
+@contextlib.contextmanager
+def _evaluating(module: nn.Module) -> Iterator[None]:
+    modes = [(one, one.training) for one in module.modules()]
+    module.eval()
+    try:
+        yield
+    finally:
+        for one, mode in modes:
+            one.training = mode
+
+
+def _undo_forward(module: nn.Module) -> None:
+    module.__dict__.pop("forward", None)
+
+
+def _ordinary(value: Any) -> Any:
+    """A tensor made in inference mode, as one that statistics may keep."""
+    return value.clone() if isinstance(value, Tensor) and value.is_inference() else value
+
+
+def _check_schema(state: dict[str, Any]) -> None:
+    if state.get("schema", 0) > io.SCHEMA:
+        raise ValueError(
+            f"the checkpoint's head has schema {state['schema']}, this version reads up to {io.SCHEMA}; upgrade torchgmc."
+        )
+
+
+def _checkpoints_of_now(trainer: "Trainer") -> list[str]:
+    """Files that hold the weights of this very step, on any logger's folder."""
+    found: dict[str, None] = {}
+    for callback in trainer.checkpoint_callbacks:
+        if getattr(callback, "_last_global_step_saved", -1) == trainer.global_step:
+            for path in (getattr(callback, "_last_checkpoint_saved", ""), getattr(callback, "last_model_path", "")):
+                if path and os.path.isfile(path) and not os.path.islink(path):
+                    found[path] = None
+    return list(found)
