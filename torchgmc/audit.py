@@ -102,6 +102,7 @@ class Audit:
         num_examples: examples audited; ``excluded``: of them, without a risk.
         cost: what the promise cost, e.g. accuracy before and after.
         name: the head audited.
+        note: a warning to read with the figures.
     """
 
     table: dict[str, list[Any]]
@@ -112,6 +113,7 @@ class Audit:
     excluded: int = 0
     cost: dict[str, float] = field(default_factory=dict)
     name: str = ""
+    note: str = ""
 
     @property
     def max_violation(self) -> float:
@@ -167,7 +169,7 @@ class Audit:
             for r in self.rows()
         ]
         cost = ", ".join(f"{k} {v:.4f}" for k, v in self.cost.items())
-        return "\n".join([head, *lines, self.certificate, cost])
+        return "\n".join([head, *lines, self.certificate, cost, *([self.note] if self.note else [])])
 
     def _repr_html_(self) -> str:
         """Table for notebooks."""
@@ -184,7 +186,8 @@ class Audit:
         )
         heads = "".join(f"<th>{k}</th>" for k in keep)
         cost = ", ".join(f"{k} {v:.4f}" for k, v in self.cost.items())
-        return f"<p>{escape(self.certificate)}</p><table><tr>{heads}</tr>{cells}</table><p>{escape(cost)}</p>"
+        note = f"<p><strong>{escape(self.note)}</strong></p>" if self.note else ""
+        return f"<p>{escape(self.certificate)}</p><table><tr>{heads}</tr>{cells}</table><p>{escape(cost)}</p>{note}"
 
 
 def summarize(
@@ -202,6 +205,7 @@ def summarize(
     cost: dict[str, float] | None = None,
     name: str = "",
     half: Tensor | None = None,
+    note: str = "",
 ) -> Audit:
     """Estimates, simultaneous intervals and verdicts for every g from the moments.
 
@@ -211,13 +215,18 @@ def summarize(
         groups, what: names of the rows and columns of G.
         target: target of each column, shape ``(u,)``; ``risk`` is shown as target + deviation.
         bounds: range of s.
-        num_examples, excluded, cost, name: copied to the audit.
+        num_examples, excluded, cost, name, note: copied to the audit.
         sign: sign that turns s into risk - target.
         half: half-widths ``(a, u)`` of the intervals, if others than those of the moments.
+
+    A set without examples has violation 0 in an interval as wide as the range of s: undecided.
     """
     checks.fraction("delta", delta)
     half = (moments.half_widths(conditional, bounds[1] - bounds[0], delta) if half is None else half).flatten()
     estimate = sign * moments.estimates(conditional).flatten()
+    empty = (moments.mass <= 0).flatten() & estimate.isnan()
+    estimate = estimate.masked_fill(empty, 0.0)
+    half = half.masked_fill(empty, max(abs(bounds[0]), abs(bounds[1])))
     own = sign * moments.estimates(True) + target
     order = estimate.abs().nan_to_num(-1.0).argsort(descending=True, stable=True)
     mass = (moments.mass / moments.total).flatten()
@@ -237,7 +246,7 @@ def summarize(
     table |= {key: value[order].tolist() for key, value in columns.items()}
     table["count"] = [int(c) for c in table["count"]]
     table["verdict"] = [_verdict(a, b, alpha) for a, b in zip(table["low"], table["high"], strict=True)]
-    return Audit(table, alpha, delta, conditional, num_examples, excluded, cost or {}, name)
+    return Audit(table, alpha, delta, conditional, num_examples, excluded, cost or {}, name, note)
 
 
 def _verdict(low: float, high: float, alpha: float) -> str:

@@ -5,5 +5,6 @@ from torchgmc.heads.distribution import DistributionHead
 from torchgmc.heads.probability import ProbabilityHead
 from torchgmc.heads.quantile import QuantileHead
 from torchgmc.heads.threshold import ThresholdHead
+from torchgmc.heads.tree import TreeHead
 
-__all__ = ["DistributionHead", "Head", "ProbabilityHead", "QuantileHead", "ThresholdHead"]
+__all__ = ["DistributionHead", "Head", "ProbabilityHead", "QuantileHead", "ThresholdHead", "TreeHead"]
