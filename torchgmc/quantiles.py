@@ -106,7 +106,8 @@ class QuantileProblem(LevelProblem):
 def grid_unit(scores: Tensor) -> float:
     """Power of two that divides the range of the scores into about 2^40 steps: sums of thresholds are then exact."""
     low, high = (float(v) for v in scores.aminmax())
-    return 2.0 ** (math.frexp(max(high - low, abs(low), abs(high), 1e-300))[1] - 40)
+    size = max(high - low, abs(low), abs(high))
+    return 2.0 ** (math.frexp(size if size > 1e-200 else 1.0)[1] - 40)
 
 
 def weighted_quantile(scores: Tensor, weight: Tensor, target: float) -> float:
