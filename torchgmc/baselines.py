@@ -9,8 +9,9 @@ from torchgmc.distributed import pooled
 from torchgmc.heads.threshold import ThresholdHead
 from torchgmc.solver import Report
 from torchgmc.thresholds import CurveProblem
+from torchgmc.tree_baselines import SplitConformal, UnprocessedTree
 
-__all__ = ["ConformalRiskControl", "Unprocessed"]
+__all__ = ["ConformalRiskControl", "SplitConformal", "Unprocessed", "UnprocessedTree"]
 
 
 class ConformalRiskControl(ThresholdHead):

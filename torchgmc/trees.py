@@ -262,16 +262,16 @@ def answers(levels: Tensor, routes: Tensor, lam: Tensor) -> Tensor:
     return routes.gather(1, depth[:, None])[:, 0]
 
 
-def replay(levels: Tensor, routes: Tensor, member: Tensor, shifts: Tensor, init: float) -> Tensor:
-    """Lambda of each example: start at ``init``; each round takes off the shift of the node answered so far.
+def replay(levels: Tensor, routes: Tensor, member: Tensor, shifts: Tensor, base: Tensor) -> Tensor:
+    """Lambda of each example: start at ``base``; each round takes off the shift of the node answered so far.
 
     Args:
         levels, routes: of :func:`path_levels` and ``paths[leaves]``.
         member: static membership, float64, ``(n, a)``.
         shifts: per round, node and group, ``(R, V, a)``.
-        init: f0.
+        base: f0, a scalar.
     """
-    lam = torch.full_like(levels[:, 0], init)
+    lam = torch.zeros_like(levels[:, 0]) + base
     for r in range(shifts.shape[0]):
         lam = lam - (shifts[r][answers(levels, routes, lam)] * member).sum(1)
     return lam

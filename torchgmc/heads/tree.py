@@ -74,6 +74,7 @@ class TreeHead(Head):
         torch.Size([1000])
     """
 
+    base: Tensor
     shifts: Tensor
     paths: Tensor
     depths: Tensor
@@ -106,6 +107,7 @@ class TreeHead(Head):
         self.num_leaves, self.num_nodes = self.tree.num_leaves, self.tree.num_nodes
         for name in ("paths", "depths", "order", "spans", "place"):  # rebuilt from `parents`, so no file needs them
             self.register_buffer(name, getattr(self.tree, name).clone(), persistent=False)
+        self.register_buffer("base", torch.tensor(self.init, dtype=torch.float64))
         self.register_buffer("shifts", torch.zeros(0, self.num_nodes, self.num_groups, dtype=torch.float64))
         self.reset()
 
@@ -122,6 +124,7 @@ class TreeHead(Head):
         """Forget statistics, update log and report."""
         self.statistics: TreeStatistics | None = None
         self._working_splits = self.splits
+        self.base.fill_(self.init)
         self.shifts = self.shifts[:0].clone()
         self._mark_unfitted()
 
@@ -251,14 +254,15 @@ class TreeHead(Head):
             )
         return steps
 
-    def _write(self, problem: TreeProblem, report: Report) -> None:
-        """Store the log as rounds, and report what replaying them gives."""
+    def _write(self, problem: TreeProblem, report: Report, base: float | None = None) -> None:
+        """Store f0 and the log as rounds, and report what replaying them gives."""
         steps = report.iterations
         before = self.answer_levels(problem.stats.levels, problem.stats.leaves, torch.full_like(problem.lam, self.init))
         shifts = rounds(self.tree, problem.sets, problem.who[:steps], problem.shift[:steps], self.num_groups)
         self.shifts = shifts.to(self.shifts.device)
-        member = problem.stats.member.double()
-        problem.restore(replay(problem.stats.levels, problem.routes, member, shifts.to(member.device), self.init))
+        self.base.fill_(self.init if base is None else base)
+        member, start = problem.stats.member.double(), self.base.to(problem.lam.device)
+        problem.restore(replay(problem.stats.levels, problem.routes, member, shifts.to(member.device), start))
         details: dict[str, Any] = {
             "examples": len(problem.lam),
             "steps": steps,
@@ -306,7 +310,7 @@ class TreeHead(Head):
         if probs.dim() != 2 or probs.shape[1] != self.num_leaves:
             raise ValueError(f"`probs` must have shape (n, {self.num_leaves}), got {probs.shape}")
         leaves, levels = path_levels(probs, self.paths, self.depths, self.order, self.spans, self.jitter)
-        return replay(levels, self.paths[leaves], member, self.shifts, self.init)
+        return replay(levels, self.paths[leaves], member, self.shifts, self.base)
 
     def forward(self, probs: Tensor, groups: Optional[Tensor] = None) -> Tensor:  # noqa: UP045  # TorchScript
         """Answer of each input: node ids, int64, ``(n,)``."""
@@ -315,7 +319,7 @@ class TreeHead(Head):
             raise ValueError(f"`probs` must have shape (n, {self.num_leaves}), got {probs.shape}")
         leaves, levels = path_levels(probs, self.paths, self.depths, self.order, self.spans, self.jitter)
         routes = self.paths[leaves]
-        return answers(levels, routes, replay(levels, routes, member, self.shifts, self.init))
+        return answers(levels, routes, replay(levels, routes, member, self.shifts, self.base))
 
     def leaves(self, nodes: Tensor) -> Tensor:
         """Leaves that each answer stands for, bool, ``(n, K)``."""
