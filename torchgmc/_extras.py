@@ -1,0 +1,33 @@
+"""Optional packages, imported where they are used, with an error that names the extra to install."""
+
+from __future__ import annotations
+
+import importlib
+from types import ModuleType
+
+__all__ = ["require"]
+
+
+def require(module: str, *, extra: str) -> ModuleType:
+    """Imports an optional package, or says which extra brings it.
+
+    Args:
+        module: name to import, dots allowed.
+        extra: the extra of torchgmc that installs it.
+
+    Raises:
+        ImportError: if the package is not installed. An error raised *inside* an installed package is passed on as it is.
+
+    Example:
+        >>> require("math", extra="report").sqrt(4.0)
+        2.0
+    """
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        package = module.partition(".")[0]
+        if error.name is None or error.name.partition(".")[0] != package:
+            raise
+        raise ImportError(
+            f'`{package}` is needed here and is not installed: pip install "torchgmc[{extra}]"', name=package
+        ) from error
