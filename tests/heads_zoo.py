@@ -81,6 +81,19 @@ def prompts(n: int, seed: int) -> Data:
     return Data((logits, member), (logits, member))
 
 
+TREE = {"x": ["x1", "x2"], "y": ["y1", "y2", "y3"]}
+
+
+def documents(n: int, seed: int, grouped: bool = False) -> Data:
+    g = torch.Generator().manual_seed(seed)
+    member = membership(n, g)
+    labels = torch.randint(5, (n,), generator=g)
+    probs = (torch.randn(n, 5, generator=g) + 1.5 * torch.nn.functional.one_hot(labels, 5)).softmax(1)
+    if grouped:
+        return Data((probs, labels, member), (probs, member))
+    return Data((probs, labels), (probs,))
+
+
 LISTS = {"jobs": [3, 4], "praise": [4, 5, 9]}
 
 ZOO = [
@@ -110,5 +123,9 @@ ZOO = [
     Entry("quantile-bins", lambda: gmc.QuantileHead(0.8, 0.02, GROUPS, bins=4), residuals),
     Entry("distribution", lambda: gmc.DistributionHead(LISTS, 0.002, GROUPS), prompts),
     Entry("distribution-euclidean", lambda: gmc.DistributionHead(LISTS, 0.01, GROUPS, geometry="euclidean"), prompts),
+    Entry("tree", lambda: gmc.TreeHead(TREE, 0.9, 0.025), documents),
+    Entry("tree-groups", lambda: gmc.TreeHead(TREE, 0.9, 0.05, groups=GROUPS), lambda n, s: documents(n, s, True)),
+    Entry("tree-conformal", lambda: gmc.baselines.SplitConformal(TREE, 0.9), documents),
+    Entry("tree-unprocessed", lambda: gmc.baselines.UnprocessedTree(TREE, 0.9), documents),
 ]
 NAMES = [entry.name for entry in ZOO]

@@ -42,10 +42,12 @@ class Flat(nn.Module):
 
     def __init__(self, calibrated: CalibratedModel, names: list[str], keywords: bool, grouped: bool) -> None:
         super().__init__()
-        self.scorer = Scorer(calibrated, names, keywords)
+        self.scorer, self.adapter = Scorer(calibrated, names, keywords), calibrated.adapter
         self.head = copy.deepcopy(calibrated.head)
         self.head.statistics = None  # type: ignore[assignment]  # a file holds the state, not the data
         self.head.report = None
+        for name, buffer in self.head._buffers.items():  # torch.export warns of views, e.g. of a transposed table
+            self.head._buffers[name] = None if buffer is None else buffer.detach().clone(memory_format=torch.contiguous_format)
         self.source = calibrated.group_source if calibrated.takes_groups and not grouped else None
         self.main = names.index("input_ids") if "input_ids" in names else 0
         self.grouped, self.threshold_only = grouped, calibrated.wants == "groups"
@@ -53,7 +55,7 @@ class Flat(nn.Module):
 
     def forward(self, *tensors: Tensor) -> Any:
         inputs = tensors[:-1] if self.grouped else tensors
-        return self.finish(self.scorer(*inputs), self.groups(tensors))
+        return self.finish(self.scorer(*inputs), self.groups(tensors), inputs)
 
     def groups(self, tensors: tuple[Tensor, ...]) -> Tensor | None:
         """The membership: given last, computed, or not needed."""
@@ -61,11 +63,11 @@ class Flat(nn.Module):
             return tensors[-1]
         return None if self.source is None else self.source(tensors[self.main])
 
-    def finish(self, scores: Tensor, member: Tensor | None) -> Any:
+    def finish(self, scores: Tensor, member: Tensor | None, inputs: tuple[Tensor, ...]) -> Any:
         """The head's result."""
         if self.threshold_only:
             return scores, self.head(member).expand(scores.shape[0])
-        return self.head(scores) if member is None else self.head(scores, member)
+        return self.adapter.apply(self.head, scores, member, dict(zip(self.names, inputs, strict=False)))
 
 
 class _Pick(nn.Module):
@@ -163,7 +165,7 @@ def _script(flat: Flat, tensors: tuple[Tensor, ...]) -> Any:
     scorer, scripted = _script_scorer(flat, inputs)
     head = torch.jit.script(flat.head)
     source = None if flat.source is None else _script_source(flat.source, inputs[flat.main])
-    if len(inputs) == 1 and scripted and not flat.threshold_only:
+    if len(inputs) == 1 and scripted and not flat.threshold_only and flat.adapter.position is None:
         whole = _WithGroups(scorer, head) if flat.grouped else _WithoutGroups(scorer, head)
         return torch.jit.script(whole if source is None else _WithSource(scorer, head, source))
     joined = copy.copy(flat)  # its own table of modules; the parts are shared

@@ -47,8 +47,9 @@ class Adapter:
         inputs: key (or keys), or position, of the model's input in a loader's batch.
         target: key or position of the truth (masks, labels) in a batch.
         groups: key or position of the membership in a batch.
-        position: which position of a language model's logits ``(n, length, vocabulary)`` a calibration batch is about:
-            ``"last"`` (the last one attended to; default), ``"mask"`` (needs ``mask_token_id``) or a number.
+        position: which position of a language model's logits ``(n, length, vocabulary)`` is calibrated: ``"last"`` (the last
+            one attended to), ``"mask"`` (needs ``mask_token_id``) or a number. Without it an attached model is calibrated at
+            every position, and calibration learns from the last.
         mask_token_id: the id of the mask token; implies ``position="mask"``.
         conformity: for a :class:`~torchgmc.QuantileHead`, ``(output, target) -> scores (n,)``.
 
@@ -222,23 +223,49 @@ class Adapter:
             values["groups"] = batch.groups
         return values
 
+    def apply(self, head: Any, scores: Tensor, member: Tensor | None, inputs: Mapping[str, Tensor]) -> Tensor:
+        """The head's result for these scores; where ``position`` says so, at one position of a text alone."""
+        if not self.log_probs or self.position is None or scores.dim() != 3:
+            result: Tensor = head(scores) if member is None else head(scores, member)
+            return result
+        if self.position == "mask":  # any number of them in a text
+            here = torch.eq(inputs["input_ids"], self.mask_token_id)  # type: ignore[arg-type]  # checked in __init__
+            if torch.compiler.is_compiling() or torch._C._is_tracing():  # shapes must not depend on values there
+                everywhere: Tensor = torch.where(here.unsqueeze(-1), head(scores, member), scores)
+                return everywhere
+            rows, place = here.nonzero(as_tuple=True)
+        else:
+            rows, place = torch.arange(scores.shape[0], device=scores.device), self.last(scores, inputs)
+        calibrated: Tensor = head(scores[rows, place], None if member is None else member[rows])
+        return scores.index_put((rows, place), calibrated)
+
+    def last(self, scores: Tensor, inputs: Mapping[str, Any]) -> Tensor:
+        """The one position per text, int64 ``(n,)``."""
+        seen = inputs.get("attention_mask")
+        if isinstance(self.position, int) or seen is None:
+            place = self.position if isinstance(self.position, int) else -1
+            return torch.full_like(scores[:, 0, 0], place % scores.shape[1], dtype=torch.int64)
+        place_of_last: Tensor = (seen * torch.arange(1, seen.shape[1] + 1, device=seen.device)).argmax(1)
+        return place_of_last
+
     def at_position(self, scores: Tensor, batch: Batch, head: Head) -> Tensor:
         """The rows ``(n, vocabulary)`` of a language model's logits that a batch is about."""
         if wants(head) != "logits" or scores.dim() != 3:
             return scores
         rows = torch.arange(len(scores), device=scores.device)
-        if isinstance(self.position, int):
-            return scores[:, self.position]
-        ids = batch.kwargs.get("input_ids", batch.args[0] if batch.args else None)
+        inputs = named(batch.args, batch.kwargs)
+        ids = inputs.get("input_ids")
         if self.position == "mask":
             here = torch.eq(ids, self.mask_token_id)  # type: ignore[arg-type]  # checked in __init__
             if not bool(here.any(1).all()):
                 raise ValueError(f"`mask_token_id` = {self.mask_token_id} does not occur in every text of the batch.")
             return scores[rows, here.to(torch.uint8).argmax(1)]
-        seen = batch.kwargs.get("attention_mask")
-        if seen is None:
-            return scores[:, -1]
-        return scores[rows, (seen * torch.arange(1, seen.shape[1] + 1, device=seen.device)).argmax(1)]
+        return scores[rows, self.last(scores, inputs)]
+
+
+def named(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The inputs of a language model by name: by custom the ids come first, then what is attended to."""
+    return dict(zip(("input_ids", "attention_mask"), args, strict=False)) | dict(kwargs)
 
 
 def like_scores(masks: Tensor, scores: Tensor) -> Tensor:

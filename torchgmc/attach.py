@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torchgmc.adapters import Adapter, adapt, takes_groups, wants
+from torchgmc.adapters import Adapter, adapt, named, takes_groups, wants
 from torchgmc.groups import Groups
 from torchgmc.heads.base import Head
 
@@ -81,27 +81,25 @@ class CalibratedModel(nn.Module):
         """The model's output, calibrated."""
         args, kwargs, member = self.divide(inputs, groups, kwargs)
         output = self.model(*args, **kwargs)
-        return self.adapter.replace(output, self.apply_head(output, member))
+        return self.adapter.replace(output, self.apply_head(output, member, named(args, kwargs)))
 
     def scores(self, *inputs: Any, **kwargs: Any) -> Tensor:
         """What the head sees of the model's output for these inputs (without groups)."""
         return self.adapter.scores(self.model(*inputs, **kwargs))
 
-    def apply_head(self, output: Any, member: Tensor | None) -> Any:
+    def apply_head(self, output: Any, member: Tensor | None, inputs: Mapping[str, Any]) -> Any:
         """The head's result for a model's output."""
         if self.wants == "groups":
             scores = self.adapter.scores(output)
             return scores, self.head(member).expand(scores.shape[0])
         scores = self.adapter.scores(output)
         self._look(scores)
-        if not self.takes_groups:
-            return self.head(scores)
         if member is not None and member.shape[0] != scores.shape[0]:
             raise ValueError(
                 f"`groups` has {member.shape[0]} rows but the model put out scores of {scores.shape[0]} examples "
                 f"(shape {tuple(scores.shape)}); give one row per example."
             )
-        return self.head(scores, None if member is None else member.to(scores.device))
+        return self.adapter.apply(self.head, scores, None if member is None else member.to(scores.device), inputs)
 
     def divide(
         self, inputs: tuple[Any, ...], groups: Any, kwargs: dict[str, Any]

@@ -236,7 +236,7 @@ def _compare(flat: Flat, example: tuple[Tensor, ...], found: Any, format: str) -
     inputs = example[:-1] if flat.grouped else example
     scores = flat.scorer(*inputs)
     member = flat.groups(example)
-    expected = flat.finish(scores, member)
+    expected = flat.finish(scores, member, inputs)
     pairs = list(zip(_tuple(expected), _tuple(found), strict=True))
     for want, got in pairs:
         if want.shape != got.shape or want.dtype != got.dtype:
@@ -248,7 +248,7 @@ def _compare(flat: Flat, example: tuple[Tensor, ...], found: Any, format: str) -
             bound = RTOL * (1.0 + want[want.isfinite()].abs().max()) if want.isfinite().any() else RTOL
             off = ((want - got).abs() > bound) | (want.isfinite() != got.isfinite())
         else:
-            off = (want != got) & _settled(flat, scores, member, want)
+            off = (want != got) & _settled(flat, scores, member, inputs, want)
         if bool(off.any()):
             raise RuntimeError(
                 f"the {format} file disagrees with the model in {int(off.sum())} of {off.numel()} values on {len(inputs[0])} "
@@ -256,7 +256,7 @@ def _compare(flat: Flat, example: tuple[Tensor, ...], found: Any, format: str) -
             )
 
 
-def _settled(flat: Flat, scores: Tensor, member: Tensor | None, result: Tensor) -> Tensor:
+def _settled(flat: Flat, scores: Tensor, member: Tensor | None, inputs: tuple[Tensor, ...], result: Tensor) -> Tensor:
     """Which entries of the result a small change of the scores leaves alone, bool."""
     size = RTOL * (1.0 + float(scores.abs().max())) + 2.0 * flat.head.jitter
     draws = torch.Generator().manual_seed(0)
@@ -264,7 +264,7 @@ def _settled(flat: Flat, scores: Tensor, member: Tensor | None, result: Tensor) 
     steps += [(torch.rand(scores.shape, generator=draws) * 2 - 1).sign().to(scores) for _ in range(8)]
     same = torch.ones_like(result, dtype=torch.bool)
     for step in steps:
-        same &= flat.finish(scores + size * step, member) == result
+        same &= flat.finish(scores + size * step, member, inputs) == result
     return same
 
 

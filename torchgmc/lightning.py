@@ -417,7 +417,8 @@ def figure(head: Head) -> "Figure":
 
 def _labels(head: Head, table: Tensor) -> list[str]:
     """A name for each g of a table of violations."""
-    rows = head.groups if len(head.groups) == len(table) else [str(i) for i in range(len(table))]
+    names: list[str] = getattr(head, "promises", head.groups)
+    rows = names if len(names) == len(table) else [str(i) for i in range(len(table))]
     named = list(getattr(head, "attributes", []))
     columns = named if len(named) == table.shape[1] else [str(i) for i in range(table.shape[1])]
     return [row if table.shape[1] == 1 else f"{row}/{column}" for row in rows for column in columns]

@@ -181,8 +181,25 @@ def _list_masses(head: Any, member: Tensor | None, logits: Tensor) -> Tensor:
     return masses
 
 
+def _errors(head: Any, member: Tensor | None, probs: Tensor, y: Tensor) -> Tensor:
+    """f - y; with classes y as one-hot rows."""
+    f = (head(probs, member) if head.is_fitted else probs).double()
+    outcome = torch.nn.functional.one_hot(y.long(), f.shape[1]) if head.per_class else y
+    return f - outcome.to(f)
+
+
+def _coverage(head: Any, member: Tensor | None, scores: Tensor) -> Tensor:
+    """1{score <= q} - target; before the fit there is no threshold to watch."""
+    if not head.is_fitted:
+        raise ValueError("a QuantileHead has no thresholds before it is fitted; watch it after the fit.")
+    covered: Tensor = scores.double() <= head(member)
+    return covered.double() - float(head.target)
+
+
 #: By head: number of outputs, mapping, and what is accumulated.
 _WATCHED: dict[str, tuple[Callable[[Any], int], str, Callable[..., Tensor]]] = {
     "ThresholdHead": (lambda head: head.columns, "residual", _misses),
+    "ProbabilityHead": (lambda head: head.columns, "residual", _errors),
+    "QuantileHead": (lambda head: 1, "residual", _coverage),
     "DistributionHead": (lambda head: len(head.attributes), "centered", _list_masses),
 }
