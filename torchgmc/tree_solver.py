@@ -25,6 +25,8 @@ BEYOND = 0.01
 MARGIN = 0.5
 #: Loss of precision (as a share of "always the root") that is free when the gain of a step is weighed against it.
 FREE = 0.02
+#: A step may not take a set below this share of the examples that could answer with it: emptying it would "mend" it.
+KEEP = 0.1
 
 
 @dataclass
@@ -95,6 +97,9 @@ class TreeProblem:
         breadth = tree.sizes.to(device).double().log() / torch.tensor(float(tree.num_leaves)).double().log()
         self.columns = torch.cat([self.sets[:, : self.promised].double(), breadth[:, None]], 1)  # (V, q + 1)
         self.lam = torch.full_like(statistics.levels[:, 0], init)
+        meets = torch.stack([sets[self.routes, j].any(1) for j in range(self.promised)], 1).double()  # (n, q)
+        #: Mass below which a set counts as emptied, (a, q).
+        self.least = KEEP * (statistics.member.double() * self.weight[:, None]).T @ meets
         self.who: list[int] = []
         self.shift: list[float] = []
 
@@ -264,18 +269,24 @@ class TreeProblem:
         size = len(self.patterns) * self.tree.num_nodes
         many = max(8, min(CANDIDATES, MAX_ELEMENTS // size))
         index = torch.linspace(0, len(points) - 1, min(many, len(points)), device=points.device).round().long()
-        best = self._rate(rows, others, points[index], merit, cost)
+        best = self._rate(rows, others, points[index], merit, cost, total[1])
         if len(points) > len(index):  # once more between the neighbours of the best
             near = best[0].argmax()
             low, high = index[(near - 1).clamp_min(0)], index[(near + 1).clamp_max(len(index) - 1)]
             fine = torch.linspace(0, 1, many, device=points.device) * (high - low) + low
-            best = self._rate(rows, others, points[fine.round().long()], merit, cost)
+            best = self._rate(rows, others, points[fine.round().long()], merit, cost, total[1])
         place = best[0].argmax()
         return best[0][place], best[1][place]
 
-    def _rate(self, rows: Tensor, others: Tensor, points: Tensor, merit: Tensor, cost: Tensor) -> tuple[Tensor, Tensor]:
-        after, _, lost = self.merit(*self.sweep(rows, others, points))
-        return (merit - after) / (FREE + (lost - cost).clamp_min(0)), points
+    def _rate(
+        self, rows: Tensor, others: Tensor, points: Tensor, merit: Tensor, cost: Tensor, mass: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        sums, masses = self.sweep(rows, others, points)
+        after, _, lost = self.merit(sums, masses)
+        now, then = mass[:-1, :-1], masses[..., :-1, :-1]
+        emptied = ((then < self.least) & (then < now * (1 - 1e-9))).flatten(-2).any(-1)
+        gain = (merit - after) / (FREE + (lost - cost).clamp_min(0))
+        return gain.masked_fill(emptied, -1.0), points
 
 
 def _parts(tree: Tree, sets: Tensor) -> tuple[Tensor, list[list[int]]]:

@@ -146,16 +146,10 @@ def _read(parents: Any, names: Sequence[str] | None) -> tuple[list[int], list[st
         return _from_paths(_unnest(parents), names)
     if isinstance(parents, Sequence) and len(parents) and isinstance(parents[0], Sequence):
         return _from_paths([tuple(path) if not isinstance(path, str) else (path,) for path in parents], names)
-    try:
-        array = torch.as_tensor(parents)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise TypeError(
-            "`parents` must be the parent of every node, nested dicts of names or a list of paths, got "
-            f"{type(parents).__name__}."
-        ) from error
-    if array.dim() != 1 or array.is_floating_point() or array.is_complex() or array.dtype == torch.bool:
-        raise ValueError(f"`parents` must hold one node id per node, got shape {tuple(array.shape)} of {array.dtype}.")
-    found = [int(v) for v in array.tolist()]
+    if isinstance(parents, Sequence) and all(type(parent) is int for parent in parents):
+        found = list(parents)
+    else:
+        found = _read_array(parents)
     if found.count(-1) != 1:
         raise ValueError(f"`parents` must mark exactly one root with -1, got {found.count(-1)} of them.")
     for node, parent in enumerate(found):
@@ -170,6 +164,19 @@ def _read(parents: Any, names: Sequence[str] | None) -> tuple[list[int], list[st
     if twice:
         raise ValueError(f"`names` has repeated names: {', '.join(map(repr, twice))}; each node needs its own.")
     return found, labels
+
+
+def _read_array(parents: Any) -> list[int]:
+    try:
+        array = torch.as_tensor(parents)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TypeError(
+            "`parents` must be the parent of every node, nested dicts of names or a list of paths, got "
+            f"{type(parents).__name__}."
+        ) from error
+    if array.dim() != 1 or array.is_floating_point() or array.is_complex() or array.dtype == torch.bool:
+        raise ValueError(f"`parents` must hold one node id per node, got shape {tuple(array.shape)} of {array.dtype}.")
+    return [int(v) for v in array.tolist()]
 
 
 def _unnest(tree: Any, above: tuple[str, ...] = ()) -> list[tuple[str, ...]]:

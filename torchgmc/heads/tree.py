@@ -103,7 +103,7 @@ class TreeHead(Head):
             raise ValueError(f"`init` must be a finite threshold, got {init!r}.")
         self.init, self.splits = float(init), checks.count("splits", splits, 1)
         self.tree = Tree(parents, names)
-        self.sets: dict[str, list[int]] = self.tree.node_sets(sets)
+        self.sets = self.tree.node_sets(sets)
         self.num_leaves, self.num_nodes = self.tree.num_leaves, self.tree.num_nodes
         for name in ("paths", "depths", "order", "spans", "place"):  # rebuilt from `parents`, so no file needs them
             self.register_buffer(name, getattr(self.tree, name).clone(), persistent=False)
