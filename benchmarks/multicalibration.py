@@ -1,0 +1,267 @@
+"""Multicalibration: ProbabilityHead against HKRR, HJZ (`multicalibration`) and MCGrad (`mcgrad`), same data, one run.
+
+    python -m benchmarks.multicalibration                        # n = 1e4, 1e5; add --sizes 1e4 1e5 1e6 for all
+    python -m benchmarks.multicalibration --only torchgmc        # without the other packages (extra `bench`)
+
+50 overlapping groups, 10 level sets. Two problems: in the first the model's logit is wrong by a sum of group effects; in
+the second there are also 40 effects of pairs of groups and slopes that differ by group, which no sum of group effects
+expresses and boosted trees can learn. For every method: seconds to fit (on the wall, and of all processors: the
+latter suffers less from a busy machine), peak memory added, worst |violation| over group x
+level set on the calibration data and on 200,000 fresh examples (20,000 for HKRR and HJZ, which predict in Python loops), and
+Brier score on both. Violations are mass-weighted, of each method's own output. A method that does not finish within
+`--limit` seconds is stopped and says so.
+"""
+
+import argparse
+import importlib.util
+import multiprocessing
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+import torchgmc as gmc
+from benchmarks.timing import header
+
+GROUPS, BINS, TEST = 50, 10, 200_000
+NAMES = [f"g{j}" for j in range(GROUPS)]
+
+
+class Problem(NamedTuple):
+    """Probabilities h ``(n,)``, outcomes ``(n,)`` float, membership ``(n, 50)``."""
+
+    probs: Tensor
+    y: Tensor
+    groups: Tensor
+
+
+Predict = Callable[[Problem], Tensor]
+Fit = Callable[[Problem, float], Predict]
+
+
+def problem(n: int, kind: str = "additive", seed: int = 0, draw: int = 0) -> Problem:
+    """``draw`` numbers the samples of one population (``seed``)."""
+    world = torch.Generator().manual_seed(seed)
+    share = 0.05 + 0.45 * torch.rand(GROUPS, generator=world)
+    effect = 0.35 * torch.randn(GROUPS, generator=world)
+    pairs = torch.randint(0, GROUPS, (40, 2), generator=world)
+    pair_effect = 0.6 * torch.randn(40, generator=world)
+    slope = 0.09 * torch.randn(GROUPS, generator=world)
+    rng = torch.Generator().manual_seed(1000 * seed + draw + 1)
+    groups = torch.rand(n, GROUPS, generator=rng) < share
+    base = 1.8 * torch.randn(n, generator=rng) - 1.0  # the model's logit
+    logit = base + groups.float() @ effect - share @ effect
+    if kind == "interactions":
+        both = (groups[:, pairs[:, 0]] & groups[:, pairs[:, 1]]).float()
+        logit += (both - share[pairs].prod(1)) @ pair_effect + base.clamp(-2, 2) * (groups.float() @ slope - share @ slope)
+    y = (torch.rand(n, generator=rng) < logit.sigmoid()).float()
+    return Problem(base.sigmoid(), y, groups)
+
+
+def search(f: Tensor, y: Tensor, member: Tensor) -> Tensor:
+    """One full search: violations of every group x level set, ``(50, 10)``; member is floating."""
+    level = (f * BINS).long().clamp(max=BINS - 1)
+    spread = torch.zeros(len(f), BINS).scatter_(1, level[:, None], (f - y)[:, None])
+    return member.T @ spread / len(f)
+
+
+def fit_torchgmc(data: Problem, alpha: float) -> Predict:
+    head = gmc.ProbabilityHead(alpha, NAMES, bins=BINS).fit(data.probs, data.y, data.groups)
+    return lambda new: torch.cat([head(p, g) for p, g in zip(new.probs.split(50_000), new.groups.split(50_000), strict=True)])
+
+
+def fit_mcgrad(data: Problem, alpha: float, **options: Any) -> Predict:
+    """Every group is a 0/1 column; alpha has no counterpart."""
+    import pandas as pd
+    from mcgrad.methods import MCGrad
+
+    def frame(part: Problem) -> "pd.DataFrame":
+        table = pd.DataFrame(part.groups.numpy().astype("int8"), columns=NAMES)
+        return table.assign(h=part.probs.double().numpy(), y=part.y.int().numpy())
+
+    model = MCGrad(**options)
+    model.fit(frame(data), "h", "y", categorical_feature_column_names=[], numerical_feature_column_names=NAMES)
+    return lambda new: torch.from_numpy(
+        model.predict(frame(new), "h", categorical_feature_column_names=[], numerical_feature_column_names=NAMES)
+    ).float()
+
+
+def fit_mcgrad_fast(data: Problem, alpha: float) -> Predict:
+    return fit_mcgrad(data, alpha, num_rounds=5, early_stopping=False)
+
+
+def fit_hkrr(data: Problem, alpha: float) -> Predict:
+    params = {"lambda": 1 / BINS, "alpha": alpha, "max_iter": 30, "randomized": True, "use_oracle": False}
+    return fit_package("HKRR", data, params)
+
+
+def fit_hjz(data: Problem, alpha: float) -> Predict:
+    params = {"algorithm": "Hedge", "other_algorithm": "None", "lr": 0.9, "other_lr": 0.9, "n_bins": BINS, "iterations": 30}
+    return fit_package("HJZ", data, params)
+
+
+def fit_package(name: str, data: Problem, params: dict[str, Any]) -> Predict:
+    from multicalibration import MulticalibrationPredictor
+
+    def members(part: Problem) -> list[Any]:
+        return [part.groups[:, j].nonzero()[:, 0].numpy() for j in range(GROUPS)]
+
+    model = MulticalibrationPredictor(name)
+    model.fit(data.probs.double().numpy(), data.y.int().numpy(), members(data), params)
+    return lambda new: torch.from_numpy(model.predict(new.probs.double().numpy(), members(new))).float()
+
+
+METHODS: dict[str, tuple[str | None, Fit, float, int]] = {
+    # name: (package, fit, largest n worth waiting for, rows to predict)
+    "torchgmc": (None, fit_torchgmc, float("inf"), TEST),
+    "mcgrad, 5 rounds": ("mcgrad", fit_mcgrad_fast, float("inf"), TEST),
+    "mcgrad, default": ("mcgrad", fit_mcgrad, 1e5, TEST),
+    "HKRR": ("multicalibration", fit_hkrr, 1e5, 20_000),
+    "HJZ": ("multicalibration", fit_hjz, 1e5, 20_000),
+}
+
+
+class Watch:
+    """Peak resident memory above the start, in MB, sampled every 5 ms."""
+
+    def __enter__(self) -> "Watch":
+        self.start = self.peak = self._now()
+        self.going = True
+        self.thread = threading.Thread(target=self._loop, daemon=True)
+        self.thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.going = False
+        self.thread.join()
+        self.added = (self.peak - self.start) / 2**20
+
+    def _loop(self) -> None:
+        while self.going:
+            self.peak = max(self.peak, self._now())
+            time.sleep(0.005)
+
+    @staticmethod
+    def _now() -> int:
+        with open("/proc/self/statm") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def _timed(fit: Fit, data: Problem, alpha: float) -> tuple[Predict, tuple[float, float]]:
+    """The fitted method, and the seconds on the wall and of all processors that it took."""
+    wall, cpu = time.perf_counter(), time.process_time()
+    predict = fit(data, alpha)
+    return predict, (time.perf_counter() - wall, time.process_time() - cpu)
+
+
+def measure(name: str, kind: str, n: int, alpha: float, threads: int, out: Any) -> None:
+    """One method on one problem, in a process of its own; numbers go to the queue ``out``."""
+    torch.set_num_threads(threads)
+    os.environ["TQDM_DISABLE"] = "1"
+    _, fit, _, rows = METHODS[name]
+    data, test = problem(n, kind), problem(TEST, kind, draw=1)
+    if name == "torchgmc":
+        fit(problem(2000, kind, draw=2), alpha)  # the first call of anything is slow
+    with Watch() as watch:
+        predict, times = _timed(fit, data, alpha)
+    every = [times] if name != "torchgmc" else [times, *(_timed(fit, data, alpha)[1] for _ in range(4))]
+    seconds, cpu = (sorted(column)[len(every) // 2] for column in zip(*every, strict=True))  # the median of short ones
+    row: dict[str, float] = {"seconds": seconds, "cpu": cpu, "memory": watch.added}
+    out.put(row)
+    few = [Problem(*(t[:rows] for t in part)) for part in (data, test)]
+    for part, where in zip(few, ("cal", "test"), strict=True):
+        f = predict(part)
+        row[f"worst {where}"] = float(search(f, part.y, part.groups.float()).abs().max())
+        row[f"brier {where}"] = float((f - part.y).square().mean())
+    out.put(row)
+
+
+def run_one(name: str, kind: str, n: int, alpha: float, threads: int, limit: float) -> dict[str, float] | None:
+    """`measure` in a process of its own, stopped after ``limit`` seconds; what is known by then."""
+    context = multiprocessing.get_context("spawn")
+    queue = context.Queue()
+    process = context.Process(target=measure, args=(name, kind, n, alpha, threads, queue), daemon=True)
+    process.start()
+    process.join(limit)
+    if process.is_alive():
+        process.kill()
+        process.join()
+    row = None
+    while not queue.empty():
+        row = queue.get()
+    return row
+
+
+def one_search(n: int, threads: int) -> float:
+    """Median seconds of one full search over all cells."""
+    torch.set_num_threads(threads)
+    data = problem(n)
+    member = data.groups.float()
+    times = []
+    for _ in range(6):
+        start = time.perf_counter()
+        search(data.probs, data.y, member)
+        times.append(time.perf_counter() - start)
+    return sorted(times[1:])[2]
+
+
+def show(row: dict[str, float] | None, name: str, limit: float) -> str:
+    if row is None:
+        return f"{name:18s} stopped after {limit:g} s"
+    tail = (
+        f"{row['worst cal']:10.4f} {row['worst test']:10.4f} {row['brier cal']:10.4f} {row['brier test']:10.4f}"
+        if "worst test" in row
+        else f"  (prediction stopped after {limit:g} s)"
+    )
+    return f"{name:18s} {row['seconds']:9.3f} {row['cpu']:9.3f} {row['memory']:9.0f} {tail}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sizes", nargs="+", type=float, default=[1e4, 1e5])
+    parser.add_argument("--alphas", nargs="+", type=float, default=[0.005, 0.001])
+    parser.add_argument("--kinds", nargs="+", default=["additive", "interactions"])
+    parser.add_argument("--only", nargs="+", default=list(METHODS))
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--limit", type=float, default=600.0, help="seconds for one method on one problem")
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    print(header(), f"load {os.getloadavg()[0]:.1f}", sep=", ")
+    for n in (int(size) for size in options.sizes):
+        once = one_search(n, options.threads)
+        print(f"\nn = {n}: one full search {once * 1e3:.1f} ms")
+        for kind in options.kinds:
+            start = problem(TEST, kind, draw=1)
+            worst = float(search(start.probs, start.y, start.groups.float()).abs().max())
+            brier = float((start.probs - start.y).square().mean())
+            print(f"\n{kind}: unprocessed on fresh data: worst {worst:.4f}, Brier {brier:.4f}")
+            titles = ("seconds", "cpu s", "MB", "worst cal", "worst new", "Brier cal", "Brier new")
+            print(" " * 18 + "".join(f"{title:>{10 + (k > 2)}s}" for k, title in enumerate(titles)))
+            own = None
+            for name in options.only:
+                package, _, largest, _ = METHODS[name]
+                if package is not None and importlib.util.find_spec(package) is None:
+                    print(f'{name:18s} not installed: pip install "torchgmc[bench]"')
+                    continue
+                for alpha in options.alphas if name in ("torchgmc", "HKRR") else options.alphas[:1]:
+                    if n > largest:
+                        continue
+                    row = run_one(name, kind, n, alpha, options.threads, options.limit)
+                    label = f"{name} {alpha:g}" if name in ("torchgmc", "HKRR") else name
+                    ratio = ""
+                    if row is not None and name == "torchgmc":
+                        own = own or row
+                        ratio = f"  = {row['seconds'] / once:.1f} searches"
+                    elif row is not None and own is not None:
+                        ratio = (
+                            f"  = {row['seconds'] / own['seconds']:.0f} x torchgmc ({row['cpu'] / own['cpu']:.0f} x its cpu)"
+                        )
+                    print(show(row, label, options.limit) + ratio, flush=True)
+
+
+if __name__ == "__main__":
+    main()

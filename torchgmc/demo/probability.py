@@ -1,0 +1,300 @@
+"""Probabilities that are right in every group, end to end, in seconds on one core.
+
+A network learns to predict an event from an archive in which some groups are rare and behave differently; it does not see
+the groups. Its probabilities look well calibrated overall and are not, group by group. They are used as they are, recalibrated
+for everyone at once, and multicalibrated (:class:`torchgmc.ProbabilityHead`), and each is audited on fresh examples at every
+level of the prediction.
+
+    $ torchgmc demo probability
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import torchgmc as gmc
+from torchgmc._extras import require
+from torchgmc.demo.faces import one_thread
+from torchgmc.demo.fnr import _Bar, _clock, _finite, _progress
+from torchgmc.report import Picture, Section, Table, write_file, write_html
+
+__all__ = ["QUICK", "ProbabilityResult", "Setting", "run"]
+
+METHODS = ("unprocessed", "one curve", "GMC")
+GROUPS = ("all", "young", "rural", "night", "returning", "rural at night")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Sizes of the demonstration; the defaults are what ``torchgmc demo probability`` shows."""
+
+    alpha: float = 0.005
+    delta: float = 0.05
+    bins: int = 5
+    num_train: int = 20_000
+    num_calibration: int = 20_000
+    num_test: int = 50_000
+    prevalence: float = 0.15  # of the groups in the archive, against 1 in use
+    epochs: int = 4
+    batch_size: int = 256
+    learning_rate: float = 3e-3
+
+
+QUICK = Setting(num_train=1000, num_calibration=1000, num_test=2000, epochs=1)
+"""Everything once, in a second; the model learns little."""
+
+
+class Cases(NamedTuple):
+    """Features ``(n, 8)``, outcomes ``(n,)`` and membership ``(n, 6)``."""
+
+    x: Tensor
+    y: Tensor
+    groups: Tensor
+
+
+@dataclass(frozen=True)
+class ProbabilityResult:
+    """What the demonstration found; ``print(result)`` with rich shows the table.
+
+    Attributes:
+        out: folder of the files.
+        audits: by method, on the test examples.
+        curves: by method, mean prediction and share of events of each group and level set, ``(6, bins, 2)`` as lists.
+        report: of the fitted head.
+        seconds: time of each stage.
+        files: name and path of each file written.
+    """
+
+    out: Path
+    seed: int
+    setting: Setting
+    audits: dict[str, gmc.Audit]
+    curves: dict[str, list[Any]]
+    report: gmc.Report
+    seconds: dict[str, float]
+    files: dict[str, Path] = field(default_factory=dict)
+
+    @property
+    def certificate(self) -> str:
+        """One line about the calibrated model."""
+        return self.audits["GMC"].certificate.replace("groups", "cells (group x level of the prediction)")
+
+    def worst(self) -> dict[str, dict[str, float]]:
+        """Largest |deviation| over the level sets, by group and method."""
+        return {
+            group: {
+                name: max(abs(row["estimate"]) for row in audit.rows() if row["group"] == group)
+                for name, audit in self.audits.items()
+            }
+            for group in GROUPS
+        }
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as JSON types."""
+        content = {
+            "demo": "probability",
+            "torchgmc": gmc.__version__,
+            "torch": torch.__version__,
+            "seed": self.seed,
+            "setting": asdict(self.setting),
+            "certificate": self.certificate,
+            "worst_by_group": self.worst(),
+            "worst_deviation": {name: audit.max_violation for name, audit in self.audits.items()},
+            "brier": {name: audit.cost["Brier score after"] for name, audit in self.audits.items()},
+            "curves": self.curves,
+            "fit": {
+                "converged": self.report.converged,
+                "iterations": self.report.iterations,
+                "seconds": self.report.seconds,
+                "message": self.report.message,
+            },
+            "seconds": self.seconds,
+            "files": {name: str(path) for name, path in self.files.items()},
+        }
+        finite: dict[str, Any] = _finite(content)
+        return finite
+
+    def __rich__(self) -> Any:
+        return _rich_table(self)
+
+
+def run(
+    out: str | Path = "torchgmc-demo", *, seed: int = 0, progress: bool = True, setting: Setting | None = None
+) -> ProbabilityResult:
+    """Trains, calibrates, audits and writes the report.
+
+    Args:
+        out: folder for ``report.html``, ``reliability.png``, ``results.json`` and ``head.safetensors``.
+        seed: of the examples and of the model.
+        progress: shows a progress bar; never when the output is not a terminal.
+        setting: sizes; :data:`QUICK` for a trial run.
+
+    Example:
+        >>> result = run("torchgmc-demo")  # doctest: +SKIP
+        >>> result.audits["GMC"].holds  # doctest: +SKIP
+        True
+    """
+    setting = setting or Setting()
+    for package, extra in (("matplotlib", "report"), ("rich", "cli")):
+        require(package, extra=extra)  # say so before the work, not after it
+    out = Path(out)
+    out.mkdir(parents=True, exist_ok=True)
+    seconds: dict[str, float] = {}
+    with one_thread(), _progress(progress) as bar:
+        with _clock(seconds, "draw"):
+            sizes = (setting.num_train, setting.num_calibration, setting.num_test)
+            train, known, test = (draw(num, 3 * seed + k, setting.prevalence if k == 0 else 1.0) for k, num in enumerate(sizes))
+        with _clock(seconds, "train"):
+            model = train_network(train, setting, seed, bar)
+        with _clock(seconds, "calibrate and audit"):
+            with torch.no_grad():
+                probs, fresh = (model(part.x).squeeze(1).sigmoid() for part in (known, test))
+            overall = gmc.ProbabilityHead(setting.alpha, bins=setting.bins).fit(probs, known.y)
+            head = _head(setting).fit(probs, known.y, known.groups)
+            outputs = {"unprocessed": fresh, "one curve": overall(fresh), "GMC": head(fresh, test.groups)}
+            audits = {name: _audit(f, test, setting) for name, f in outputs.items()}
+            curves = {name: _curves(f, test, setting.bins).tolist() for name, f in outputs.items()}
+        assert head.report is not None
+        result = ProbabilityResult(out, seed, setting, audits, curves, head.report, seconds)
+        with _clock(seconds, "write"):
+            return _write(result, head)
+
+
+def draw(num: int, seed: int, prevalence: float) -> Cases:
+    """Examples of a population in which ``prevalence`` scales how common the groups are."""
+    rng = torch.Generator().manual_seed(seed)
+    x = torch.randn(num, 8, generator=rng)
+    young, rural, night, returning = (
+        torch.rand(num, 4, generator=rng) < prevalence * torch.tensor([0.35, 0.3, 0.25, 0.4])
+    ).unbind(1)
+    # What drives the event: features, groups the model is not told of, and, for the young, weaker features.
+    signal = 1.2 * x[:, 0] - 0.8 * x[:, 1] + 0.6 * x[:, 2] * x[:, 3] - 0.8
+    logit = signal * (1 - 0.5 * young) + 0.9 * rural - 0.7 * returning + 0.8 * (rural & night) - 0.3 * night
+    y = torch.rand(num, generator=rng) < logit.sigmoid()
+    return Cases(x, y, torch.stack([torch.ones_like(young), young, rural, night, returning, rural & night], 1))
+
+
+def train_network(data: Cases, setting: Setting, seed: int, bar: _Bar) -> nn.Module:
+    """Two hidden layers, AdamW, binary cross-entropy."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = nn.Sequential(nn.Linear(8, 32), nn.GELU(), nn.Linear(32, 32), nn.GELU(), nn.Linear(32, 1))
+    rng = torch.Generator().manual_seed(seed)
+    order = torch.cat([torch.randperm(len(data.x), generator=rng) for _ in range(setting.epochs)])
+    optimiser = torch.optim.AdamW(model.parameters(), lr=setting.learning_rate)
+    for batch in bar.track(torch.split(order, setting.batch_size), "train the network"):
+        loss = F.binary_cross_entropy_with_logits(model(data.x[batch]).squeeze(1), data.y[batch].float())
+        optimiser.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]  # torch gives it no types
+        optimiser.step()
+    return model.eval()
+
+
+def _head(setting: Setting) -> gmc.ProbabilityHead:
+    return gmc.ProbabilityHead(setting.alpha, list(GROUPS), bins=setting.bins)
+
+
+def _audit(f: Tensor, test: Cases, setting: Setting) -> gmc.Audit:
+    """Audit of probabilities as they are: by a head that changes nothing."""
+    identity = _head(setting)
+    identity.load_state_dict(identity.state_dict() | {"fitted": torch.tensor(True)})
+    return identity.audit(f, test.y, test.groups, delta=setting.delta)
+
+
+def _curves(f: Tensor, test: Cases, bins: int) -> Tensor:
+    """Mean prediction and share of events in each group and level set, ``(6, bins, 2)``; NaN where there are none."""
+    level = F.one_hot((f * bins).long().clamp(max=bins - 1), bins).double()
+    member = test.groups.double().T  # (6, n)
+    count = member @ level
+    sums = [member @ (level * value.double()[:, None]) for value in (f, test.y)]
+    return torch.stack([total / count for total in sums], -1)
+
+
+def _reliability(result: ProbabilityResult, dark: bool) -> bytes:
+    """One panel a group: share of events against the prediction, for each method."""
+    from torchgmc import plots
+
+    theme = plots.DARK if dark else plots.LIGHT
+    figure, panels = plots._figure(theme, (13.0, 8.6), rows=2, columns=3)
+    for place, (axes, group) in enumerate(zip(panels, GROUPS, strict=True)):
+        axes.plot([0, 1], [0, 1], color=theme.faint, linewidth=2, zorder=0)
+        for k, name in enumerate(METHODS):
+            points = torch.tensor(result.curves[name][place])
+            axes.plot(*points.T.tolist(), color=theme.series[k], marker=plots.MARKERS[k], label=name, linewidth=2, markersize=7)
+        axes.set_title(group, color=theme.ink, fontsize=14)
+        axes.set(xlim=(0, 1), ylim=(0, 1), xlabel="predicted", ylabel="observed")
+    plots._title(figure, "Share of events against the prediction, by group", theme)
+    plots._legend(figure, panels[0], theme)
+    return plots.png(figure)
+
+
+def _write(result: ProbabilityResult, head: gmc.ProbabilityHead) -> ProbabilityResult:
+    """Writes every file, each whole or not at all."""
+    setting = result.setting
+    names = ("report.html", "reliability.png", "results.json", "head.safetensors")
+    result = replace(result, files={name: result.out / name for name in names})
+    pictures = [_reliability(result, dark) for dark in (False, True)]
+    gmc.save(head, result.files["head.safetensors"])
+    write_file(result.files["reliability.png"], pictures[0])
+    worst = Table(
+        ["group", *METHODS],
+        [[group, *(f"{row[name]:.4f}" for name in METHODS)] for group, row in result.worst().items()],
+        METHODS,
+    )
+    cost = Table(
+        ["method", "worst deviation", "Brier score", "log loss"],
+        [
+            [name, f"{a.max_violation:.4f}", f"{a.cost['Brier score after']:.4f}", f"{a.cost['log loss after']:.4f}"]
+            for name, a in result.audits.items()
+        ],
+        ("worst deviation", "Brier score", "log loss"),
+    )
+    text = (
+        "Deviation of a cell: its share of all examples times (mean prediction - share of events). Shown is the worst of the "
+        f"{setting.bins} levels of the prediction; promised is at most {setting.alpha:g}."
+    )
+    picture = Picture(pictures[0], "Share of events against the prediction, one panel a group", pictures[1])
+    fit = result.report
+    remake = [["command", f"torchgmc demo probability --seed {result.seed}"], ["torch", torch.__version__]]
+    remake += [[name.replace("_", " "), str(value)] for name, value in asdict(setting).items()]
+    write_html(
+        result.files["report.html"],
+        "A probability that means the same in every group",
+        result.certificate,
+        [
+            Section("Worst deviation of each group", [text], [worst, cost]),
+            Section("Reliability", ["On the diagonal, predictions come true as often as they say."], [], [picture]),
+            Section("What was fitted", [f"{fit.iterations} rounds in {fit.seconds:.2f} s. {fit.message}"]),
+            Section("To make it again", [], [Table(["setting", "value"], remake)]),
+        ],
+        lead=f"A network predicts an event. Three ways to use its probabilities, audited on {setting.num_test} fresh examples.",
+    )
+    write_file(result.files["results.json"], (json.dumps(result.to_dict(), indent=2) + "\n").encode())
+    return result
+
+
+def _rich_table(result: ProbabilityResult) -> Any:
+    """The result for a terminal of 80 columns; every mark is readable without colour."""
+    console, tables, text, box = (require(f"rich.{name}", extra="cli") for name in ("console", "table", "text", "box"))
+    setting = result.setting
+    title = "Worst deviation over the levels of the prediction, by group"
+    table = tables.Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("group", no_wrap=True)
+    for name in METHODS:
+        table.add_column(name, justify="right", no_wrap=True)
+    for group, row in result.worst().items():
+        marks = ["!" if row[name] > setting.alpha else " " for name in METHODS]
+        cells = [f"{row[name]:.4f} {mark}" for name, mark in zip(METHODS, marks, strict=True)]
+        styles = ["yellow" if mark == "!" else "green" for mark in marks]
+        table.add_row(group, *(text.Text(cell, style=style) for cell, style in zip(cells, styles, strict=True)))
+    table.add_section()
+    table.add_row("Brier score", *(f"{result.audits[name].cost['Brier score after']:.4f}  " for name in METHODS))
+    legend = f"!  beyond the promised {setting.alpha:g} on these {setting.num_test} test examples\n"
+    return console.Group(table, text.Text(legend, style="dim"), text.Text(result.certificate))
