@@ -12,6 +12,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
+from torchgmc._extras import require
+
 __all__ = ["main"]
 
 
@@ -22,10 +24,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: words after the program's name; those of the process if omitted.
     """
     try:
-        from torchgmc.cli.app import run
-    except ModuleNotFoundError as error:
-        if error.name not in ("typer", "rich", "click"):
-            raise
-        print(f'torchgmc: the command line needs `{error.name}`: pip install "torchgmc[cli]"', file=sys.stderr)
+        for package in ("typer", "rich"):
+            require(package, extra="cli")
+    except ImportError as error:
+        print(f"torchgmc: {error}", file=sys.stderr)
         return 2
+    from torchgmc.cli.app import run
+
     return run(arguments)

@@ -6,13 +6,15 @@ import sys
 from collections.abc import Sequence
 from typing import Annotated
 
-import click
 import typer
 
 import torchgmc
 from torchgmc.cli import demo
 
 __all__ = ["app", "run"]
+
+# Base of every usage error: click's own class, or that of the copy of click which newer versions of typer carry.
+UsageErrors: type[Exception] = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
 
 app = typer.Typer(
     name="torchgmc", help="Promises that hold for every group, for PyTorch models.", add_completion=False, rich_markup_mode=None
@@ -43,10 +45,10 @@ def run(arguments: Sequence[str] | None = None) -> int:
     try:
         words = None if arguments is None else list(arguments)
         code = typer.main.get_command(app).main(words, prog_name="torchgmc", standalone_mode=False)
-        return code if isinstance(code, int) else 0
-    except click.ClickException as error:
-        return _fail(error.format_message())
-    except (click.Abort, KeyboardInterrupt):
+        return _fail("interrupted", 130) if code == 130 else code if isinstance(code, int) else 0
+    except UsageErrors as error:
+        return _fail(error.format_message() if isinstance(error, typer.BadParameter) else str(error))
+    except (typer.Abort, KeyboardInterrupt):
         return _fail("interrupted", 130)
     except (ValueError, TypeError, RuntimeError, OSError, ImportError) as error:
         return _fail(str(error) or type(error).__name__)

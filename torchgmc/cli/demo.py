@@ -28,9 +28,9 @@ def demo(
     from rich.console import Console
 
     if name not in DEMOS:
-        raise typer.BadParameter(f"there is no demo {name!r}; there is {', '.join(DEMOS)}.")
+        raise ValueError(f"there is no demo {name!r}; there is {', '.join(DEMOS)}.")
     if out.exists() and not out.is_dir():
-        raise typer.BadParameter(f"--out {str(out)!r} is a file; give a folder.")
+        raise ValueError(f"--out {str(out)!r} is a file; give a folder.")
     module = import_module(DEMOS[name])
     result = module.run(out, seed=seed, setting=module.QUICK if quick else None)
     if as_json:

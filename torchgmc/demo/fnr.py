@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 import torchgmc as gmc
 from torchgmc._extras import require
-from torchgmc.demo.faces import GROUPS, Faces, draw
+from torchgmc.demo.faces import GROUPS, Faces, draw, one_thread
 from torchgmc.report import Picture, Section, Table, write_file, write_html
 
 __all__ = ["QUICK", "DemoResult", "Setting", "run"]
@@ -154,7 +154,7 @@ def run(
     out = Path(out)
     out.mkdir(parents=True, exist_ok=True)
     seconds: dict[str, float] = {}
-    with _one_thread(), _progress(progress) as bar:
+    with one_thread(), _progress(progress) as bar:
         with _clock(seconds, "draw"):
             sizes = (setting.num_train, setting.num_calibration, setting.num_test)
             share = (setting.prevalence, 1.0, 1.0)
@@ -419,17 +419,6 @@ def _progress(wanted: bool) -> Iterator[_Bar]:
     console = require("rich.console", extra="cli").Console(stderr=True)
     with require("rich.progress", extra="cli").Progress(console=console) as bars:
         yield _Bar(bars)
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Operations this small gain nothing from a second thread, and lose much to it on a busy machine."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 @contextmanager
