@@ -9,7 +9,7 @@ from torchgmc.attach import CalibratedModel, attach
 from torchgmc.audit import Audit
 from torchgmc.dense import Solution, replay, solve
 from torchgmc.groups import Groups
-from torchgmc.heads import DistributionHead, Head, ProbabilityHead, QuantileHead, ThresholdHead, TreeHead
+from torchgmc.heads import DistributionHead, GMCHead, Head, ProbabilityHead, QuantileHead, ThresholdHead, TreeHead
 from torchgmc.io import load, save
 from torchgmc.risks import MonotoneRisk
 from torchgmc.search import Cells, violations
@@ -24,6 +24,7 @@ __all__ = [
     "CalibratedModel",
     "Cells",
     "DistributionHead",
+    "GMCHead",
     "Groups",
     "Head",
     "MonotoneRisk",
