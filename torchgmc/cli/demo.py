@@ -19,6 +19,9 @@ def demo(
     out: Annotated[Path, typer.Option(help="Folder for the report, the figures and the fitted head.")] = Path("torchgmc-demo"),
     seed: Annotated[int, typer.Option(min=0, help="Of the pictures and of the model.")] = 0,
     quick: Annotated[bool, typer.Option("--quick", help="Tiny sizes, seconds: does it run here?")] = False,
+    model: Annotated[
+        Path | None, typer.Option(help="For `text`: the folder of a masked language model of your own.", show_default=False)
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON instead of a table.")] = False,
 ) -> None:
     """Train a small model on drawn data, calibrate it, audit it, write a report.
@@ -31,8 +34,10 @@ def demo(
         raise ValueError(f"there is no demo {name!r}; there is {', '.join(DEMOS)}.")
     if out.exists() and not out.is_dir():
         raise ValueError(f"--out {str(out)!r} is a file; give a folder.")
+    if model is not None and name != "text":
+        raise typer.BadParameter(f"--model belongs to the demo 'text', not to {name!r}.")
     module = import_module(DEMOS[name])
-    result = module.run(out, seed=seed, setting=module.QUICK if quick else None)
+    result = module.run(out, seed=seed, setting=module.QUICK if quick else None, **({"model": model} if model else {}))
     if as_json:
         typer.echo(json.dumps(result.to_dict(), indent=2))
         return
