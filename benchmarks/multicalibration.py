@@ -184,6 +184,7 @@ def run_one(name: str, kind: str, n: int, alpha: float, threads: int, limit: flo
     """`measure` in a process of its own, stopped after ``limit`` seconds; what is known by then."""
     context = multiprocessing.get_context("spawn")
     queue = context.Queue()
+    os.environ["OMP_NUM_THREADS"] = str(threads)  # of the child, and so of every method
     process = context.Process(target=measure, args=(name, kind, n, alpha, threads, queue), daemon=True)
     process.start()
     process.join(limit)

@@ -38,10 +38,12 @@ def test_the_audit_of_raw_probabilities_changes_nothing(result):
 
 
 def test_command_line_lists_it(result):
+    import io
+
     from rich.console import Console
 
     from torchgmc.demo import DEMOS
 
-    console = Console(width=80, record=True, file=open("/dev/null", "w"))  # noqa: SIM115  # nothing is written
+    console = Console(width=80, record=True, file=io.StringIO())
     console.print(result)
     assert "rural at night" in console.export_text() and DEMOS["probability"] == "torchgmc.demo.probability"

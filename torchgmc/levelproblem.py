@@ -60,6 +60,10 @@ class LevelProblem:
         """Why no step along g mends its violation, and what to try."""
         raise NotImplementedError  # abstract
 
+    def check_groups(self) -> None:
+        """Every group has examples."""
+        check_masses(self.mass, self.names)
+
     # -- the protocol of the solver ----------------------------------------------------------------------------------
 
     def read(self, rows: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -132,6 +136,14 @@ class LevelProblem:
         k, column = divmod(what, self.z.shape[1])
         level = f", level set {k + 1} of {self.bins}" if self.bins > 1 else ""
         return f"group {self.names[who]!r}{level}" + (f", class {column}" if self.z.shape[1] > 1 else "")
+
+
+def check_masses(mass: Tensor, names: list[str]) -> None:
+    """Raise for a group without examples; mass is P(A), ``(a,)``."""
+    empty = (mass <= 0).nonzero()
+    if len(empty):
+        name = names[int(empty[0])]
+        raise ValueError(f"group {name!r} has no examples: no promise can be fitted for it. Leave it out, or add data.")
 
 
 class ResidualProblem(LevelProblem):

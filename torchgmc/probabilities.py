@@ -15,6 +15,7 @@ from torch import Tensor
 
 from torchgmc import levelsets
 from torchgmc.lasso import solve_lasso
+from torchgmc.levelproblem import check_masses
 from torchgmc.levelsets import LARGEST, ROWS, UNIT, cell_sums, exact_product, project, snap
 from torchgmc.newton import HALVINGS, Newton, curvature, loss
 from torchgmc.solver import Report
@@ -112,9 +113,8 @@ class Sample:
         self.member[:, 1:] = member
         self.z, self.y, self.promise = examples.z, examples.y, promise
         self.share = (examples.weight / examples.weight.sum())[:, None]  # (n, 1)
-        self.scale = torch.ones(a + 1, 1, 1, dtype=torch.float64, device=member.device)
-        if promise.conditional:
-            self.scale[:, 0, 0] = self._transposed(self.share)[:, 0]
+        self.mass = self._transposed(self.share)[:, 0]  # (1 + a,): P(A)
+        self.scale = (self.mass if promise.conditional else torch.ones_like(self.mass))[:, None, None]
 
     def _transposed(self, values: Tensor) -> Tensor:
         """member^T values, float64, in pieces."""
@@ -169,7 +169,7 @@ def static_offsets(sample: Sample) -> Tensor:
     if n > 4 * SAMPLE:
         few = newton.thin(SAMPLE)
         theta = few.minimise(theta, slack * math.sqrt(n / len(few.z)) if sample.promise.noise_floor else slack, None, 20, 0.5)
-        hessian = newton.thin(4 * SAMPLE).hessian(theta)
+        hessian = newton.thin(2 * SAMPLE).hessian(theta)
     return newton.minimise(theta, slack, hessian, 50, 0.05)
 
 
@@ -180,6 +180,7 @@ def fit(examples: Examples, promise: Promise, max_iter: int, names: list[str]) -
     """
     started = time.perf_counter()
     sample = Sample(examples, promise)
+    check_masses(sample.mass[1:], names)
     z = sample.z
     before = measure = sample.measure(z)
     offsets = torch.zeros(sample.member.shape[1], z.shape[1], dtype=torch.float64, device=z.device)

@@ -196,10 +196,6 @@ class ProbabilityHead(Head):
         examples = self.statistics
         if examples is None or len(examples.z) == 0:
             raise ValueError("no examples observed: call `observe` (or `fit`) with at least one example first.")
-        mass = examples.weight @ examples.member.double()
-        if bool((mass <= 0).any()):
-            name = self.groups[int((mass <= 0).nonzero()[0])]
-            raise ValueError(f"group {name!r} has no examples: no promise can be fitted for it. Leave it out, or add data.")
         width = self.high - self.low
         if solver == "exact":
             found = probabilities.fit(
@@ -209,6 +205,7 @@ class ProbabilityHead(Head):
             self._mark_fitted(found.report)
             return self
         problem = self._problem(examples)
+        problem.check_groups()
         eta, bound = self._fixed_step(problem, eta)
         steps = checks.count("max_iter", max_iter, bound)
         if solver == "fresh":

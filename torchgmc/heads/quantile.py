@@ -145,10 +145,6 @@ class QuantileHead(Head):
         examples = self.statistics
         if examples is None or len(examples.scores) == 0:
             raise ValueError("no examples observed: call `observe` (or `fit`) with at least one score first.")
-        mass = examples.weight @ examples.member.double()
-        if bool((mass <= 0).any()):
-            name = self.groups[int((mass <= 0).nonzero()[0])]
-            raise ValueError(f"group {name!r} has no examples: no promise can be fitted for it. Leave it out, or add data.")
         unit = quantiles.grid_unit(examples.scores)
         start = self.init
         if start is None:
@@ -191,6 +187,7 @@ class QuantileHead(Head):
     ) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor], Report]:
         """Group offsets first, then steps on the level sets for what is left; nothing if f0 keeps the promise."""
         dynamic = self._problem(examples, z, edges, unit)
+        dynamic.check_groups()
         before, offsets = dynamic.violations(), torch.zeros_like(dynamic.mass)
         first: Report | None = None
         if bool((before.abs() > self.alpha).any()):
@@ -223,6 +220,7 @@ class QuantileHead(Head):
         max_iter: int | None,
     ) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor], Report]:
         problem = self._problem(examples, z, edges, unit)
+        problem.check_groups()
         slope, norm = problem.slope(), float((problem.mass / problem.scale.square()).max())
         low, high = (float(v) for v in torch.cat([problem.scores, z]).aminmax())
         bound = theory.iteration_bound(self.alpha, slope, norm, max(high - low, 1e-12))
