@@ -156,6 +156,7 @@ th, td { padding: .45rem .9rem; text-align: left; border-bottom: 1px solid var(-
 th:first-child, td:first-child { padding-left: 0; }
 th { color: var(--soft); font-weight: 600; font-size: .9rem; vertical-align: bottom; }
 th.n, td.n { text-align: right; }
+@media (max-width: 40rem) { table { font-size: .9rem; } th, td { padding: .4rem .5rem; } }
 .holds { color: var(--good); } .violated { color: var(--bad); font-weight: 600; } .undecided { color: var(--wait); }
 figure { margin: 1rem 0; }
 img { display: block; width: 100%; min-width: 34rem; height: auto; border-radius: .25rem; }
