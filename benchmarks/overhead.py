@@ -1,0 +1,175 @@
+"""What a head adds to a forward pass, and what a fit on two processes exchanges.
+
+    python -m benchmarks.overhead            # U-Net resnet18 at 256 x 256; an encoder of MiniLM size with 30,522 tokens
+    python -m benchmarks.overhead --small    # small models, to see that it runs
+
+The share is the time of everything `attach` puts behind the model (scores out, head, result back in) over the time of the
+whole calibrated forward pass; both are medians of runs that alternate, in one process. `scripted` is the file that
+`model.export` writes against the bare model, scripted (U-Net) or traced (encoder) in the same way. Bytes are those one of two
+ranks contributes to a fit (gloo, loopback), headers and padding included.
+"""
+
+import argparse
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch import distributed as dist
+from torch import multiprocessing as mp
+
+import torchgmc as gmc
+from benchmarks.timing import header
+from torchgmc.distributed import exchanged_bytes
+
+GROUPS = ["a", "b", "c", "d"]
+
+
+def membership(n: int) -> Tensor:
+    return torch.arange(n)[:, None] % len(GROUPS) == torch.arange(len(GROUPS))
+
+
+def medians(*works: Callable[[], object], repeat: int) -> list[float]:
+    """Median seconds of each work; the works take turns, so that a busy machine slows all of them alike."""
+    times: list[list[float]] = [[] for _ in works]
+    for turn in range(repeat + 1):
+        for work, found in zip(works, times, strict=True):
+            start = time.perf_counter()
+            work()
+            if turn:  # the first one warms up
+                found.append(time.perf_counter() - start)
+    return [sorted(found)[repeat // 2] for found in times]
+
+
+def unet(size: int, batch: int, encoder: str) -> tuple[nn.Module, gmc.CalibratedModel, tuple[Tensor, ...]]:
+    """A U-Net with thresholds for four groups."""
+    import segmentation_models_pytorch as smp
+
+    net = smp.Unet(encoder, encoder_weights=None, classes=1).eval()
+    images, groups = torch.rand(batch, 3, size, size), membership(batch)
+    head = gmc.ThresholdHead(0.1, 0.5, GROUPS, logits=True)
+    head.fit(torch.randn(64, 8, 8), torch.rand(64, 8, 8) < 0.5, membership(64))
+    return net, gmc.attach(net, head), (images, groups)
+
+
+def encoder(layers: int, hidden: int, vocabulary: int, batch: int, length: int, masked: bool) -> Any:
+    """A masked language model, calibrated at the mask alone or at every position."""
+    from transformers import BertConfig, BertForMaskedLM
+
+    config = BertConfig(
+        vocab_size=vocabulary,
+        hidden_size=hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=12 if hidden % 12 == 0 else 2,
+        intermediate_size=4 * hidden,
+    )
+    net = BertForMaskedLM(config).eval()
+    lists = {f"list {k}": list(range(100 * k, 100 * k + 60)) for k in range(1, 3)}
+    head = gmc.DistributionHead(lists, 1e-3, GROUPS).fit(torch.randn(64, vocabulary), membership(64))
+    ids = torch.randint(1000 if vocabulary > 2000 else 5, vocabulary, (batch, length))
+    ids[:, length // 2] = 3
+    model = gmc.attach(net, head, adapter=gmc.Adapter(mask_token_id=3) if masked else None)
+    return net, model, (ids, membership(batch))
+
+
+def eager(net: nn.Module, model: gmc.CalibratedModel, inputs: tuple[Tensor, ...], repeat: int) -> tuple[float, float]:
+    """Share of the head, and seconds of the calibrated pass."""
+    with torch.inference_mode():
+        output = net(*inputs[:-1])
+        args, _, member = model.divide(inputs, None, {})
+        named = {"input_ids": args[0]}
+
+        def head() -> Any:
+            return model.adapter.replace(output, model.apply_head(output, member, named))
+
+        whole, alone = medians(lambda: model(*inputs), head, repeat=repeat)
+    return alone / whole, whole
+
+
+def scripted(net: nn.Module, model: gmc.CalibratedModel, inputs: tuple[Tensor, ...], repeat: int) -> tuple[float, float]:
+    """(calibrated - bare) / calibrated of the exported files."""
+    with tempfile.TemporaryDirectory() as folder, torch.inference_mode(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # TorchScript announces its end, and a trace what it fixes
+        calibrated = torch.jit.load(model.export(Path(folder) / "model.pt", example_inputs=inputs))
+        bare: Any
+        if isinstance(inputs[0], Tensor) and inputs[0].is_floating_point():
+            bare = torch.jit.script(net)
+        else:
+            bare = torch.jit.trace(_Logits(net), inputs[:1], check_trace=False)
+        for _ in range(3):  # the executor optimises in its first runs
+            bare(*inputs[:-1]), calibrated(*inputs)
+        one, both = medians(lambda: bare(*inputs[:-1]), lambda: calibrated(*inputs), repeat=repeat)
+    return (both - one) / both, both
+
+
+class _Logits(nn.Module):
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, ids: Tensor) -> Tensor:
+        logits: Tensor = self.net(ids).logits
+        return logits
+
+
+def exchange(rank: int, store: str, sizes: list[int], found: Any) -> None:
+    """One of two ranks: bytes of a fit per cell, and of one per example, against n."""
+    dist.init_process_group("gloo", store=dist.FileStore(store, 2), rank=rank, world_size=2)
+    for n in sizes:
+        rows = n // 2
+        torch.manual_seed(rank)
+        for name, work in {
+            "threshold, per cell": lambda rows=rows: gmc.ThresholdHead(0.1, 0.5, GROUPS).fit(
+                torch.rand(rows, 16), torch.rand(rows, 16) < 0.5, membership(rows)
+            ),
+            "distribution, per example": lambda rows=rows: gmc.DistributionHead({"l": [1, 2]}, 0.01, GROUPS).fit(
+                torch.randn(rows, 8), membership(rows)
+            ),
+        }.items():
+            before = exchanged_bytes()
+            work()
+            if rank == 0:
+                found.put((name, n, exchanged_bytes() - before))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def bytes_against_n(sizes: list[int]) -> list[tuple[str, int, int]]:
+    queue = mp.get_context("spawn").SimpleQueue()
+    with tempfile.TemporaryDirectory() as folder:
+        mp.spawn(exchange, (f"{folder}/store", sizes, queue), nprocs=2)
+    return [queue.get() for _ in range(2 * len(sizes))]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--small", action="store_true")
+    parser.add_argument("--repeat", type=int, default=15)
+    options = parser.parse_args()
+    print(header())
+    torch.manual_seed(0)
+    small = options.small
+    text = (1, 24, 500, 2, 8) if small else (6, 384, 30522, 8, 32)
+    cases = {
+        "U-Net 64x64" if small else "U-Net resnet18 256x256, batch 4": unet(
+            *((64, 2, "resnet18") if small else (256, 4, "resnet18"))
+        ),
+        f"encoder {text[0]}x{text[1]}, {text[2]} tokens, at the mask": encoder(*text, masked=True),
+        f"encoder {text[0]}x{text[1]}, {text[2]} tokens, every position": encoder(*text, masked=False),
+    }
+    print(f"{'model':50s} {'eager':>8s} {'of ms':>8s} {'scripted':>9s} {'of ms':>8s}")
+    for name, (net, model, inputs) in cases.items():
+        share, seconds = eager(net, model, inputs, options.repeat)
+        other, traced = scripted(net, model, inputs, options.repeat)
+        print(f"{name:50s} {100 * share:7.2f}% {1e3 * seconds:8.1f} {100 * other:8.2f}% {1e3 * traced:8.1f}")
+    print("\nbytes that one of two ranks contributes to a fit")
+    for name, n, size in bytes_against_n([100, 1000, 10_000] if small else [100, 1000, 10_000, 100_000]):
+        print(f"{name:30s} n = {n:7d} {size:12d}")
+
+
+if __name__ == "__main__":
+    main()
