@@ -98,8 +98,8 @@ class TreeProblem:
         self.columns = torch.cat([self.sets[:, : self.promised].double(), breadth[:, None]], 1)  # (V, q + 1)
         self.lam = torch.full_like(statistics.levels[:, 0], init)
         meets = torch.stack([sets[self.routes, j].any(1) for j in range(self.promised)], 1).double()  # (n, q)
-        #: Mass below which a set counts as emptied, (a, q).
-        self.least = KEEP * (statistics.member.double() * self.weight[:, None]).T @ meets
+        #: Weight of the examples that could answer with each set, (a, q).
+        self.reach = (statistics.member.double() * self.weight[:, None]).T @ meets
         self.who: list[int] = []
         self.shift: list[float] = []
 
@@ -108,6 +108,10 @@ class TreeProblem:
     def nodes(self) -> Tensor:
         """The answers, (n,)."""
         return answers(self.stats.levels, self.routes, self.lam)
+
+    def _depth(self) -> Tensor:
+        """Edges between the root and each answer, (n,)."""
+        return (self.stats.levels >= self.lam[:, None]).sum(1)
 
     def _value(self, depth: Tensor | int) -> Tensor:
         """s of every example when it answers at this depth of its path."""
@@ -119,7 +123,7 @@ class TreeProblem:
         The last row is everybody, the last column weighs by the breadth of the answer.
         """
         weight = self.weight if weight is None else weight
-        depth = (self.stats.levels >= self.lam[:, None]).sum(1)
+        depth = self._depth()
         node = self.routes.gather(1, depth[:, None])[:, 0]
         place, value = self.cell * self.tree.num_nodes + node, weight * self._value(depth)
         if rows is not None:
@@ -141,7 +145,9 @@ class TreeProblem:
             return value, tolerance
         filled = share > 1e-12
         value = torch.where(filled, value / share.clamp_min(1e-12), torch.zeros_like(value))
-        error = (self.target * (1 - self.target) / (share * self.effective).clamp_min(1.0)).sqrt()
+        # A set may not hide behind its noise by shrinking: it counts as at least a quarter of what it could be.
+        counted = torch.maximum(share, 0.25 * self.reach.flatten() / self.total)
+        error = (self.target * (1 - self.target) / (counted * self.effective).clamp_min(1.0)).sqrt()
         return value, torch.maximum(tolerance, error)
 
     def violations(self, split: int | None = None) -> Tensor:
@@ -211,6 +217,13 @@ class TreeProblem:
                 f"the root at most {at_most:.4g} can be covered against the target {self.target:g}: the promise is unreachable "
                 "without noise. Make the head with jitter=0.005."
             )
+        group, chosen = divmod(who, self.promised)
+        inside = self.sets[self.nodes(), chosen] & self.stats.member[:, group]
+        if float(self.violations()[who, 0]) > 0 and bool((self.nodes()[inside] < self.tree.num_leaves).all()):
+            return (
+                f"The answers of {self.label(who, 0)} are all best leaves already, and they cover more than the target "
+                f"{self.target:g}: nothing narrower can be answered. Raise `target`, or leave the set out."
+            )
         return (
             "No step lowers the violations further: too few examples, promises that pull against each other, or scores that "
             "say little about who is right. Try a larger `alpha`, fewer `sets`, or more data."
@@ -265,28 +278,33 @@ class TreeProblem:
         if len(rows) == 0:
             return None
         others = total - torch.stack(self.sums(rows))
+        sign = (self.weight[rows] @ self._value(self._depth())[rows]).sign()  # of the move's own violation
         points = self.points(rows)
         size = len(self.patterns) * self.tree.num_nodes
         many = max(8, min(CANDIDATES, MAX_ELEMENTS // size))
         index = torch.linspace(0, len(points) - 1, min(many, len(points)), device=points.device).round().long()
-        best = self._rate(rows, others, points[index], merit, cost, total[1])
+        best = self._rate(rows, others, points[index], merit, cost, total[1], sign)
         if len(points) > len(index):  # once more between the neighbours of the best
             near = best[0].argmax()
             low, high = index[(near - 1).clamp_min(0)], index[(near + 1).clamp_max(len(index) - 1)]
             fine = torch.linspace(0, 1, many, device=points.device) * (high - low) + low
-            best = self._rate(rows, others, points[fine.round().long()], merit, cost, total[1])
+            best = self._rate(rows, others, points[fine.round().long()], merit, cost, total[1], sign)
         place = best[0].argmax()
         return best[0][place], best[1][place]
 
     def _rate(
-        self, rows: Tensor, others: Tensor, points: Tensor, merit: Tensor, cost: Tensor, mass: Tensor
+        self, rows: Tensor, others: Tensor, points: Tensor, merit: Tensor, cost: Tensor, mass: Tensor, sign: Tensor
     ) -> tuple[Tensor, Tensor]:
+        """Gain of each point. A step must go the way of Algorithm 1 for its own members, and must not empty a set.
+
+        Otherwise a set that covers too much could be "mended" by passing its surest answers to the root.
+        """
         sums, masses = self.sweep(rows, others, points)
         after, _, lost = self.merit(sums, masses)
         now, then = mass[:-1, :-1], masses[..., :-1, :-1]
-        emptied = ((then < self.least) & (then < now * (1 - 1e-9))).flatten(-2).any(-1)
+        emptied = ((then < KEEP * self.reach) & (then < now * (1 - 1e-9))).flatten(-2).any(-1)
         gain = (merit - after) / (FREE + (lost - cost).clamp_min(0))
-        return gain.masked_fill(emptied, -1.0), points
+        return gain.masked_fill(emptied | (points * sign < 0), -1.0), points
 
 
 def _parts(tree: Tree, sets: Tensor) -> tuple[Tensor, list[list[int]]]:
@@ -316,36 +334,32 @@ def _parts(tree: Tree, sets: Tensor) -> tuple[Tensor, list[list[int]]]:
     return table, [a if len(a) <= 3 * SHORTLIST else b for a, b in zip(within, own, strict=True)]
 
 
-def descend(problem: TreeProblem, max_iter: int, patience: int = 20) -> Report:
+def descend(problem: TreeProblem, max_iter: int) -> Report:
     """Greedy damped steps: of all shifts of the moves near the worst promises, the one that mends most per lost precision.
 
     The merit is the sum over all promises of the squared excess over their tolerance, re-measured after the move with the sets
     it leads to; each step lowers it, so nothing cycles. Lost precision is the mean log size of the answers: without it,
-    answering "root" to everybody would mend every set but one by emptying it. The lambda with the smallest worst violation is
-    kept.
+    answering "root" to everybody would mend every set but one by emptying it. Kept is the last lambda that meets every promise
+    or, if none does, the last whose worst violation is no worse than at the start.
     """
     started = time.perf_counter()
     before = problem.violations()
     history = [before.abs().max()]
     total = torch.stack(problem.sums())
     merit, worst, cost = problem.merit(total[0], total[1])
-    best, kept, since = float(worst), 0, 0
-    state, reason = problem.lam, "stuck"
-    while True:
-        if best <= MARGIN:
-            break
-        if len(problem.who) >= max_iter or since >= patience:
-            reason = "max_iter" if len(problem.who) >= max_iter else "patience"
+    start = best = float(worst)
+    kept, state, reason = 0, problem.lam, "stuck"
+    while float(merit) > 0:
+        if len(problem.who) >= max_iter:
+            reason = "max_iter"
             break
         rated = [(pair, who) for who in _shortlist(problem, total) if (pair := problem.best_shift(who, total, merit, cost))]
-        if not rated:
-            break
         scores = torch.stack([pair[0] for pair, _ in rated])
         chosen = int(scores.argmax())
         if float(scores[chosen]) <= 1e-9:
             break
-        shift, lam = float(rated[chosen][0][1]), problem.lam
-        problem.take(rated[chosen][1], shift)
+        lam = problem.lam
+        problem.take(rated[chosen][1], float(rated[chosen][0][1]))
         total = torch.stack(problem.sums())
         now, worst, cost = problem.merit(total[0], total[1])
         if float(now) >= float(merit):  # the sweep and the move differ by rounding at most
@@ -354,9 +368,8 @@ def descend(problem: TreeProblem, max_iter: int, patience: int = 20) -> Report:
             break
         merit = now
         history.append(problem.measure(total[0], total[1])[0].abs().max())
-        since += 1
-        if float(worst) < best:
-            best, kept, since, state = float(worst), len(problem.who), 0, problem.lam
+        if float(worst) <= (1.0 if best <= 1.0 else start):
+            best, kept, state = float(worst), len(problem.who), problem.lam
     reason = "converged" if best <= 1.0 else reason
     problem.restore(state)
     del problem.who[kept:], problem.shift[kept:]

@@ -4,5 +4,10 @@ from __future__ import annotations
 
 __all__ = ["DEMOS"]
 
-DEMOS: dict[str, str] = {"fnr": "torchgmc.demo.fnr", "text": "torchgmc.demo.text", "probability": "torchgmc.demo.probability"}
+DEMOS: dict[str, str] = {
+    "fnr": "torchgmc.demo.fnr",
+    "text": "torchgmc.demo.text",
+    "probability": "torchgmc.demo.probability",
+    "tree": "torchgmc.demo.tree",
+}
 """Name of each demonstration and the module whose ``run`` does it."""

@@ -42,7 +42,8 @@ class TreeHead(Head):
         names: names of the nodes when ``parents`` is an array.
         conditional: the violation of U is divided by P(o in U): alpha bounds the set's own deviation. P is taken at the current
             lambda; a set that nobody answers with has violation 0, and the tolerance of a set is at least one standard
-            error of its coverage, :math:`\sqrt{\sigma(1-\sigma)/n_U}`, so that a handful of examples is not chased.
+            error of its coverage, :math:`\sqrt{\sigma(1-\sigma)/n_U}`, so that a handful of examples is not chased (n_U counts
+            its answers, or a quarter of the inputs that could answer with it if that is more).
         init: the lambda to start from.
         jitter: half-width of the noise on the summed scores, drawn from the input itself. Probabilities give every root the
             score 1, an atom: without noise a lambda sends everyone to the root or nobody.

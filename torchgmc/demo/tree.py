@@ -1,0 +1,350 @@
+"""Answers on a label tree that can be trusted whatever they are, end to end, in seconds on one core.
+
+A network files documents under the topics of a library. Some shelves are harder than others, and the archive it learnt from is
+neater than the documents that come in. It answers with a topic, or with a whole shelf when it is unsure. Three ways to choose
+how broad an answer is are fitted on calibration documents and audited on fresh ones: the best leaf as it is, split conformal
+(right on average), and :class:`torchgmc.TreeHead` (right whenever it answers on a given shelf).
+
+    $ torchgmc demo tree
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import torchgmc as gmc
+from torchgmc._extras import require
+from torchgmc.demo.fnr import _clock, _finite, _progress
+from torchgmc.report import Picture, Section, Table, write_file, write_html
+from torchgmc.trees import Tree
+
+__all__ = ["QUICK", "Setting", "TreeResult", "run"]
+
+METHODS = ("unprocessed", "conformal", "GMC")
+LIBRARY: dict[str, Any] = {
+    "Medicine": {
+        "Internal": ["Cancer", "Diabetes", "Asthma", "Heart"],
+        "Nervous system": ["Alzheimer's", "Epilepsy", "Migraine"],
+        "Nutrition": None,
+    },
+    "Engineering": ["Bridges", "Water", "Green building", "Turbines", "Control"],
+    "Computing": ["Networks", "Graphics", "Databases", "Vision"],
+    "Psychology": ["Attention", "Children", "Anxiety", "Prejudice", "Memory"],
+    "News": ["World", "Sport", "Weather"],
+}
+HARD = {"Medicine": 1.15, "Engineering": 0.9, "Computing": 1.0, "Psychology": 1.25, "News": 1.1}  # noise of each shelf in use
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Sizes of the demonstration; the defaults are what ``torchgmc demo tree`` shows."""
+
+    target: float = 0.95
+    alpha: float = 0.02
+    delta: float = 0.05
+    features: int = 24
+    num_train: int = 6000
+    num_calibration: int = 6000
+    num_test: int = 20_000
+    epochs: int = 6
+    batch_size: int = 128
+    learning_rate: float = 3e-3
+
+
+QUICK = Setting(num_train=1500, num_calibration=1000, num_test=1000, epochs=3)
+"""Everything once, in a second; the model learns less."""
+
+
+@dataclass(frozen=True)
+class TreeResult:
+    """What the demonstration found; ``print(result)`` with rich shows the table.
+
+    Attributes:
+        out: folder of the files.
+        audits: by method, on the test documents.
+        report: of the fitted head.
+        seconds: time of each stage.
+        files: name and path of each file written.
+    """
+
+    out: Path
+    seed: int
+    setting: Setting
+    audits: dict[str, gmc.Audit]
+    report: gmc.Report
+    seconds: dict[str, float]
+    files: dict[str, Path] = field(default_factory=dict)
+
+    @property
+    def certificate(self) -> str:
+        """One line about the calibrated model."""
+        return self.audits["GMC"].certificate.replace("groups", "sets of answers")
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One row a set of answers: by method how often it is used, its coverage, deviation and verdict."""
+        by_method = {name: {row["group"]: row for row in audit.rows()} for name, audit in self.audits.items()}
+        columns = {
+            "mass": "mass",
+            "coverage": "risk",
+            "deviation": "estimate",
+            "low": "low",
+            "high": "high",
+            "verdict": "verdict",
+        }
+        return [
+            {"set": group}
+            | {key: {name: by_method[name][group][column] for name in METHODS} for key, column in columns.items()}
+            for group in (*LIBRARY, "all")
+        ]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as JSON types."""
+        content = {
+            "demo": "tree",
+            "torchgmc": gmc.__version__,
+            "torch": torch.__version__,
+            "seed": self.seed,
+            "setting": asdict(self.setting),
+            "certificate": self.certificate,
+            "sets": self.rows(),
+            "worst_deviation": {name: audit.max_violation for name, audit in self.audits.items()},
+            "precision": {name: audit.cost for name, audit in self.audits.items()},
+            "fit": {
+                "converged": self.report.converged,
+                "iterations": self.report.iterations,
+                "rounds": self.report.details["rounds"],
+                "seconds": self.report.seconds,
+                "message": self.report.message,
+            },
+            "seconds": self.seconds,
+            "files": {name: str(path) for name, path in self.files.items()},
+        }
+        finite: dict[str, Any] = _finite(content)
+        return finite
+
+    def __rich__(self) -> Any:
+        return _rich_table(self)
+
+
+def run(
+    out: str | Path = "torchgmc-demo", *, seed: int = 0, progress: bool = True, setting: Setting | None = None
+) -> TreeResult:
+    """Trains, calibrates, audits and writes the report.
+
+    Args:
+        out: folder for ``report.html``, ``deviation.png``, ``results.json`` and ``head.safetensors``.
+        seed: of the documents and of the model.
+        progress: shows a progress bar; never when the output is not a terminal.
+        setting: sizes; :data:`QUICK` for a trial run.
+
+    Example:
+        >>> result = run("torchgmc-demo")  # doctest: +SKIP
+        >>> result.audits["GMC"].max_violation  # doctest: +SKIP
+        0.0237
+    """
+    setting = setting or Setting()
+    for package, extra in (("matplotlib", "report"), ("rich", "cli")):
+        require(package, extra=extra)  # say so before the work, not after it
+    out = Path(out)
+    out.mkdir(parents=True, exist_ok=True)
+    seconds: dict[str, float] = {}
+    with _progress(progress) as bar:
+        with _clock(seconds, "draw"):
+            train = draw(setting.num_train, 3 * seed, seed, setting.features, used=False)
+            calibration, test = (
+                draw(num, 3 * seed + k, seed, setting.features)
+                for k, num in ((1, setting.num_calibration), (2, setting.num_test))
+            )
+        with _clock(seconds, "train"):
+            model = train_network(*train, setting, seed, bar)
+        with _clock(seconds, "calibrate and audit"), torch.inference_mode():
+            known, fresh = (model(x).softmax(1) for x in (calibration[0], test[0]))
+            heads = _heads(setting)
+            for head in bar.track(heads.values(), "calibrate"):
+                head.fit(known, calibration[1])
+            audits = {name: head.audit(fresh, test[1], delta=setting.delta) for name, head in heads.items()}
+        report = heads["GMC"].report
+        assert report is not None
+        result = TreeResult(out, seed, setting, audits, report, seconds)
+        with _clock(seconds, "write"):
+            return _write(result, heads["GMC"])
+
+
+def draw(num: int, seed: int, world: int, features: int, used: bool = True) -> tuple[Tensor, Tensor]:
+    """Documents ``(num, features)`` and their topics ``(num,)``: a topic lies near its shelf, and hard shelves are spread out.
+
+    Args:
+        num: number of documents.
+        seed: of the documents; ``world``: of the places of the topics.
+        features: length of a document.
+        used: documents as they come in; those of the archive are equally neat on every shelf.
+    """
+    tree = Tree(LIBRARY)
+    g = torch.Generator().manual_seed(1000 + world)
+    place = torch.randn(tree.num_nodes, features, generator=g)
+    scale = torch.tensor([0.8, 0.75, 0.6, 0.6])[tree.depths]  # how far a node lies from its parent
+    centre = (place * scale[:, None])[tree.paths]  # (K, height + 1, features)
+    own = torch.arange(tree.height + 1) <= tree.depths[: tree.num_leaves, None]  # padding repeats the leaf
+    centre = (centre * own[..., None]).sum(1)
+    g = torch.Generator().manual_seed(seed)
+    labels = torch.randint(tree.num_leaves, (num,), generator=g)
+    shelf = torch.tensor([HARD[tree.names[int(path[1])]] for path in tree.paths])
+    noise = torch.randn(num, features, generator=g) * (shelf[labels] if used else torch.full((num,), 0.8))[:, None]
+    return centre[labels] + noise, labels
+
+
+def train_network(x: Tensor, y: Tensor, setting: Setting, seed: int, bar: Any) -> nn.Module:
+    """A small network by AdamW and cross-entropy."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = nn.Sequential(nn.Linear(setting.features, 64), nn.ReLU(), nn.Linear(64, Tree(LIBRARY).num_leaves))
+    optimiser = torch.optim.AdamW(model.parameters(), lr=setting.learning_rate)
+    generator = torch.Generator().manual_seed(seed)
+    for _ in bar.track(range(setting.epochs), "train"):
+        order = torch.randperm(len(x), generator=generator)
+        for start in range(0, len(x), setting.batch_size):
+            rows = order[start : start + setting.batch_size]
+            loss = F.cross_entropy(model(x[rows]), y[rows])
+            optimiser.zero_grad()
+            torch.autograd.backward(loss)
+            optimiser.step()
+    return model.eval()
+
+
+def _heads(setting: Setting) -> dict[str, gmc.TreeHead]:
+    options: dict[str, Any] = {"target": setting.target, "alpha": setting.alpha, "conditional": True}
+    return {
+        "unprocessed": gmc.baselines.UnprocessedTree(LIBRARY, **options),
+        "conformal": gmc.baselines.SplitConformal(LIBRARY, **options),
+        "GMC": gmc.TreeHead(LIBRARY, **options),
+    }
+
+
+def _write(result: TreeResult, head: gmc.TreeHead) -> TreeResult:
+    """Writes every file, each whole or not at all."""
+    from torchgmc import plots
+
+    setting = result.setting
+    title = "Deviation of the coverage from the target, by set of answers"
+    bars = [plots.png(plots.deviation(result.audits, setting.alpha, title=title, dark=dark)) for dark in (False, True)]
+    names = ("report.html", "deviation.png", "results.json", "head.safetensors")
+    result = replace(result, files={name: result.out / name for name in names})
+    gmc.save(head, result.files["head.safetensors"])
+    write_file(result.files["deviation.png"], bars[0])
+    write_html(
+        result.files["report.html"],
+        f"Right {100 * setting.target:g} % of the time whatever the answer, not on average",
+        result.certificate,
+        _sections(result, Picture(bars[0], title, bars[1])),
+        lead="A network files documents under the topics of a library, and may answer with a whole shelf. How broad its "
+        f"answers are is chosen in three ways on calibration documents, and each is audited on {setting.num_test} fresh ones.",
+    )
+    write_file(result.files["results.json"], (json.dumps(result.to_dict(), indent=2) + "\n").encode())
+    return result
+
+
+def _sections(result: TreeResult, bars: Picture) -> list[Section]:
+    setting, fit = result.setting, result.report
+    heads = [f"{what}, {name}" for name in METHODS for what in ("used", "right")]
+    coverage = Table(
+        ["answers on the shelf", *heads],
+        [
+            [row["set"], *(_percent(row[what][name]) for name in METHODS for what in ("mass", "coverage"))]
+            for row in result.rows()
+        ],
+        numeric=heads,
+    )
+    kinds = ["worst deviation", "mean set size", "root", "leaf"]
+    cost = Table(
+        ["method", *kinds],
+        [
+            [
+                name,
+                f"{audit.max_violation:.4f}",
+                f"{audit.cost['mean set size']:.2f}",
+                _percent(audit.cost["answers: root"]),
+                _percent(audit.cost["answers: leaf"]),
+            ]
+            for name, audit in result.audits.items()
+        ],
+        numeric=kinds,
+    )
+    intervals = Table(
+        ["set of answers", "method", "deviation", "interval", "verdict"],
+        [
+            [
+                row["set"],
+                name,
+                f"{row['deviation'][name]:+.4f}",
+                f"{row['low'][name]:+.4f} to {row['high'][name]:+.4f}",
+                row["verdict"][name],
+            ]
+            for row in result.rows()
+            for name in METHODS
+        ],
+        numeric=["deviation", "interval"],
+    )
+    remake = Table(
+        ["setting", "value"],
+        [
+            ["command", f"torchgmc demo tree --seed {result.seed}"],
+            ["torchgmc, torch", f"{gmc.__version__}, {torch.__version__}"],
+            *([name.replace("_", " "), str(value)] for name, value in asdict(setting).items()),
+        ],
+    )
+    meaning = (
+        f"The deviation is the coverage of the answers on a shelf minus {setting.target:g}; the promise is at most "
+        f"{setting.alpha:g}. The intervals hold all at once with confidence {100 * (1 - setting.delta):g} %. The root, which "
+        'says nothing, belongs to "all" alone.'
+    )
+    rounds = fit.details["rounds"]
+    steps = f"The head took {fit.iterations} steps (replayed in {rounds} rounds) and {fit.seconds:.2f} s. {fit.message}"
+    return [
+        Section("How often each answer is used, and how often it is right", [], [coverage]),
+        Section("What it costs", [], [cost]),
+        Section("Deviation from the promise", [meaning], [], [bars]),
+        Section("What was fitted", [steps], []),
+        Section("Every interval", [], [intervals]),
+        Section("To make it again", [], [remake]),
+    ]
+
+
+def _rich_table(result: TreeResult) -> Any:
+    """The result for a terminal of 80 columns; every mark is readable without colour."""
+    console, tables, text, box = (require(f"rich.{name}", extra="cli") for name in ("console", "table", "text", "box"))
+    setting = result.setting
+    title = f"Coverage by set of answers, target {_percent(setting.target)}"
+    table = tables.Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("\nanswers in", no_wrap=True)
+    for name in METHODS:
+        table.add_column(f"{name}  \nused  right  ", justify="right", no_wrap=True)
+    for row in result.rows():
+        cells = [row["set"]]
+        for name in METHODS:
+            far = abs(row["deviation"][name]) > setting.alpha
+            mark = "!!" if row["verdict"][name] == "violated" else "! " if far else "  "
+            style = "red" if mark == "!!" else "yellow" if far else "green"
+            numbers = f"{_percent(row['mass'][name], 0)}  {_percent(row['coverage'][name])}{mark}"
+            cells.append(text.Text(numbers, style=style))
+        table.add_row(*cells)
+    table.add_section()
+    table.add_row("worst deviation", *(f"{result.audits[name].max_violation:.4f}  " for name in METHODS))
+    for label, key in (("answers a leaf", "answers: leaf"), ("answers the root", "answers: root")):
+        table.add_row(label, *(f"{_percent(result.audits[name].cost[key])}  " for name in METHODS))
+    legend = (
+        f"promised: every set of answers is right {_percent(setting.target)} of the time, within {setting.alpha:g}\n"
+        f"!  beyond it on these {setting.num_test} test documents"
+        f"   !! beyond it with confidence {100 * (1 - setting.delta):g} %\n"
+    )
+    return console.Group(table, text.Text(legend, style="dim"), text.Text(result.certificate))
+
+
+def _percent(value: float, digits: int = 1) -> str:
+    return f"{100 * value:.{digits}f} %"
