@@ -1,5 +1,6 @@
 """The text demo, in its smallest size, and on a model folder."""
 
+import io
 import json
 
 import pytest
@@ -32,7 +33,7 @@ def test_files_and_figures(result):
     head = gmc.load(result.files["head.safetensors"])
     assert head.attributes.keys() == {"male jobs", "female jobs"}
     assert "<img" in result.files["report.html"].read_text()
-    console = Console(width=80, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console = Console(width=80, record=True, file=io.StringIO())
     console.print(result)
     shown = console.export_text()
     assert "unprocessed" in shown and "NLL of masked words" in shown

@@ -248,6 +248,14 @@ def tradeoff(
     if start is not None:
         axes.plot([start[0]], [start[1]], color=theme.ink, marker="*", ms=15, ls="none", label="unprocessed")
     axes.set_xscale("log")
+    ticker = require("matplotlib.ticker", extra="report")
+    axes.xaxis.set_major_locator(ticker.LogLocator(subs=(1.0, 2.0, 5.0)))
+    axes.xaxis.set_major_formatter(ticker.StrMethodFormatter("{x:g}"))
+    axes.xaxis.set_minor_locator(ticker.NullLocator())
+    levels = [y for y in axes.get_yticks() if low - 0.12 * room <= y <= high + 0.02 * room]
+    names = [f"{y:.6g}" for y in levels]
+    if any(not math.isfinite(c) for points in series.values() for _, c in points):
+        axes.set_yticks([*levels, top], [*names, "∞"])
     axes.set_ylim(low - 0.12 * room, top + 0.1 * room)
     axes.set_xlabel(bias)
     axes.set_ylabel(cost)
