@@ -6,6 +6,9 @@ from torch import Tensor
 from torchgmc import levelsets
 from torchgmc.levelsets import Table, cell_sums, levels, project
 
+#: A membership of up to so many entries is also kept in float64 (128 MB), so that no step converts it.
+WIDE = 1 << 24
+
 
 class LevelProblem:
     """f in coordinates z ``(n, C)``; g = 1{x in A, f_c(x) in level set k} e_c / scale_A; violations ``(a, b C)``.
@@ -40,11 +43,13 @@ class LevelProblem:
         self.euclidean, self.unit, self.bins = euclidean, unit, len(edges) + 1
         self.dynamic = self.bins > 1
         self.share = weight / weight.sum()
-        self.mass = member.double().T @ self.share  # (a,): P(A)
+        wide = member.double() if member.numel() <= WIDE else member  # what sums are made from
+        self.mass = cell_sums(wide, self.share[:, None], torch.zeros_like(member[:, :1], dtype=torch.int64), 1)[:, 0, 0]  # P(A)
         self.scale = self.mass if conditional else torch.ones_like(self.mass)
         self.split: Tensor | None = None
         self.sparse = z.device.type == "cpu"
-        self.table = Table(member, self.bins, self.read)
+        self.place = self.level(z)
+        self.table = Table(wide, self.bins, self.read)
 
     # -- what a subclass gives ---------------------------------------------------------------------------------------
 
@@ -68,11 +73,14 @@ class LevelProblem:
 
     def read(self, rows: Tensor | None) -> tuple[Tensor, Tensor]:
         """w s and level set of the rows at the current f."""
-        z, share = (self.z, self.share) if rows is None else (self.z[rows], self.share[rows])
-        return self.mapping(z, rows) * share[:, None], self.level(z)
+        if rows is None:
+            return self.mapping(self.z, None) * self.share[:, None], self.place
+        return self.mapping(self.z[rows], rows) * self.share[rows, None], self.place[rows]
 
     def level(self, z: Tensor) -> Tensor:
         """Level set of each coordinate."""
+        if z.shape[1] == 1 and z.device.type == "cpu":
+            return torch.bucketize(z, self.edges, right=True)
         return levels(z, self.edges, bool(self.euclidean))
 
     def violations(self, split: int | None = None) -> Tensor:
@@ -99,7 +107,7 @@ class LevelProblem:
         """Members of a cell, bool ``(n,)``, and its column of z as a one-hot row ``(C,)``."""
         columns = self.z.shape[1]
         here = torch.arange(columns, device=self.z.device) == what % columns
-        level = (self.level(self.z) * here).sum(1)
+        level = self.place.index_select(1, (what % columns)[None])[:, 0]
         return self.member.index_select(1, who[None])[:, 0] & (level == what // columns), here
 
     def length(self, who: Tensor, step: Tensor) -> Tensor:
@@ -113,12 +121,15 @@ class LevelProblem:
         if not self.sparse:
             moved = project(self.z - length * (inside[:, None] & here), bool(self.euclidean))
             self.z = torch.where(inside[:, None], moved, self.z)
+            self.place = self.level(self.z)
             self.table.recompute()
             return
         rows = inside.nonzero()[:, 0]
 
         def apply() -> None:
-            self.z = self.z.index_copy(0, rows, project(self.z[rows] - length * here, bool(self.euclidean)))
+            moved = project(self.z[rows] - length * here, bool(self.euclidean))
+            self.z = self.z.index_copy(0, rows, moved)
+            self.place = self.place.index_copy(0, rows, self.level(moved))
 
         self.table.update(rows, apply)
 
@@ -128,7 +139,7 @@ class LevelProblem:
 
     def restore(self, state: Tensor) -> None:
         """Set z."""
-        self.z = state
+        self.z, self.place = state, self.level(state)
         self.table.recompute()
 
     def label(self, who: int, what: int) -> str:

@@ -46,11 +46,11 @@ class QuantileProblem(LevelProblem):
         After a shift d the covered are those with score - q <= d: the sorted residuals are all coverages there are.
         """
         inside, _ = self.cell(who, what)
-        residual = (self.scores - self.z)[inside, 0]
-        if len(residual) == 0:
+        rows = inside.nonzero()[:, 0]
+        if len(rows) == 0:
             return torch.zeros_like(violation)
-        order = residual.argsort()
-        residual, weight = residual[order], self.share[inside][order]
+        residual, order = (self.scores[rows, 0] - self.z[rows, 0]).sort()
+        weight = self.share[rows[order]]
         covered, goal = weight.cumsum(0), self.target * weight.sum()
         # Coverage is covered[j] once d >= residual[j] (of ties, the last), and 0 below the first residual.
         last = torch.cat([residual[1:] > residual[:-1], residual.new_ones(1, dtype=torch.bool)])
@@ -70,14 +70,14 @@ class QuantileProblem(LevelProblem):
 
         If none does, the one that leaves it lowest: the solver keeps the best f and stops when nothing improves.
         """
-        before, sums = self.z, self.table.sums
+        before = self.z, self.place, self.table.sums
         worst = self.violations().abs().max()
         best, chosen = torch.full_like(worst, torch.inf), step
         for halving in range(6):
             trial = step * 0.5**halving
             self.move(who, what, trial)
             reached = self.violations().abs().max()
-            self.z, self.table.sums = before, sums
+            self.z, self.place, self.table.sums = before
             if bool(reached < worst):
                 return trial
             if bool(reached < best):
