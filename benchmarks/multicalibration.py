@@ -115,11 +115,11 @@ def fit_package(name: str, data: Problem, params: dict[str, Any]) -> Predict:
     return lambda new: torch.from_numpy(model.predict(new.probs.double().numpy(), members(new))).float()
 
 
-METHODS: dict[str, tuple[str | None, Fit, float, int]] = {
-    # name: (package, fit, largest n worth waiting for, rows to predict)
-    "torchgmc": (None, fit_torchgmc, float("inf"), TEST),
-    "mcgrad, 5 rounds": ("mcgrad", fit_mcgrad_fast, float("inf"), TEST),
-    "mcgrad, default": ("mcgrad", fit_mcgrad, 1e5, TEST),
+METHODS: dict[str, tuple[str | None, Fit, float, int | None]] = {
+    # name: (package, fit, largest n worth waiting for, rows to predict, None for all)
+    "torchgmc": (None, fit_torchgmc, float("inf"), None),
+    "mcgrad, 5 rounds": ("mcgrad", fit_mcgrad_fast, float("inf"), None),
+    "mcgrad, default": ("mcgrad", fit_mcgrad, 1e5, None),
     "HKRR": ("multicalibration", fit_hkrr, 1e5, 20_000),
     "HJZ": ("multicalibration", fit_hjz, 1e5, 20_000),
 }
