@@ -156,6 +156,17 @@ def test_only_the_position_that_was_calibrated_is_changed():
         torch.testing.assert_close(got[here], head(logits[here], groups))
 
 
+def test_a_tensor_that_is_not_the_models_own_is_left_alone():
+    groups, logits = member_of(8), torch.randn(8, 5, 40)
+    before = logits.clone()
+    head = gentle(logits[:, -1], groups)
+    with torch.no_grad():
+        got = gmc.attach(nn.Identity(), head, adapter=gmc.Adapter(position="last"))(logits, groups)
+    assert torch.equal(logits, before)
+    torch.testing.assert_close(got[:, -1], head(before[:, -1], groups))
+    torch.testing.assert_close(got[:, :-1], before[:, :-1])
+
+
 def test_sequence_classification_keeps_its_logits():
     net, groups = bert("BertForSequenceClassification", num_labels=3), member_of(8)
     ids = torch.randint(5, 40, (8, 5))

@@ -199,3 +199,64 @@ def test_errors(pictures, tmp_path: Path):
     (tmp_path / "junk").write_text(json.dumps({}))
     with pytest.raises(ValueError, match="no metadata"):
         export.metadata(tmp_path / "junk")
+
+
+@pytest.mark.parametrize("format", export.FORMATS)
+@pytest.mark.parametrize("kind", ["masked", "causal"])
+def test_language_models(kind: str, format: str, tmp_path: Path):
+    """Ids, attention and groups in; logits with the calibrated distribution in its place out, for texts of any length."""
+    from test_lightning import language_model
+
+    net = language_model(kind).eval()
+    adapter = gmc.Adapter(mask_token_id=4) if kind == "masked" else gmc.Adapter(position="last")
+    head = gmc.DistributionHead({"jobs": [10, 11]}, 1e-4, ["a", "b"])
+    head.fit(torch.randn(40, 50), torch.arange(40)[:, None] % 2 == torch.arange(2))
+    model = gmc.attach(net, head, adapter=adapter)
+
+    def texts(n: int, length: int) -> dict[str, Tensor]:
+        ids = torch.randint(5, 50, (n, length))
+        ids[torch.arange(n), torch.arange(n) % length] = 4
+        seen = torch.ones_like(ids)
+        seen[0, -1] = 0
+        groups = torch.arange(n)[:, None] % 2 == torch.arange(2)
+        return {"input_ids": ids, "attention_mask": seen, "groups": groups}
+
+    path = model.export(tmp_path / "lm.bin", format=format, example_inputs=texts(3, 6))
+    run = {"torchscript": export.run_torchscript, "torch.export": export._run_export, "onnx": export._run_onnx}[format]
+    other = texts(5, 9)
+    with torch.no_grad():
+        want = model(**other).logits
+        torch.testing.assert_close(run(path, tuple(other.values())), want, rtol=1e-4, atol=1e-5)
+    assert export.metadata(path)["inputs"] == ["input_ids", "attention_mask", "groups"]
+
+
+class Bright(nn.Module):
+    """Groups computed from the image."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        bright = x.flatten(1).mean(1) > 0.5
+        return torch.stack([bright, ~bright], 1)
+
+
+@pytest.mark.parametrize("format", export.FORMATS)
+def test_groups_computed_inside_the_file(format: str, pictures, tmp_path: Path):
+    net = nn.Sequential(nn.Conv2d(3, 1, 1), nn.Sigmoid())
+    model = gmc.attach(net, fit_on(net, *pictures), groups=Bright())
+    path = model.export(tmp_path / "m.bin", format=format, example_inputs=pictures[:1])
+    run = {"torchscript": export.run_torchscript, "torch.export": export._run_export, "onnx": export._run_onnx}[format]
+    with torch.no_grad():
+        assert (run(path, (pictures[0][:5],)) != model(pictures[0][:5])).float().mean() < 1e-3
+
+
+@pytest.mark.parametrize("format", export.FORMATS)
+def test_torchvision_segmentation(format: str, pictures, tmp_path: Path):
+    """A dict comes out of the model; the exported file gives the mask itself."""
+    models = pytest.importorskip("torchvision.models")
+    net = models.segmentation.lraspp_mobilenet_v3_large(weights=None, weights_backbone=None, num_classes=2).eval()
+    head = gmc.ThresholdHead(0.1, 0.5, ["a", "b"]).fit(torch.rand(12, 9), torch.rand(12, 9) < 0.5, pictures[1])
+    model = gmc.attach(net, head, adapter=gmc.Adapter(channel=1))
+    example = tuple(t[:2] for t in pictures)
+    path = model.export(tmp_path / "m.bin", format=format, example_inputs=example)
+    run = {"torchscript": export.run_torchscript, "torch.export": export._run_export, "onnx": export._run_onnx}[format]
+    with torch.no_grad():
+        assert (run(path, tuple(t[:3] for t in pictures)) != model(*(t[:3] for t in pictures))["out"]).float().mean() < 1e-2

@@ -74,7 +74,7 @@ class Adapter:
             raise ValueError("position='mask' needs `mask_token_id`, e.g. tokenizer.mask_token_id.")
         self.position = "mask" if position is None and mask_token_id is not None else position
         self.mask_token_id, self.conformity = mask_token_id, conformity
-        self.binary = self.log_probs = False  # of the head; see `adapt`
+        self.binary = self.log_probs = self.own_logits = False  # of head and model; see `adapt`
         self.field, self.channel = field, channel
         self.activation = checks.option("activation", activation, ACTIVATIONS)
         self.inputs, self.target, self.groups = inputs, target, groups
@@ -230,13 +230,15 @@ class Adapter:
             return result
         if self.position == "mask":  # any number of them in a text
             here = torch.eq(inputs["input_ids"], self.mask_token_id)  # type: ignore[arg-type]  # checked in __init__
-            if torch.compiler.is_compiling() or torch._C._is_tracing():  # shapes must not depend on values there
+            if torch.compiler.is_compiling():  # shapes must not depend on values there
                 everywhere: Tensor = torch.where(here.unsqueeze(-1), head(scores, member), scores)
                 return everywhere
             rows, place = here.nonzero(as_tuple=True)
         else:
             rows, place = torch.arange(scores.shape[0], device=scores.device), self.last(scores, inputs)
         calibrated: Tensor = head(scores[rows, place], None if member is None else member[rows])
+        if self.own_logits and not torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            return scores.index_put_((rows, place), calibrated)  # a copy would cost more than the head
         return scores.index_put((rows, place), calibrated)
 
     def last(self, scores: Tensor, inputs: Mapping[str, Any]) -> Tensor:
@@ -285,6 +287,8 @@ def adapt(model: nn.Module, head: Head, adapter: Adapter | None) -> Adapter:
     base = adapter or Adapter()
     made = copy.copy(base)
     made.log_probs = wants(head) == "logits"
+    # A language model of transformers makes new logits in each call; of other modules (the identity!) that is not known.
+    made.own_logits = made.activation in ("auto", "none") and type(model).__module__.split(".")[0] == "transformers"
     made.binary = type(head).__name__ == "ProbabilityHead" and getattr(head, "num_classes", None) is None
     if base.activation != "auto":
         return made
