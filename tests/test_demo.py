@@ -21,7 +21,7 @@ pytest.importorskip("segmentation_models_pytorch")
 pytest.importorskip("matplotlib")
 pytest.importorskip("typer")
 from torchgmc.cli import main
-from torchgmc.demo import fnr
+from torchgmc.demo import fnr, stage
 
 FILES = {"report.html", "deviation.png", "masks.png", "results.json", "head.safetensors"}
 
@@ -131,7 +131,7 @@ def test_results_are_strict_json(result: fnr.DemoResult) -> None:
     content = json.loads(result.files["results.json"].read_text(encoding="utf-8"), parse_constant=refuse)
     assert content["certificate"] == result.certificate
     assert [row["group"] for row in content["groups"]] == list(GROUPS)
-    assert fnr._finite({"a": [float("nan"), 1.0]}) == {"a": [None, 1.0]}
+    assert stage._finite({"a": [float("nan"), 1.0]}) == {"a": [None, 1.0]}
 
 
 def test_the_table_fits_eighty_columns_and_needs_no_colour(result: fnr.DemoResult) -> None:

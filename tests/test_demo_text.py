@@ -27,7 +27,7 @@ def test_files_and_figures(result):
         assert path.stat().st_size > 0
     found = json.loads(result.files["results.json"].read_text())
     assert found["fit"]["converged"] is True
-    assert found["worst_bias"]["kl"] == result.audits["kl"].max_violation
+    assert found["worst_deviation"]["kl"] == result.audits["kl"].max_violation
     assert found["quality"]["kl"]["zeros"] == 0
     assert found["quality"]["unprocessed"]["KL"] == pytest.approx(0.0, abs=1e-6)
     head = gmc.load(result.files["head.safetensors"])

@@ -7,15 +7,15 @@ they meet: a profile in dim light is harder than either alone. So a segmentation
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ["GROUPS", "Faces", "draw", "one_thread"]
+from torchgmc.demo.stage import one_thread
+
+__all__ = ["GROUPS", "Faces", "draw"]
 
 GROUPS: tuple[str, ...] = ("everyone", "dim light", "glasses", "profile", "low contrast", "headwear")
 """Names of the columns of :attr:`Faces.groups`."""
@@ -66,17 +66,6 @@ def draw(num: int, size: int = 64, *, seed: int = 0, prevalence: float = 1.0) ->
             part = slice(start, start + CHUNK)
             images[part], masks[part] = _paint(groups[part], size, generator)
     return Faces(images, masks, groups)
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Operations this small gain nothing from a second thread, and lose much to it on a busy machine."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _groups(num: int, prevalence: float, generator: torch.Generator) -> Tensor:

@@ -11,14 +11,9 @@ audited on fresh ones: the model's own 0.5, conformal risk control (right on ave
 from __future__ import annotations
 
 import json
-import math
-import sys
-import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -26,7 +21,8 @@ from torch import Tensor, nn
 
 import torchgmc as gmc
 from torchgmc._extras import require
-from torchgmc.demo.faces import GROUPS, Faces, draw, one_thread
+from torchgmc.demo.faces import GROUPS, Faces, draw
+from torchgmc.demo.stage import Bar, Result, clock, folder, one_thread, percent, progress_bar, remake
 from torchgmc.report import Picture, Section, Table, write_file, write_html
 
 __all__ = ["QUICK", "DemoResult", "Setting", "run"]
@@ -56,34 +52,18 @@ QUICK = Setting(size=32, num_train=64, num_calibration=200, num_test=200, epochs
 """Everything once, in seconds; the model learns next to nothing."""
 
 
-@dataclass(frozen=True)
-class DemoResult:
-    """What the demonstration found; ``print(result)`` with rich shows the table.
+@dataclass(frozen=True, kw_only=True)
+class DemoResult(Result):
+    """What the demonstration found, on the test pictures.
 
     Attributes:
-        out: folder of the files.
-        audits: by method, on the test pictures.
         accuracy: share of pixels that are right, by method.
         thresholds: threshold of each combination of groups, most frequent first.
-        report: of the fitted head.
-        seconds: time of each stage.
-        files: name and path of each file written.
     """
 
-    out: Path
-    seed: int
-    setting: Setting
-    audits: dict[str, gmc.Audit]
+    demo: ClassVar[str] = "fnr"
     accuracy: dict[str, float]
     thresholds: dict[str, float]
-    report: gmc.Report
-    seconds: dict[str, float]
-    files: dict[str, Path] = field(default_factory=dict)
-
-    @property
-    def certificate(self) -> str:
-        """One line about the calibrated model."""
-        return self.audits["GMC"].certificate
 
     def rows(self) -> list[dict[str, Any]]:
         """One row a group in the order of the head: mass, and by method the risk, the deviation and the verdict."""
@@ -101,32 +81,9 @@ class DemoResult:
             for group in GROUPS
         ]
 
-    def to_dict(self) -> dict[str, Any]:
-        """Everything as JSON types."""
-        content = {
-            "demo": "fnr",
-            "torchgmc": gmc.__version__,
-            "torch": torch.__version__,
-            "seed": self.seed,
-            "setting": asdict(self.setting),
-            "certificate": self.certificate,
-            "groups": self.rows(),
-            "worst_deviation": {name: audit.max_violation for name, audit in self.audits.items()},
-            "holds": {name: audit.holds for name, audit in self.audits.items()},
-            "violated": {name: audit.violated for name, audit in self.audits.items()},
-            "pixel_accuracy": self.accuracy,
-            "thresholds": self.thresholds,
-            "fit": {
-                "converged": self.report.converged,
-                "iterations": self.report.iterations,
-                "seconds": self.report.seconds,
-                "message": self.report.message,
-            },
-            "seconds": self.seconds,
-            "files": {name: str(path) for name, path in self.files.items()},
-        }
-        finite: dict[str, Any] = _finite(content)
-        return finite
+    def findings(self) -> dict[str, Any]:
+        """Groups, accuracy and thresholds."""
+        return {"groups": self.rows(), "pixel_accuracy": self.accuracy, "thresholds": self.thresholds}
 
     def __rich__(self) -> Any:
         return _rich_table(self)
@@ -149,25 +106,22 @@ def run(
         0.0021
     """
     setting = setting or Setting()
-    for package, extra in (("segmentation_models_pytorch", "segmentation"), ("matplotlib", "report"), ("rich", "cli")):
-        require(package, extra=extra)  # say so before the work, not after it
-    out = Path(out)
-    out.mkdir(parents=True, exist_ok=True)
+    out = folder(out, ("segmentation_models_pytorch", "segmentation"))
     seconds: dict[str, float] = {}
-    with one_thread(), _progress(progress) as bar:
-        with _clock(seconds, "draw"):
+    with one_thread(), progress_bar(progress) as bar:
+        with clock(seconds, "draw"):
             sizes = (setting.num_train, setting.num_calibration, setting.num_test)
             share = (setting.prevalence, 1.0, 1.0)
             train, calibration, test = (
                 draw(num, setting.size, seed=3 * seed + k, prevalence=share[k])
                 for k, num in enumerate(bar.track(sizes, "draw pictures"))
             )
-        with _clock(seconds, "train"):
+        with clock(seconds, "train"):
             model = train_unet(train, setting, seed, bar)
-        with _clock(seconds, "score"):
+        with clock(seconds, "score"):
             known = score(model, calibration.images, bar, "score calibration pictures")
             fresh = score(model, test.images, bar, "score test pictures")
-        with _clock(seconds, "calibrate and audit"):
+        with clock(seconds, "calibrate and audit"):
             heads = _heads(setting)
             for head in bar.track(heads.values(), "calibrate"):
                 head.fit(known, calibration.masks, calibration.groups)
@@ -180,12 +134,21 @@ def run(
         report = heads["GMC"].report
         assert report is not None
         thresholds = _thresholds(heads["GMC"], test.groups)
-        result = DemoResult(out, seed, setting, audits, accuracy, thresholds, report, seconds)
-        with _clock(seconds, "write"):
+        result = DemoResult(
+            out=out,
+            seed=seed,
+            setting=setting,
+            audits=audits,
+            accuracy=accuracy,
+            thresholds=thresholds,
+            report=report,
+            seconds=seconds,
+        )
+        with clock(seconds, "write"):
             return _write(result, heads["GMC"], test, masks)
 
 
-def train_unet(data: Faces, setting: Setting, seed: int, bar: _Bar) -> nn.Module:
+def train_unet(data: Faces, setting: Setting, seed: int, bar: Bar) -> nn.Module:
     """A small U-Net from scratch: AdamW, binary cross-entropy, a learning rate that warms up and cools down."""
     smp = require("segmentation_models_pytorch", extra="segmentation")
     with torch.random.fork_rng(devices=[]):
@@ -208,7 +171,7 @@ def train_unet(data: Faces, setting: Setting, seed: int, bar: _Bar) -> nn.Module
 
 
 @torch.inference_mode()
-def score(model: nn.Module, images: Tensor, bar: _Bar, text: str) -> Tensor:
+def score(model: nn.Module, images: Tensor, bar: Bar, text: str) -> Tensor:
     """Probability of each pixel, shape ``(n, S, S)``."""
     parts = bar.track(torch.split(images, 20), text)
     return torch.cat([model(part.contiguous(memory_format=torch.channels_last)).squeeze(1).sigmoid() for part in parts])
@@ -271,7 +234,7 @@ def _write(result: DemoResult, head: gmc.ThresholdHead, test: Faces, masks: dict
     write_file(result.files["masks.png"], faces[0])
     write_html(
         result.files["report.html"],
-        f"A miss rate of {_percent(setting.target, 1)} for every group, not on average",
+        f"A miss rate of {percent(setting.target, 1)} for every group, not on average",
         result.certificate,
         _sections(result, Picture(bars[0], _BARS, bars[1]), Picture(faces[0], _FACES, faces[1])),
         lead="A U-Net learned to find faces in drawn pictures, few of them dim, turned, faint or covered; in use such pictures "
@@ -291,7 +254,7 @@ def _sections(result: DemoResult, bars: Picture, faces: Picture) -> list[Section
     risks = Table(
         ["group", "share", *METHODS],
         [
-            [row["group"], _percent(row["mass"], 0), *(_percent(row["risk"][name], 1) for name in METHODS)]
+            [row["group"], percent(row["mass"], 0), *(percent(row["risk"][name], 1) for name in METHODS)]
             for row in result.rows()
         ],
         numeric=["share", *METHODS],
@@ -314,7 +277,7 @@ def _sections(result: DemoResult, bars: Picture, faces: Picture) -> list[Section
     cost = Table(
         ["method", "worst deviation", f"within {setting.alpha:g}", "accuracy"],
         [
-            [name, f"{audit.max_violation:.4f}", "yes" if audit.holds else "no", _percent(result.accuracy[name], 2)]
+            [name, f"{audit.max_violation:.4f}", "yes" if audit.holds else "no", percent(result.accuracy[name], 2)]
             for name, audit in result.audits.items()
         ],
         numeric=["worst deviation", "accuracy"],
@@ -326,14 +289,6 @@ def _sections(result: DemoResult, bars: Picture, faces: Picture) -> list[Section
     )
     fit = result.report
     steps = "step" if fit.iterations == 1 else "steps"
-    remake = Table(
-        ["setting", "value"],
-        [
-            ["command", f"torchgmc demo fnr --seed {result.seed}{' --quick' if setting == QUICK else ''}"],
-            ["torchgmc, torch", f"{gmc.__version__}, {torch.__version__}"],
-            *([name.replace("_", " "), str(value)] for name, value in asdict(setting).items()),
-        ],
-    )
     weighted = (
         f"Each group's deviation is its share times (its miss rate - {setting.target:g}); "
         f"the promise is at most {setting.alpha:g}. "
@@ -353,7 +308,7 @@ def _sections(result: DemoResult, bars: Picture, faces: Picture) -> list[Section
             [thresholds],
         ),
         Section("Every interval", [], [deviations]),
-        Section("To make it again", [], [remake]),
+        Section("To make it again", [], [remake(result, quick=setting == QUICK)]),
     ]
 
 
@@ -361,68 +316,27 @@ def _rich_table(result: DemoResult) -> Any:
     """The result for a terminal of 80 columns; every mark is readable without colour."""
     console, tables, text, box = (require(f"rich.{name}", extra="cli") for name in ("console", "table", "text", "box"))
     setting = result.setting
-    title = f"Miss rate by group, target {_percent(setting.target, 1)}"
+    title = f"Miss rate by group, target {percent(setting.target, 1)}"
     table = tables.Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("\ngroup", no_wrap=True)
     table.add_column("\nshare", justify="right", no_wrap=True)
     for name in METHODS:
         table.add_column(f"{name}  \nmiss  deviation  ", justify="right", no_wrap=True)
     for row in result.rows():
-        cells = [row["group"], _percent(row["mass"], 0)]
+        cells = [row["group"], percent(row["mass"], 0)]
         for name in METHODS:
             far = abs(row["deviation"][name]) > setting.alpha
             mark = "!!" if row["verdict"][name] == "violated" else "! " if far else "  "
             style = "red" if mark == "!!" else "yellow" if far else "green"
-            numbers = f"{_percent(row['risk'][name], 1)}  {row['deviation'][name]:+.4f}{mark}"
+            numbers = f"{percent(row['risk'][name], 1)}  {row['deviation'][name]:+.4f}{mark}"
             cells.append(text.Text(numbers, style=style))
         table.add_row(*cells)
     table.add_section()
     table.add_row("worst", "", *(f"{result.audits[name].max_violation:.4f}  " for name in METHODS))
-    table.add_row("accuracy", "", *(f"{_percent(result.accuracy[name], 1)}  " for name in METHODS))
+    table.add_row("accuracy", "", *(f"{percent(result.accuracy[name], 1)}  " for name in METHODS))
     legend = (
         f"deviation = share x (miss rate - target); promised: at most {setting.alpha:g}\n"
         f"!  beyond it on these {setting.num_test} test pictures"
         f"   !! beyond it with confidence {100 * (1 - setting.delta):g} %\n"
     )
     return console.Group(table, text.Text(legend, style="dim"), text.Text(result.certificate))
-
-
-def _percent(value: float, digits: int) -> str:
-    return f"{100 * value:.{digits}f}\N{NO-BREAK SPACE}%"
-
-
-def _finite(value: Any) -> Any:
-    """JSON has no NaN: the risk of an empty group becomes null."""
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-class _Bar:
-    """A progress bar, or nothing with the same face."""
-
-    def __init__(self, bars: Any) -> None:
-        self.bars = bars
-
-    def track(self, items: Iterable[Any], text: str) -> Iterable[Any]:
-        items = list(items)
-        return items if self.bars is None else self.bars.track(items, description=text)
-
-
-@contextmanager
-def _progress(wanted: bool) -> Iterator[_Bar]:
-    if not (wanted and sys.stdout.isatty()):
-        yield _Bar(None)
-        return
-    console = require("rich.console", extra="cli").Console(stderr=True)
-    with require("rich.progress", extra="cli").Progress(console=console) as bars:
-        yield _Bar(bars)
-
-
-@contextmanager
-def _clock(seconds: dict[str, float], stage: str) -> Iterator[None]:
-    start = time.perf_counter()
-    yield
-    seconds[stage] = time.perf_counter() - start

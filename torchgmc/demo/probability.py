@@ -11,9 +11,9 @@ level of the prediction.
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -21,8 +21,7 @@ from torch import Tensor, nn
 
 import torchgmc as gmc
 from torchgmc._extras import require
-from torchgmc.demo.faces import one_thread
-from torchgmc.demo.fnr import _Bar, _clock, _finite, _progress
+from torchgmc.demo.stage import Bar, Result, clock, folder, one_thread, progress_bar, remake
 from torchgmc.report import Picture, Section, Table, write_file, write_html
 
 __all__ = ["QUICK", "ProbabilityResult", "Setting", "run"]
@@ -59,32 +58,21 @@ class Cases(NamedTuple):
     groups: Tensor
 
 
-@dataclass(frozen=True)
-class ProbabilityResult:
-    """What the demonstration found; ``print(result)`` with rich shows the table.
+@dataclass(frozen=True, kw_only=True)
+class ProbabilityResult(Result):
+    """What the demonstration found, on the test examples.
 
     Attributes:
-        out: folder of the files.
-        audits: by method, on the test examples.
         curves: by method, mean prediction and share of events of each group and level set, ``(6, bins, 2)`` as lists.
-        report: of the fitted head.
-        seconds: time of each stage.
-        files: name and path of each file written.
     """
 
-    out: Path
-    seed: int
-    setting: Setting
-    audits: dict[str, gmc.Audit]
+    demo: ClassVar[str] = "probability"
     curves: dict[str, list[Any]]
-    report: gmc.Report
-    seconds: dict[str, float]
-    files: dict[str, Path] = field(default_factory=dict)
 
     @property
     def certificate(self) -> str:
         """One line about the calibrated model."""
-        return self.audits["GMC"].certificate.replace("groups", "cells (group x level of the prediction)")
+        return super().certificate.replace("groups", "cells (group x level of the prediction)")
 
     def worst(self) -> dict[str, dict[str, float]]:
         """Largest |deviation| over the level sets, by group and method."""
@@ -96,30 +84,10 @@ class ProbabilityResult:
             for group in GROUPS
         }
 
-    def to_dict(self) -> dict[str, Any]:
-        """Everything as JSON types."""
-        content = {
-            "demo": "probability",
-            "torchgmc": gmc.__version__,
-            "torch": torch.__version__,
-            "seed": self.seed,
-            "setting": asdict(self.setting),
-            "certificate": self.certificate,
-            "worst_by_group": self.worst(),
-            "worst_deviation": {name: audit.max_violation for name, audit in self.audits.items()},
-            "brier": {name: audit.cost["Brier score after"] for name, audit in self.audits.items()},
-            "curves": self.curves,
-            "fit": {
-                "converged": self.report.converged,
-                "iterations": self.report.iterations,
-                "seconds": self.report.seconds,
-                "message": self.report.message,
-            },
-            "seconds": self.seconds,
-            "files": {name: str(path) for name, path in self.files.items()},
-        }
-        finite: dict[str, Any] = _finite(content)
-        return finite
+    def findings(self) -> dict[str, Any]:
+        """Worst cells, Brier scores and reliability curves."""
+        brier = {name: audit.cost["Brier score after"] for name, audit in self.audits.items()}
+        return {"worst_by_group": self.worst(), "brier": brier, "curves": self.curves}
 
     def __rich__(self) -> Any:
         return _rich_table(self)
@@ -142,18 +110,15 @@ def run(
         True
     """
     setting = setting or Setting()
-    for package, extra in (("matplotlib", "report"), ("rich", "cli")):
-        require(package, extra=extra)  # say so before the work, not after it
-    out = Path(out)
-    out.mkdir(parents=True, exist_ok=True)
+    out = folder(out)
     seconds: dict[str, float] = {}
-    with one_thread(), _progress(progress) as bar:
-        with _clock(seconds, "draw"):
+    with one_thread(), progress_bar(progress) as bar:
+        with clock(seconds, "draw"):
             sizes = (setting.num_train, setting.num_calibration, setting.num_test)
             train, known, test = (draw(num, 3 * seed + k, setting.prevalence if k == 0 else 1.0) for k, num in enumerate(sizes))
-        with _clock(seconds, "train"):
+        with clock(seconds, "train"):
             model = train_network(train, setting, seed, bar)
-        with _clock(seconds, "calibrate and audit"):
+        with clock(seconds, "calibrate and audit"):
             with torch.no_grad():
                 probs, fresh = (model(part.x).squeeze(1).sigmoid() for part in (known, test))
             overall = gmc.ProbabilityHead(setting.alpha, bins=setting.bins).fit(probs, known.y)
@@ -162,8 +127,10 @@ def run(
             audits = {name: _audit(f, test, setting) for name, f in outputs.items()}
             curves = {name: _curves(f, test, setting.bins).tolist() for name, f in outputs.items()}
         assert head.report is not None
-        result = ProbabilityResult(out, seed, setting, audits, curves, head.report, seconds)
-        with _clock(seconds, "write"):
+        result = ProbabilityResult(
+            out=out, seed=seed, setting=setting, audits=audits, curves=curves, report=head.report, seconds=seconds
+        )
+        with clock(seconds, "write"):
             return _write(result, head)
 
 
@@ -181,7 +148,7 @@ def draw(num: int, seed: int, prevalence: float) -> Cases:
     return Cases(x, y, torch.stack([torch.ones_like(young), young, rural, night, returning, rural & night], 1))
 
 
-def train_network(data: Cases, setting: Setting, seed: int, bar: _Bar) -> nn.Module:
+def train_network(data: Cases, setting: Setting, seed: int, bar: Bar) -> nn.Module:
     """Two hidden layers, AdamW, binary cross-entropy."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -262,8 +229,6 @@ def _write(result: ProbabilityResult, head: gmc.ProbabilityHead) -> ProbabilityR
     )
     picture = Picture(pictures[0], "Share of events against the prediction, one panel a group", pictures[1])
     fit = result.report
-    remake = [["command", f"torchgmc demo probability --seed {result.seed}"], ["torch", torch.__version__]]
-    remake += [[name.replace("_", " "), str(value)] for name, value in asdict(setting).items()]
     write_html(
         result.files["report.html"],
         "A probability that means the same in every group",
@@ -272,7 +237,7 @@ def _write(result: ProbabilityResult, head: gmc.ProbabilityHead) -> ProbabilityR
             Section("Worst deviation of each group", [text], [worst, cost]),
             Section("Reliability", ["On the diagonal, predictions come true as often as they say."], [], [picture]),
             Section("What was fitted", [f"{fit.iterations} rounds in {fit.seconds:.2f} s. {fit.message}"]),
-            Section("To make it again", [], [Table(["setting", "value"], remake)]),
+            Section("To make it again", [], [remake(result, quick=setting == QUICK)]),
         ],
         lead=f"A network predicts an event. Three ways to use its probabilities, audited on {setting.num_test} fresh examples.",
     )

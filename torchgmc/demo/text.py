@@ -12,9 +12,9 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -22,8 +22,8 @@ from torch import Tensor, nn
 
 import torchgmc as gmc
 from torchgmc._extras import require
-from torchgmc.demo.fnr import _Bar, _clock, _finite, _progress
 from torchgmc.demo.sentences import JOBS, PEOPLE, Corpus, draw, vocabulary
+from torchgmc.demo.stage import Bar, Result, clock, folder, progress_bar, remake
 from torchgmc.report import Picture, Section, Table, write_file, write_html
 from torchgmc.text import Quality, words
 
@@ -68,36 +68,23 @@ class Data:
     groups: list[str]
 
 
-@dataclass(frozen=True)
-class TextResult:
-    """What the demonstration found; ``print(result)`` with rich shows the table.
+@dataclass(frozen=True, kw_only=True)
+class TextResult(Result):
+    """What the demonstration found, on the test prompts; the report is of the head fitted with ``kl``.
 
     Attributes:
-        out: folder of the files.
-        audits: by method, on the test prompts.
+        model: the folder's name, or how the model was made.
+        alpha: largest bias allowed.
         quality: by method, on randomly masked words: NLL, perplexity, KL, tokens at 0.
         tradeoff: by geometry, (worst bias on test prompts, NLL) for alpha from large to small.
-        report: of the head fitted with ``kl``.
-        seconds: time of each stage.
-        files: name and path of each file written.
     """
 
-    out: Path
-    seed: int
+    demo: ClassVar[str] = "text"
+    ours: ClassVar[str] = "kl"
     model: str
-    setting: Setting
     alpha: float
-    audits: dict[str, gmc.Audit]
     quality: dict[str, dict[str, float]]
     tradeoff: dict[str, list[tuple[float, float]]]
-    report: gmc.Report
-    seconds: dict[str, float]
-    files: dict[str, Path] = field(default_factory=dict)
-
-    @property
-    def certificate(self) -> str:
-        """One line about the calibrated model."""
-        return self.audits["kl"].certificate
 
     def rows(self) -> list[dict[str, Any]]:
         """One row a group and list: probability of the list in the group, and bias, by method."""
@@ -115,27 +102,16 @@ class TextResult:
             for group, what in sorted(found["kl"])
         ]
 
-    def to_dict(self) -> dict[str, Any]:
-        """Everything as JSON types."""
-        content = {
-            "demo": "text",
-            "torchgmc": gmc.__version__,
-            "torch": torch.__version__,
-            "seed": self.seed,
+    def findings(self) -> dict[str, Any]:
+        """Biases, quality, the trade-off, and how near the change is to the smallest."""
+        return {
             "model": self.model,
-            "setting": asdict(self.setting),
             "alpha": self.alpha,
-            "certificate": self.certificate,
             "bias": self.rows(),
-            "worst_bias": {name: audit.max_violation for name, audit in self.audits.items()},
             "quality": self.quality,
             "tradeoff": {name: [list(point) for point in points] for name, points in self.tradeoff.items()},
-            "fit": {"converged": self.report.converged, "message": self.report.message, **self.report.details},
-            "seconds": self.seconds,
-            "files": {name: str(path) for name, path in self.files.items()},
+            "details": self.report.details,
         }
-        finite: dict[str, Any] = _finite(content)
-        return finite
 
     def __rich__(self) -> Any:
         return _rich_table(self)
@@ -165,34 +141,42 @@ def run(
         0.0012
     """
     setting = setting or Setting()
-    for package, extra in (("transformers", "text"), ("matplotlib", "report"), ("rich", "cli")):
-        require(package, extra=extra)  # say so before the work, not after it
-    out = Path(out)
-    out.mkdir(parents=True, exist_ok=True)
+    out = folder(out, ("transformers", "text"))
     seconds: dict[str, float] = {}
-    with _progress(progress) as bar:
-        with _clock(seconds, "model"):
+    with progress_bar(progress) as bar:
+        with clock(seconds, "model"):
             data = _from_folder(Path(model), seed, bar) if model is not None else _from_scratch(setting, seed, bar)
-        with _clock(seconds, "calibrate and audit"):
+        with clock(seconds, "calibrate and audit"):
             plain = _audit(_head(data, 1.0, "kl"), data, setting.delta)
             alpha = setting.alpha or (0.002 if model is None else plain.max_violation / 10)
             heads = {name: _head(data, alpha, name) for name in METHODS}
             audits = {name: _audit(head, data, setting.delta) for name, head in bar.track(list(heads.items()), "audit")}
             quality = {name: _quality(head, data) for name, head in heads.items()}
-        with _clock(seconds, "trade-off"):
+        with clock(seconds, "trade-off"):
             tradeoff = _tradeoff(data, plain.max_violation, setting, bar)
         report = heads["kl"].report
         assert report is not None
         name = "trained on the spot" if model is None else Path(model).name
-        result = TextResult(out, seed, name, setting, alpha, audits, quality, tradeoff, report, seconds)
-        with _clock(seconds, "write"):
+        result = TextResult(
+            out=out,
+            seed=seed,
+            model=name,
+            setting=setting,
+            alpha=alpha,
+            audits=audits,
+            quality=quality,
+            tradeoff=tradeoff,
+            report=report,
+            seconds=seconds,
+        )
+        with clock(seconds, "write"):
             return _write(result, heads["kl"])
 
 
 # -- the model ---------------------------------------------------------------------------------------------------------------
 
 
-def _from_scratch(setting: Setting, seed: int, bar: _Bar) -> Data:
+def _from_scratch(setting: Setting, seed: int, bar: Bar) -> Data:
     known = vocabulary()
     place = {word: i for i, word in enumerate(known)}
     train, calibration, test = (
@@ -225,7 +209,7 @@ def _rows(corpus: Corpus, place: dict[str, int]) -> tuple[Tensor, Tensor]:
     return table, (table != 0).long()
 
 
-def _train(data: Corpus, place: dict[str, int], setting: Setting, seed: int, bar: _Bar) -> nn.Module:
+def _train(data: Corpus, place: dict[str, int], setting: Setting, seed: int, bar: Bar) -> nn.Module:
     """One or two masked words in each sentence, AdamW, a learning rate that warms up and cools down."""
     transformers = require("transformers", extra="text")
     config = transformers.BertConfig(
@@ -264,7 +248,7 @@ def _train(data: Corpus, place: dict[str, int], setting: Setting, seed: int, bar
 
 
 @torch.inference_mode()
-def _logits(model: nn.Module, corpus: Corpus, place: dict[str, int], where: list[int], bar: _Bar) -> Tensor:
+def _logits(model: nn.Module, corpus: Corpus, place: dict[str, int], where: list[int], bar: Bar) -> Tensor:
     """Logits at one masked word of each sentence, (n, vocabulary)."""
     ids, attention = _rows(corpus, place)
     at = torch.tensor(where) + 1
@@ -277,7 +261,7 @@ def _logits(model: nn.Module, corpus: Corpus, place: dict[str, int], where: list
     return torch.cat(parts).clone()
 
 
-def _from_folder(folder: Path, seed: int, bar: _Bar) -> Data:
+def _from_folder(folder: Path, seed: int, bar: Bar) -> Data:
     """A model of the user's own on the paper's templates: half to calibrate, half to test."""
     if not folder.is_dir():
         raise FileNotFoundError(f"`model` must be the folder of a masked language model; {str(folder)!r} is none.")
@@ -308,7 +292,7 @@ def _from_folder(folder: Path, seed: int, bar: _Bar) -> Data:
 
 
 @torch.inference_mode()
-def _read(model: nn.Module, tokenizer: Any, rows: list[list[int]], groups: gmc.TokenGroups, bar: _Bar) -> tuple[Tensor, Tensor]:
+def _read(model: nn.Module, tokenizer: Any, rows: list[list[int]], groups: gmc.TokenGroups, bar: Bar) -> tuple[Tensor, Tensor]:
     """Logits at the mask and membership of each row of tokens."""
     logits, member = [], []
     for row in bar.track(rows, "read"):
@@ -340,7 +324,7 @@ def _quality(head: gmc.DistributionHead, data: Data) -> dict[str, float]:
     return quality.compute()
 
 
-def _tradeoff(data: Data, worst: float, setting: Setting, bar: _Bar) -> dict[str, list[tuple[float, float]]]:
+def _tradeoff(data: Data, worst: float, setting: Setting, bar: Bar) -> dict[str, list[tuple[float, float]]]:
     """Worst bias on test prompts and NLL for alpha from the model's own bias down to a thirtieth of it."""
     alphas = [worst * 30 ** (-k / max(setting.alphas - 1, 1)) for k in range(setting.alphas)]
     found: dict[str, list[tuple[float, float]]] = {"euclidean": [], "kl": []}
@@ -436,20 +420,7 @@ def _sections(result: TextResult, bars: Picture, curve: Picture) -> list[Section
                 f"has less than {details['kl_bound']:.6f}."
             ],
         ),
-        Section(
-            "To make it again",
-            [],
-            [
-                Table(
-                    ["setting", "value"],
-                    [
-                        ["command", f"torchgmc demo text --seed {result.seed}"],
-                        ["torchgmc, torch", f"{gmc.__version__}, {torch.__version__}"],
-                        *([name.replace("_", " "), str(value)] for name, value in asdict(result.setting).items()),
-                    ],
-                )
-            ],
-        ),
+        Section("To make it again", [], [remake(result, quick=result.setting == QUICK)]),
     ]
 
 

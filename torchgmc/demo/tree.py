@@ -11,9 +11,9 @@ how broad an answer is are fitted on calibration documents and audited on fresh 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 import torchgmc as gmc
 from torchgmc._extras import require
-from torchgmc.demo.fnr import _clock, _finite, _progress
+from torchgmc.demo.stage import Result, clock, folder, percent, progress_bar, remake
 from torchgmc.report import Picture, Section, Table, write_file, write_html
 from torchgmc.trees import Tree
 
@@ -62,30 +62,16 @@ QUICK = Setting(num_train=1500, num_calibration=1000, num_test=1000, epochs=3)
 """Everything once, in a second; the model learns less."""
 
 
-@dataclass(frozen=True)
-class TreeResult:
-    """What the demonstration found; ``print(result)`` with rich shows the table.
+@dataclass(frozen=True, kw_only=True)
+class TreeResult(Result):
+    """What the demonstration found, on the test documents."""
 
-    Attributes:
-        out: folder of the files.
-        audits: by method, on the test documents.
-        report: of the fitted head.
-        seconds: time of each stage.
-        files: name and path of each file written.
-    """
-
-    out: Path
-    seed: int
-    setting: Setting
-    audits: dict[str, gmc.Audit]
-    report: gmc.Report
-    seconds: dict[str, float]
-    files: dict[str, Path] = field(default_factory=dict)
+    demo: ClassVar[str] = "tree"
 
     @property
     def certificate(self) -> str:
         """One line about the calibrated model."""
-        return self.audits["GMC"].certificate.replace("groups", "sets of answers")
+        return super().certificate.replace("groups", "sets of answers")
 
     def rows(self) -> list[dict[str, Any]]:
         """One row a set of answers: by method how often it is used, its coverage, deviation and verdict."""
@@ -104,30 +90,10 @@ class TreeResult:
             for group in (*LIBRARY, "all")
         ]
 
-    def to_dict(self) -> dict[str, Any]:
-        """Everything as JSON types."""
-        content = {
-            "demo": "tree",
-            "torchgmc": gmc.__version__,
-            "torch": torch.__version__,
-            "seed": self.seed,
-            "setting": asdict(self.setting),
-            "certificate": self.certificate,
-            "sets": self.rows(),
-            "worst_deviation": {name: audit.max_violation for name, audit in self.audits.items()},
-            "precision": {name: audit.cost for name, audit in self.audits.items()},
-            "fit": {
-                "converged": self.report.converged,
-                "iterations": self.report.iterations,
-                "rounds": self.report.details["rounds"],
-                "seconds": self.report.seconds,
-                "message": self.report.message,
-            },
-            "seconds": self.seconds,
-            "files": {name: str(path) for name, path in self.files.items()},
-        }
-        finite: dict[str, Any] = _finite(content)
-        return finite
+    def findings(self) -> dict[str, Any]:
+        """Sets of answers, how precise the answers are, and the length of the log."""
+        precision = {name: audit.cost for name, audit in self.audits.items()}
+        return {"sets": self.rows(), "precision": precision, "rounds": self.report.details["rounds"]}
 
     def __rich__(self) -> Any:
         return _rich_table(self)
@@ -150,21 +116,18 @@ def run(
         0.0237
     """
     setting = setting or Setting()
-    for package, extra in (("matplotlib", "report"), ("rich", "cli")):
-        require(package, extra=extra)  # say so before the work, not after it
-    out = Path(out)
-    out.mkdir(parents=True, exist_ok=True)
+    out = folder(out)
     seconds: dict[str, float] = {}
-    with _progress(progress) as bar:
-        with _clock(seconds, "draw"):
+    with progress_bar(progress) as bar:
+        with clock(seconds, "draw"):
             train = draw(setting.num_train, 3 * seed, seed, setting.features, used=False)
             calibration, test = (
                 draw(num, 3 * seed + k, seed, setting.features)
                 for k, num in ((1, setting.num_calibration), (2, setting.num_test))
             )
-        with _clock(seconds, "train"):
+        with clock(seconds, "train"):
             model = train_network(*train, setting, seed, bar)
-        with _clock(seconds, "calibrate and audit"), torch.inference_mode():
+        with clock(seconds, "calibrate and audit"), torch.inference_mode():
             known, fresh = (model(x).softmax(1) for x in (calibration[0], test[0]))
             heads = _heads(setting)
             for head in bar.track(heads.values(), "calibrate"):
@@ -172,8 +135,8 @@ def run(
             audits = {name: head.audit(fresh, test[1], delta=setting.delta) for name, head in heads.items()}
         report = heads["GMC"].report
         assert report is not None
-        result = TreeResult(out, seed, setting, audits, report, seconds)
-        with _clock(seconds, "write"):
+        result = TreeResult(out=out, seed=seed, setting=setting, audits=audits, report=report, seconds=seconds)
+        with clock(seconds, "write"):
             return _write(result, heads["GMC"])
 
 
@@ -256,7 +219,7 @@ def _sections(result: TreeResult, bars: Picture) -> list[Section]:
     coverage = Table(
         ["answers on the shelf", *heads],
         [
-            [row["set"], *(_percent(row[what][name]) for name in METHODS for what in ("mass", "coverage"))]
+            [row["set"], *(percent(row[what][name]) for name in METHODS for what in ("mass", "coverage"))]
             for row in result.rows()
         ],
         numeric=heads,
@@ -269,8 +232,8 @@ def _sections(result: TreeResult, bars: Picture) -> list[Section]:
                 name,
                 f"{audit.max_violation:.4f}",
                 f"{audit.cost['mean set size']:.2f}",
-                _percent(audit.cost["answers: root"]),
-                _percent(audit.cost["answers: leaf"]),
+                percent(audit.cost["answers: root"]),
+                percent(audit.cost["answers: leaf"]),
             ]
             for name, audit in result.audits.items()
         ],
@@ -291,14 +254,6 @@ def _sections(result: TreeResult, bars: Picture) -> list[Section]:
         ],
         numeric=["deviation", "interval"],
     )
-    remake = Table(
-        ["setting", "value"],
-        [
-            ["command", f"torchgmc demo tree --seed {result.seed}"],
-            ["torchgmc, torch", f"{gmc.__version__}, {torch.__version__}"],
-            *([name.replace("_", " "), str(value)] for name, value in asdict(setting).items()),
-        ],
-    )
     meaning = (
         f"The deviation is the coverage of the answers on a shelf minus {setting.target:g}; the promise is at most "
         f"{setting.alpha:g}. The intervals hold all at once with confidence {100 * (1 - setting.delta):g} %. The root, which "
@@ -312,7 +267,7 @@ def _sections(result: TreeResult, bars: Picture) -> list[Section]:
         Section("Deviation from the promise", [meaning], [], [bars]),
         Section("What was fitted", [steps], []),
         Section("Every interval", [], [intervals]),
-        Section("To make it again", [], [remake]),
+        Section("To make it again", [], [remake(result, quick=setting == QUICK)]),
     ]
 
 
@@ -320,7 +275,7 @@ def _rich_table(result: TreeResult) -> Any:
     """The result for a terminal of 80 columns; every mark is readable without colour."""
     console, tables, text, box = (require(f"rich.{name}", extra="cli") for name in ("console", "table", "text", "box"))
     setting = result.setting
-    title = f"Coverage by set of answers, target {_percent(setting.target)}"
+    title = f"Coverage by set of answers, target {percent(setting.target)}"
     table = tables.Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("\nanswers in", no_wrap=True)
     for name in METHODS:
@@ -331,20 +286,16 @@ def _rich_table(result: TreeResult) -> Any:
             far = abs(row["deviation"][name]) > setting.alpha
             mark = "!!" if row["verdict"][name] == "violated" else "! " if far else "  "
             style = "red" if mark == "!!" else "yellow" if far else "green"
-            numbers = f"{_percent(row['mass'][name], 0)}  {_percent(row['coverage'][name])}{mark}"
+            numbers = f"{percent(row['mass'][name], 0)}  {percent(row['coverage'][name])}{mark}"
             cells.append(text.Text(numbers, style=style))
         table.add_row(*cells)
     table.add_section()
     table.add_row("worst deviation", *(f"{result.audits[name].max_violation:.4f}  " for name in METHODS))
     for label, key in (("answers a leaf", "answers: leaf"), ("answers the root", "answers: root")):
-        table.add_row(label, *(f"{_percent(result.audits[name].cost[key])}  " for name in METHODS))
+        table.add_row(label, *(f"{percent(result.audits[name].cost[key])}  " for name in METHODS))
     legend = (
-        f"promised: every set of answers is right {_percent(setting.target)} of the time, within {setting.alpha:g}\n"
+        f"promised: every set of answers is right {percent(setting.target)} of the time, within {setting.alpha:g}\n"
         f"!  beyond it on these {setting.num_test} test documents"
         f"   !! beyond it with confidence {100 * (1 - setting.delta):g} %\n"
     )
     return console.Group(table, text.Text(legend, style="dim"), text.Text(result.certificate))
-
-
-def _percent(value: float, digits: int = 1) -> str:
-    return f"{100 * value:.{digits}f} %"
