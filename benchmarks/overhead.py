@@ -4,9 +4,9 @@
     python -m benchmarks.overhead --small    # small models, to see that it runs
 
 The share is the time of everything `attach` puts behind the model (scores out, head, result back in) over the time of the
-whole calibrated forward pass; both are medians of runs that alternate, in one process. `scripted` is the file that
-`model.export` writes against the bare model, scripted (U-Net) or traced (encoder) in the same way. Bytes are those one of two
-ranks contributes to a fit (gloo, loopback), headers and padding included.
+whole calibrated forward pass; both are the quickest of several runs that take turns, in one process. `scripted` is the file
+that `model.export` writes against the bare model, scripted (U-Net) or traced (encoder) in the same way. Bytes are those one of
+two ranks contributes to a fit (gloo, loopback), headers and padding included.
 """
 
 import argparse
@@ -33,8 +33,8 @@ def membership(n: int) -> Tensor:
     return torch.arange(n)[:, None] % len(GROUPS) == torch.arange(len(GROUPS))
 
 
-def medians(*works: Callable[[], object], repeat: int) -> list[float]:
-    """Median seconds of each work; the works take turns, so that a busy machine slows all of them alike."""
+def quickest(*works: Callable[[], object], repeat: int) -> list[float]:
+    """Least seconds of each work; the works take turns, so that a busy machine disturbs all of them alike."""
     times: list[list[float]] = [[] for _ in works]
     for turn in range(repeat + 1):
         for work, found in zip(works, times, strict=True):
@@ -42,7 +42,7 @@ def medians(*works: Callable[[], object], repeat: int) -> list[float]:
             work()
             if turn:  # the first one warms up
                 found.append(time.perf_counter() - start)
-    return [sorted(found)[repeat // 2] for found in times]
+    return [min(found) for found in times]
 
 
 def unet(size: int, batch: int, encoder: str) -> tuple[nn.Module, gmc.CalibratedModel, tuple[Tensor, ...]]:
@@ -86,7 +86,7 @@ def eager(net: nn.Module, model: gmc.CalibratedModel, inputs: tuple[Tensor, ...]
         def head() -> Any:
             return model.adapter.replace(output, model.apply_head(output, member, named))
 
-        whole, alone = medians(lambda: model(*inputs), head, repeat=repeat)
+        whole, alone = quickest(lambda: model(*inputs), head, repeat=repeat)
     return alone / whole, whole
 
 
@@ -102,7 +102,7 @@ def scripted(net: nn.Module, model: gmc.CalibratedModel, inputs: tuple[Tensor, .
             bare = torch.jit.trace(_Logits(net), inputs[:1], check_trace=False)
         for _ in range(3):  # the executor optimises in its first runs
             bare(*inputs[:-1]), calibrated(*inputs)
-        one, both = medians(lambda: bare(*inputs[:-1]), lambda: calibrated(*inputs), repeat=repeat)
+        one, both = quickest(lambda: bare(*inputs[:-1]), lambda: calibrated(*inputs), repeat=repeat)
     return (both - one) / both, both
 
 

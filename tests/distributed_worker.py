@@ -58,6 +58,38 @@ def traffic(rank: int) -> dict:
     return found
 
 
+def shares(rank: int) -> dict:
+    """What of seven numbers this rank is given, by kind of loader."""
+    from torch.utils.data import (
+        BatchSampler,
+        DataLoader,
+        DistributedSampler,
+        IterableDataset,
+        RandomSampler,
+        SubsetRandomSampler,
+    )
+
+    from torchgmc.lightning import shard
+
+    class Stream(IterableDataset):
+        def __iter__(self):
+            return iter(range(7))
+
+    torch.manual_seed(rank)  # samplers that draw differ between the ranks
+    data = list(range(7))
+    loaders = {
+        "in order": DataLoader(data, batch_size=2),
+        "shuffled": DataLoader(data, batch_size=2, shuffle=True),
+        "padded": DataLoader(data, batch_size=2, sampler=DistributedSampler(data)),
+        "subset": DataLoader(data, batch_size=2, sampler=SubsetRandomSampler(range(7))),
+        "batches": DataLoader(data, batch_sampler=BatchSampler(RandomSampler(data), 3, False)),
+        "single": DataLoader(data, batch_size=None),
+        "stream": DataLoader(Stream(), batch_size=2),
+        "list": [torch.tensor([0, 1, 2]), torch.tensor([3, 4]), torch.tensor([5, 6])],
+    }
+    return {name: [int(i) for batch in shard(one) for i in torch.as_tensor(batch).reshape(-1)] for name, one in loaders.items()}
+
+
 def failures(rank: int) -> dict:
     """A rank that fails takes the others with it, and leaves them able to go on."""
     entry = ZOO[NAMES.index("threshold")]
@@ -110,7 +142,10 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     store = dist.FileStore(str(folder / "store"), world)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=timedelta(seconds=40))
-    torch.save({"fits": fits, "traffic": traffic, "failures": failures, "killed": killed}[what](rank), folder / f"{rank}.pt")
+    torch.save(
+        {"fits": fits, "traffic": traffic, "shares": shares, "failures": failures, "killed": killed}[what](rank),
+        folder / f"{rank}.pt",
+    )
     if what != "killed":
         dist.barrier()
     dist.destroy_process_group()

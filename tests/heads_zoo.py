@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 import torchgmc as gmc
+from torchgmc.mappings import Residual
 
 GROUPS = ["a", "b", "c"]
 
@@ -26,6 +27,7 @@ class Entry(NamedTuple):
     name: str
     make: Callable[[], gmc.Head]
     data: Callable[[int, int], Data]
+    loading: Mapping[str, Any] = MappingProxyType({})  # what a file cannot hold
     per_cell: bool = False  # bytes exchanged between processes do not grow with n
     options: Mapping[str, Any] = MappingProxyType({})  # of calibrate
 
@@ -66,6 +68,11 @@ def events(n: int, seed: int, classes: int | None = None) -> Data:
     return Data((logits.softmax(1), y, member), (logits.softmax(1), member))
 
 
+def means(n: int, seed: int) -> Data:
+    probs, y, member = events(n, seed).observe
+    return Data((probs, y.float(), member), (probs, member))
+
+
 def residuals(n: int, seed: int) -> Data:
     g = torch.Generator().manual_seed(seed)
     member = membership(n, g)
@@ -102,13 +109,13 @@ ZOO = [
         "threshold-classes",
         lambda: gmc.ThresholdHead([0.1, 0.2], 0.02, GROUPS, num_classes=2),
         lambda n, s: images(n, s, 2),
-        True,
+        per_cell=True,
     ),
     Entry(
         "threshold-jitter",
         lambda: gmc.ThresholdHead(0.1, 0.02, GROUPS, jitter=0.01, risk="fpr", conditional=True),
         images,
-        True,
+        per_cell=True,
     ),
     Entry("threshold-exact", lambda: gmc.ThresholdHead(0.1, 0.02, GROUPS, resolution="exact"), images),
     Entry("conformal", lambda: gmc.baselines.ConformalRiskControl(0.1, 0.02, GROUPS), images, per_cell=True),
@@ -127,5 +134,6 @@ ZOO = [
     Entry("tree-groups", lambda: gmc.TreeHead(TREE, 0.9, 0.05, groups=GROUPS), lambda n, s: documents(n, s, True)),
     Entry("tree-conformal", lambda: gmc.baselines.SplitConformal(TREE, 0.9), documents),
     Entry("tree-unprocessed", lambda: gmc.baselines.UnprocessedTree(TREE, 0.9), documents),
+    Entry("gmc", lambda: gmc.GMCHead(Residual, 0.02, groups=GROUPS), means, {"mapping": Residual}),
 ]
 NAMES = [entry.name for entry in ZOO]

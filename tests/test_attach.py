@@ -371,3 +371,16 @@ def test_gradients_reach_the_model():
     net = nn.Linear(20, 20)
     gmc.attach(net, entry.fitted())(logits, groups)[:, 3].sum().backward()
     assert net.weight.grad.abs().sum() > 0
+
+
+def test_a_head_with_sets_of_its_own_may_be_given_something_to_look_at():
+    def halves(f: Tensor, x: Tensor) -> Tensor:
+        return torch.stack([x[:, 0] > 0, x[:, 0] <= 0], 1)
+
+    from torchgmc.mappings import Residual
+
+    x, probs, y = torch.randn(60, 1), torch.rand(60), (torch.rand(60) < 0.5).float()
+    head = gmc.GMCHead(Residual, 0.01, who=halves).fit(probs, y, x)
+    assert torch.equal(gmc.attach(nn.Identity(), head)(probs, groups=x), head(probs, x))
+    levels = gmc.GMCHead(Residual, 0.01, who=lambda f, x: torch.cat([f > 0.5, f <= 0.5], 1)).fit(probs, y)
+    assert torch.equal(gmc.attach(nn.Identity(), levels)(probs), levels(probs))

@@ -71,6 +71,14 @@ def test_bytes_do_not_grow_with_n_where_statistics_are_per_cell(tmp_path):
             assert (large <= small * 1.01) == entry.per_cell, (entry.name, small, large)
 
 
+def test_every_example_of_a_loader_goes_to_one_rank(tmp_path):
+    pytest.importorskip("lightning.pytorch")
+    first, second = launch("shares", tmp_path)
+    for name in first:
+        assert sorted(first[name] + second[name]) == list(range(7)), name
+        assert first[name] and second[name], name
+
+
 def test_a_failing_rank_fails_the_others_with_its_message(tmp_path):
     first, second = launch("failures", tmp_path)
     for name in ("bad batch in fit", "own loop"):

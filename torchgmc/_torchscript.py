@@ -48,7 +48,7 @@ class Flat(nn.Module):
         self.head.report = None
         for name, buffer in self.head._buffers.items():  # torch.export warns of views, e.g. of a transposed table
             self.head._buffers[name] = None if buffer is None else buffer.detach().clone(memory_format=torch.contiguous_format)
-        self.source = calibrated.group_source if calibrated.takes_groups and not grouped else None
+        self.source = None if grouped else calibrated.group_source
         self.main = names.index("input_ids") if "input_ids" in names else 0
         self.grouped, self.threshold_only = grouped, calibrated.wants == "groups"
         self.names = [*names, "groups"] if grouped else names

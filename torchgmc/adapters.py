@@ -219,8 +219,8 @@ class Adapter:
                     f"({', '.join(TARGETS)}) or as second entry; say where with adapter=Adapter(target=...)."
                 )
             values[names[1]] = like_scores(batch.target, first) if names[1] == "masks" else batch.target
-        if takes_groups(head):
-            values["groups"] = batch.groups
+        if takes_groups(head) or (may_take_groups(head) and batch.groups is not None):
+            values["groups" if "groups" in names else "x"] = batch.groups
         return values
 
     def apply(self, head: Any, scores: Tensor, member: Tensor | None, inputs: Mapping[str, Tensor]) -> Tensor:
@@ -307,8 +307,14 @@ def wants(head: Head) -> str:
 
 
 def takes_groups(head: Head) -> bool:
-    """Does this head's ``forward`` take a membership, and was the head made for named groups?"""
-    return head.grouped and "groups" in inspect.signature(head.forward).parameters
+    """Must this head's ``forward`` be given a membership?"""
+    names = inspect.signature(head.forward).parameters
+    return head.grouped and ("groups" in names or ("x" in names and getattr(head, "static", True)))
+
+
+def may_take_groups(head: Head) -> bool:
+    """A :class:`~torchgmc.GMCHead` whose sets depend on f may be given something to compute them from, or nothing."""
+    return "x" in inspect.signature(head.forward).parameters and not getattr(head, "static", True)
 
 
 def gives_logits(model: nn.Module) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torchgmc.adapters import Adapter, adapt, named, takes_groups, wants
+from torchgmc.adapters import Adapter, adapt, may_take_groups, named, takes_groups, wants
 from torchgmc.groups import Groups
 from torchgmc.heads.base import Head
 
@@ -29,7 +29,8 @@ def attach(
         head: a head of this package, fitted or yet to be fitted on what this model puts out.
         groups: where the membership ``(n, a)`` comes from at a call:
 
-            - None: an argument, the last positional one or ``groups=``;
+            - None: an argument, the last positional one or ``groups=`` (for a :class:`~torchgmc.GMCHead` whose sets depend on f
+              only ``groups=``: what its ``who`` looks at);
             - a str: the key of a batch, ``model(**batch)`` or ``model(batch)``;
             - a module or function: computed from the model's own (first) input, e.g. ``TokenGroups`` or a classifier.
         adapter: how scores come out of the output and the result goes back; found by itself for the models above.
@@ -73,7 +74,7 @@ class CalibratedModel(nn.Module):
         self.model, self.head, self.adapter = model, head, adapter
         self.group_key = groups if isinstance(groups, str) else None
         self.group_source = groups if callable(groups) else None
-        self.takes_groups = takes_groups(head)
+        self.takes_groups, self.may_take_groups = takes_groups(head), may_take_groups(head)
         self.wants = wants(head)
         self._looked = False  # at the range of the first scores
 
@@ -109,21 +110,23 @@ class CalibratedModel(nn.Module):
         batch = inputs[0] if len(inputs) == 1 else None
         if isinstance(batch, Mapping):  # model(batch)
             inputs, kwargs = (), {**batch, **kwargs}
-        if not self.takes_groups:
+        if not self.takes_groups and not self.may_take_groups:
             return inputs, kwargs, None
         key = self.group_key or "groups"
         if groups is None and key in kwargs:
             groups = kwargs.pop(key)
         elif groups is None and self.group_source is not None:
             groups = self.group_source(_first(inputs, kwargs))
-        elif groups is None and self.group_key is None and len(inputs) > 1:
+        elif groups is None and self.group_key is None and len(inputs) > 1 and self.takes_groups:
             inputs, groups = inputs[:-1], inputs[-1]
+        if groups is None and not self.takes_groups:
+            return inputs, kwargs, None
         if groups is None:
             raise ValueError(self._missing(inputs, kwargs))
         member = groups.membership if isinstance(groups, Groups) else groups
         if not isinstance(member, Tensor):
             raise TypeError(f"`groups` must be a membership tensor of shape (n, {self.head.num_groups}), got {_shape(member)}.")
-        if self.group_source is not None and member.is_floating_point():
+        if self.group_source is not None and self.takes_groups and member.is_floating_point():
             raise TypeError(f"the module that computes groups must give a bool membership, got {member.dtype}; cut its scores.")
         return inputs, kwargs, member
 

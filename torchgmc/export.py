@@ -93,7 +93,8 @@ def _prepare(model: CalibratedModel, example: Any) -> tuple[Flat, tuple[Tensor, 
     kwargs = dict(example) if isinstance(example, Mapping) else {}
     if not inputs and not kwargs:
         raise ValueError("`example_inputs` is empty; give the arguments of one call, e.g. (images, groups).")
-    asked = model.takes_groups and (model.group_source is None or "groups" in kwargs)
+    given = "groups" in kwargs or (model.group_key or "groups") in kwargs
+    asked = (model.takes_groups and model.group_source is None) or (given and (model.takes_groups or model.may_take_groups))
     args, kwargs, member = model.divide(inputs, None, kwargs)
     names = list(kwargs) if kwargs else _names(model.model, len(args))
     values = [*args, *kwargs.values(), *([member] if asked else [])]

@@ -7,25 +7,23 @@ import os
 import shutil
 import tempfile
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch import distributed as dist
-from torch.utils.data import DataLoader, IterableDataset, Sampler
 
 from torchgmc import distributed, io
+from torchgmc._calibration_loop import checkpoints_of_now, evaluating, figure, labels, progress, shard
 from torchgmc._extras import require
-from torchgmc.adapters import Adapter, Batch, adapt, takes_groups
+from torchgmc.adapters import Adapter, Batch, adapt, may_take_groups, takes_groups
 from torchgmc.attach import CalibratedModel
 from torchgmc.heads.base import Head
 from torchgmc.heads.base import _unchanged_on_error as unchanged_on_error
 
 if TYPE_CHECKING:
     from lightning.pytorch import Callback, LightningModule, Trainer
-    from matplotlib.figure import Figure
 else:
     Callback = require("lightning.pytorch", extra="lightning").Callback
 
@@ -132,7 +130,7 @@ class CalibrationCallback(Callback):
     def on_train_end(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
         """Calibrate; write checkpoints of these very weights anew."""
         self.calibrate(trainer, pl_module)
-        for path in _checkpoints_of_now(trainer):
+        for path in checkpoints_of_now(trainer):
             trainer.save_checkpoint(path)
 
     def calibrate(self, trainer: "Trainer", pl_module: "LightningModule", dataloader: Iterable[Any] | None = None) -> Head:
@@ -141,10 +139,10 @@ class CalibrationCallback(Callback):
         _undo_forward(pl_module)
         head, device = self._head.to(pl_module.device), pl_module.device
         source = self.groups.to(device) if isinstance(self.groups, nn.Module) else self.groups
-        with unchanged_on_error(head), distributed.together(), _evaluating(pl_module):
+        with unchanged_on_error(head), distributed.together(), evaluating(pl_module):
             head.reset()
             batches = loader if self.sharded else shard(loader)
-            for index, batch in enumerate(_progress(trainer, batches, self.name)):
+            for index, batch in enumerate(progress(trainer, batches, self.name)):
                 head.observe(**self._observation(trainer, pl_module, batch, source, index))
             head.calibrate(**self.options)
         if head.report is not None:
@@ -178,7 +176,7 @@ class CalibrationCallback(Callback):
 
     def _divide(self, batch: Any, source: Any) -> Batch:
         divided = self.adapter.split(batch)
-        if not takes_groups(self._head):
+        if not takes_groups(self._head) and not may_take_groups(self._head):
             return divided
         groups = divided.groups
         if isinstance(source, str):
@@ -189,7 +187,7 @@ class CalibrationCallback(Callback):
         elif source is not None:
             with torch.no_grad():
                 groups = source(divided.kwargs.get("input_ids", divided.args[0] if divided.args else None))
-        if groups is None:
+        if groups is None and takes_groups(self._head):
             seen = f"the keys {', '.join(map(repr, batch))}" if isinstance(batch, Mapping) else f"{len(batch)} entries"
             raise ValueError(
                 f"no groups for the {self._head.num_groups} groups of the head: the batch has {seen}. Give the membership as "
@@ -265,7 +263,7 @@ class CalibrationCallback(Callback):
         for when, table in (("before", report.violations_before), ("after", report.violations_after)):
             values[f"{self.name}/worst_{when}"] = float(table.abs().max())
             if table.numel() <= MAX_LOGGED:
-                named = zip(_labels(self._head, table), table.flatten().tolist(), strict=True)
+                named = zip(labels(self._head, table), table.flatten().tolist(), strict=True)
                 values |= {f"{self.name}/{when}/{label}": value for label, value in named}
         for logger in trainer.loggers:
             logger.log_metrics(values, step=trainer.global_step)
@@ -358,90 +356,6 @@ class _Plain(nn.Module):
         return type(module).forward(module, *args, **kwargs)
 
 
-class _Share(Sampler[int]):
-    """Every world-th index: no example twice, unlike DistributedSampler, which repeats some to even out."""
-
-    def __init__(self, indices: Tensor) -> None:
-        self.indices = indices[dist.get_rank() :: dist.get_world_size()].tolist()
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self.indices)
-
-    def __len__(self) -> int:
-        return len(self.indices)
-
-
-def shard(loader: Iterable[Any]) -> Iterable[Any]:
-    """This rank's share of a loader: over all ranks, every example once."""
-    if not distributed.active():
-        return loader
-    if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset) or loader.batch_size is None:
-        rank, world = dist.get_rank(), dist.get_world_size()
-        return (batch for index, batch in enumerate(loader) if index % world == rank)
-    if isinstance(loader.sampler, torch.utils.data.DistributedSampler):
-        indices = torch.arange(len(loader.dataset))  # type: ignore[arg-type]  # DistributedSampler needs a length too
-    else:
-        indices = torch.tensor(list(loader.sampler), dtype=torch.int64)
-    return DataLoader(
-        loader.dataset,
-        batch_size=loader.batch_size,
-        sampler=_Share(distributed.from_first(indices)),
-        num_workers=loader.num_workers,
-        collate_fn=loader.collate_fn,
-        pin_memory=loader.pin_memory,
-        worker_init_fn=loader.worker_init_fn,
-        multiprocessing_context=loader.multiprocessing_context,
-    )
-
-
-def figure(head: Head) -> "Figure":
-    """Violations before and after, beside the band of what was promised."""
-    matplotlib = require("matplotlib.figure", extra="report")
-    report = head.report
-    assert report is not None
-    labels = _labels(head, report.violations_before)
-    made: Figure = matplotlib.Figure(figsize=(8, 1.5 + 0.3 * len(labels)), layout="constrained")
-    axes = made.add_subplot()
-    axes.axvspan(-head.alpha, head.alpha, color="#009E73", alpha=0.16, lw=0, label=f"promised: within {head.alpha:g}")
-    for table, mark, color, label in (
-        (report.violations_before, "o", "#D55E00", "before"),
-        (report.violations_after, "s", "#0072B2", "after"),
-    ):
-        axes.plot(table.flatten().tolist(), range(len(labels)), mark, color=color, label=label)
-    axes.set_yticks(range(len(labels)), labels)
-    axes.invert_yaxis()
-    axes.set_xlabel("violation")
-    axes.legend()
-    return made
-
-
-def _labels(head: Head, table: Tensor) -> list[str]:
-    """A name for each g of a table of violations."""
-    names: list[str] = getattr(head, "promises", head.groups)
-    rows = names if len(names) == len(table) else [str(i) for i in range(len(table))]
-    named = list(getattr(head, "attributes", []))
-    columns = named if len(named) == table.shape[1] else [str(i) for i in range(table.shape[1])]
-    return [row if table.shape[1] == 1 else f"{row}/{column}" for row in rows for column in columns]
-
-
-def _progress(trainer: "Trainer", batches: Iterable[Any], name: str) -> Iterable[Any]:
-    tqdm = require("tqdm", extra="lightning").tqdm
-    shown = trainer.is_global_zero and trainer.progress_bar_callback is not None
-    bar: Iterable[Any] = tqdm(batches, desc=name.capitalize(), disable=not shown, leave=False)
-    return bar
-
-
-@contextlib.contextmanager
-def _evaluating(module: nn.Module) -> Iterator[None]:
-    modes = [(one, one.training) for one in module.modules()]
-    module.eval()
-    try:
-        yield
-    finally:
-        for one, mode in modes:
-            one.training = mode
-
-
 def _undo_forward(module: nn.Module) -> None:
     module.__dict__.pop("forward", None)
 
@@ -456,14 +370,3 @@ def _check_schema(state: dict[str, Any]) -> None:
         raise ValueError(
             f"the checkpoint's head has schema {state['schema']}, this version reads up to {io.SCHEMA}; upgrade torchgmc."
         )
-
-
-def _checkpoints_of_now(trainer: "Trainer") -> list[str]:
-    """Files that hold the weights of this very step, on any logger's folder."""
-    found: dict[str, None] = {}
-    for callback in trainer.checkpoint_callbacks:
-        if getattr(callback, "_last_global_step_saved", -1) == trainer.global_step:
-            for path in (getattr(callback, "_last_checkpoint_saved", ""), getattr(callback, "last_model_path", "")):
-                if path and os.path.isfile(path) and not os.path.islink(path):
-                    found[path] = None
-    return list(found)
