@@ -209,3 +209,18 @@ def test_quantile_line_search_reaches_the_best_coverage():
     ]
     p.move(who, what, step)
     assert abs(float(p.violations()[0, 0])) <= min(candidates) + 1e-12
+
+
+def test_calm_gives_the_threads_back():
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        with levelsets.calm(torch.ones(3, 2)):
+            assert torch.get_num_threads() == 1
+        with pytest.raises(ValueError, match="inside"), levelsets.calm(torch.ones(3, 2)):
+            raise ValueError("inside")
+        assert torch.get_num_threads() == 2
+        with levelsets.calm(torch.ones(1, 1).expand(levelsets.ONE_THREAD + 1, 1)):
+            assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)

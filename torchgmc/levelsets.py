@@ -6,7 +6,8 @@ the input is in *now*. f is held in coordinates z in which a step is an addition
 any order, and an example ends in the same level set in any batch, format or precision of the solver.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -21,6 +22,8 @@ LARGEST = 512.0
 TINY = 2.0**-40
 #: Rows handled at a time, so that temporaries stay in a core's cache.
 ROWS = 1 << 13
+#: Entries of a membership up to which one thread is as fast as two.
+ONE_THREAD = 1 << 23
 
 
 def snap(x: Tensor, unit: float = FINE) -> Tensor:
@@ -176,6 +179,23 @@ class Table:
         before = cell_sums(some, *self.read(rows), self.bins)
         move()
         self.sums = self.sums + (cell_sums(some, *self.read(rows), self.bins) - before)
+
+
+@contextmanager
+def calm(member: Tensor) -> Iterator[None]:
+    """One thread inside, for a small problem on the CPU: thousands of short operations.
+
+    They gain little from a second thread, and on a busy machine each may wait for it: a fit of 0.1 s then takes seconds.
+    """
+    before = torch.get_num_threads()
+    small = member.device.type == "cpu" and member.numel() <= ONE_THREAD and before > 1
+    if small:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        if small:
+            torch.set_num_threads(before)
 
 
 def cell_sums(member: Tensor, values: Tensor, level: Tensor, bins: int) -> Tensor:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from torchgmc import checks, levelsets, newton, probabilities, theory
-from torchgmc.audit import Audit, Moments, summarize
+from torchgmc.audit import Audit, Moments, Tally, summarize
 from torchgmc.distributed import pooled
 from torchgmc.heads.base import Head
 from torchgmc.levelproblem import ResidualProblem
@@ -196,14 +196,19 @@ class ProbabilityHead(Head):
         examples = self.statistics
         if examples is None or len(examples.z) == 0:
             raise ValueError("no examples observed: call `observe` (or `fit`) with at least one example first.")
+        with levelsets.calm(examples.member):
+            if solver == "exact":
+                promise = self._promise(examples.z.device)
+                found = probabilities.fit(examples, promise, checks.count("max_iter", max_iter, 100), self.groups)
+                self._write(found.offsets, found.tables, None)
+                self._mark_fitted(found.report)
+            else:
+                self._take_fixed_steps(examples, solver, eta, max_iter)
+        return self
+
+    def _take_fixed_steps(self, examples: probabilities.Examples, solver: str, eta: float | None, max_iter: int | None) -> None:
+        """Algorithm 1 or 2."""
         width = self.high - self.low
-        if solver == "exact":
-            found = probabilities.fit(
-                examples, self._promise(examples.z.device), checks.count("max_iter", max_iter, 100), self.groups
-            )
-            self._write(found.offsets, found.tables, None)
-            self._mark_fitted(found.report)
-            return self
         problem = self._problem(examples)
         problem.check_groups()
         eta, bound = self._fixed_step(problem, eta)
@@ -215,7 +220,6 @@ class ProbabilityHead(Head):
         report = dataclasses.replace(report, details={"examples": len(examples.z), "eta": eta})
         self._write(None, None, self._lengths(problem, log))
         self._mark_fitted(probabilities.in_units(report, width))
-        return self
 
     def _promise(self, device: torch.device) -> probabilities.Promise:
         width = self.high - self.low
@@ -297,50 +301,63 @@ class ProbabilityHead(Head):
         log loss of events and classes.
         """
         checks.fraction("delta", delta)
+        return self._audit(self._tally(probs, y, groups, weight), delta)
+
+    def _tally(self, probs: Tensor, y: Tensor, groups: Any = None, weight: Any = None) -> Tally:
         start, outcome, member, weights = self._check_batch(probs, y, groups, weight)
         if len(start) == 0:
             raise ValueError("`probs` holds no examples to audit.")
-        counts = member.sum(0)
-        if bool((counts == 0).any()):
-            name = self.groups[int((counts == 0).nonzero()[0])]
-            raise ValueError(f"group {name!r} has no examples to audit; leave it out or add data.")
-        width, promise = self.high - self.low, self._promise(start.device)
+        width = self.high - self.low
         z = self.calibrated(probs.detach(), member if self.grouped else None)
         f = levelsets.probabilities(z, self.euclidean)
         level = levelsets.levels(z, self.edges, self.euclidean)
         place = level * self.columns + torch.arange(self.columns, device=z.device)
         spread = z.new_zeros(len(z), self.num_bins * self.columns)
         moments = Moments.of(member, spread.scatter(1, place, (f - outcome) * width), weights[:, None].expand_as(spread))
-        if not self.conditional:  # show what each cell itself holds; the estimates do not use it
-            inside = spread.scatter(1, place, 1.0)
-            mass = member.double().T @ (inside * weights[:, None])
-            count = member.double().T @ (inside * (weights > 0)[:, None])
-            moments = dataclasses.replace(moments, mass=mass, count=count)
+        inside = spread.scatter(1, place, 1.0)
+        sums = {
+            "members": member.sum(0),
+            "cell mass": member.double().T @ (inside * weights[:, None]),
+            "cell count": member.double().T @ (inside * (weights > 0)[:, None]),
+        }
+        return Tally(len(z), moments, sums | self._cost(levelsets.probabilities(start, self.euclidean), f, outcome, weights))
+
+    def _audit(self, tally: Tally, delta: float) -> Audit:
+        assert tally.moments is not None
+        sums = dict(tally.sums)
+        empty = (sums.pop("members") == 0).nonzero()
+        if len(empty):
+            name = self.groups[int(empty[0])]
+            raise ValueError(f"group {name!r} has no examples to audit; leave it out or add data.")
+        cells = sums.pop("cell mass"), sums.pop("cell count")
+        device, columns = cells[0].device, self.num_bins * self.columns
+        promise = self._promise(device)
         return summarize(
-            moments,
+            tally.moments,
             self.alpha,
             delta,
             self.conditional,
             self.groups,
-            [probabilities.cell_name(i, promise, self.columns).removeprefix(", ") for i in range(spread.shape[1])],
-            z.new_zeros(spread.shape[1]),
-            (-width, width / self.num_bins),
-            len(z),
-            cost=self._cost(levelsets.probabilities(start, self.euclidean), f, outcome, weights),
+            [probabilities.cell_name(i, promise, self.columns).removeprefix(", ") for i in range(columns)],
+            cells[0].new_zeros(columns),
+            (self.low - self.high, (self.high - self.low) / self.num_bins),
+            tally.examples,
+            cost={key: float(total / tally.moments.total[0]) for key, total in sums.items()},
             name=type(self).__name__,
+            cells=cells,
         )
 
-    def _cost(self, before: Tensor, after: Tensor, outcome: Tensor, weight: Tensor) -> dict[str, float]:
-        share = weight / weight.sum()
+    def _cost(self, before: Tensor, after: Tensor, outcome: Tensor, weight: Tensor) -> dict[str, Tensor]:
+        """Weighted sums of the losses."""
         name = "Brier score" if self.range is None else "squared error"
         cost = {}
         for when, f in (("before", before), ("after", after)):
             square = ((f - outcome) * (self.high - self.low)).square().sum(1)
-            cost[f"{name} {when}"] = float(square @ share)
+            cost[f"{name} {when}"] = square @ weight
             if self.range is None:
                 p = f.clamp(1e-12, 1.0 - 1e-12)
                 chosen = outcome * p.log() + (0.0 if self.per_class else (1 - outcome) * torch.log1p(-p))
-                cost[f"log loss {when}"] = -float(chosen.sum(1) @ share)
+                cost[f"log loss {when}"] = -(chosen.sum(1) @ weight)
         return cost
 
     def extra_repr(self) -> str:

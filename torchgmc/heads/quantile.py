@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from torchgmc import checks, levelsets, quantiles, theory
-from torchgmc.audit import Audit, Moments, summarize
+from torchgmc.audit import Audit, Moments, Tally, summarize
 from torchgmc.distributed import pooled
 from torchgmc.heads.base import Head
 from torchgmc.quantiles import QuantileProblem, ScoreExamples
@@ -154,10 +154,11 @@ class QuantileHead(Head):
         edges = low + (high - low) * torch.arange(1, self.num_bins, dtype=torch.float64) / self.num_bins
         edges = levelsets.snap(edges.to(examples.scores.device), unit)
         z = torch.where(examples.base.isnan(), start, levelsets.snap(examples.base, unit))[:, None]
-        if solver == "exact":
-            offsets, log, report = self._exact(examples, z, edges, unit, checks.count("max_iter", max_iter, 1000))
-        else:
-            offsets, log, report = self._fixed(examples, z, edges, unit, solver, eta, max_iter)
+        with levelsets.calm(examples.member):
+            if solver == "exact":
+                offsets, log, report = self._exact(examples, z, edges, unit, checks.count("max_iter", max_iter, 1000))
+            else:
+                offsets, log, report = self._fixed(examples, z, edges, unit, solver, eta, max_iter)
         device = self.offsets.device
         self.base.fill_(start)
         self.unit.fill_(unit)
@@ -267,29 +268,34 @@ class QuantileHead(Head):
         threshold before and after.
         """
         checks.fraction("delta", delta)
+        return self._audit(self._tally(scores, groups, weight, base), delta)
+
+    def _tally(self, scores: Tensor, groups: Any = None, weight: Any = None, base: Any = None) -> Tally:
         batch = self._check_batch(scores, groups, weight, base)
         n, member = len(batch.scores), batch.member
         if n == 0:
             raise ValueError("`scores` holds no examples to audit.")
+        q = self.forward(member if self.grouped else None, None if base is None else batch.base).expand(n)
+        start = torch.where(batch.base.isnan(), self.base, batch.base)
+        # Each example's q, not its moments: Q is taken over the distinct thresholds of all examples.
+        rows = {"q": q, "covered": batch.scores <= q, "member": member, "weight": batch.weight, "start": start}
+        return Tally(n, rows=rows)
+
+    def _audit(self, tally: Tally, delta: float) -> Audit:
+        q, covered, member, weight, start = (tally.rows[key] for key in ("q", "covered", "member", "weight", "start"))
         if bool((member.sum(0) == 0).any()):
             name = self.groups[int((member.sum(0) == 0).nonzero()[0])]
             raise ValueError(f"group {name!r} has no examples to audit; leave it out or add data.")
-        q = self.forward(member if self.grouped else None, None if base is None else batch.base).expand(n)
         level = levelsets.levels(q[:, None], self.edges, False)
-        covered = batch.scores <= q
-        spread = q.new_zeros(n, self.num_bins)
+        spread = q.new_zeros(len(q), self.num_bins)
         s = spread.scatter(1, level, (covered.double() - self.target)[:, None])
-        moments = Moments.of(member, s, batch.weight[:, None].expand_as(s))
-        if not self.conditional:
-            inside = spread.scatter(1, level, 1.0)
-            mass = member.double().T @ (inside * batch.weight[:, None])
-            count = member.double().T @ (inside * (batch.weight > 0)[:, None])
-            moments = dataclasses.replace(moments, mass=mass, count=count)
-        error = quantiles.quantile_error(level[:, 0] if self.bins else q, covered, member, self.target, batch.weight)
-        share = batch.weight / batch.weight.sum()
-        start = torch.where(batch.base.isnan(), self.base, batch.base)
-        audit = summarize(
-            moments,
+        inside = spread.scatter(1, level, 1.0)
+        mass = member.double().T @ (inside * weight[:, None])
+        count = member.double().T @ (inside * (weight > 0)[:, None])
+        error = quantiles.quantile_error(level[:, 0] if self.bins else q, covered, member, self.target, weight)
+        share = weight / weight.sum()
+        return summarize(
+            Moments.of(member, s, weight[:, None].expand_as(s)),
             self.alpha,
             delta,
             self.conditional,
@@ -297,17 +303,16 @@ class QuantileHead(Head):
             [f"q in level set {k + 1} of {self.num_bins}" for k in range(self.num_bins)] if self.bins else [""],
             q.new_full((self.num_bins,), self.target),
             (-self.target, 1.0 - self.target),
-            n,
+            tally.examples,
             cost={
                 "mean threshold before": float(start @ share),
                 "mean threshold after": float(q @ share),
                 "worst P(g') Q(f, g')": float((error * (member.double().T @ share)).max()),
             },
             name=type(self).__name__,
+            cells=(mass, count),
+            columns={"Q": error},
         )
-        by_name = dict(zip(self.groups, error.tolist(), strict=True))
-        audit.table["Q"] = [by_name[name] for name in audit.table["group"]]
-        return audit
 
     def extra_repr(self) -> str:
         """Options and state."""
