@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 from torchgmc import baselines, conformity, distributed, projections, theory
 from torchgmc.adapters import Adapter
 from torchgmc.attach import CalibratedModel, attach
-from torchgmc.audit import Audit
+from torchgmc.audit import Audit, audit
+from torchgmc.comparison import Comparison, compare
 from torchgmc.dense import Solution, replay, solve
 from torchgmc.groups import Groups
 from torchgmc.heads import DistributionHead, GMCHead, Head, ProbabilityHead, QuantileHead, ThresholdHead, TreeHead
@@ -23,6 +24,7 @@ __all__ = [
     "Audit",
     "CalibratedModel",
     "Cells",
+    "Comparison",
     "DistributionHead",
     "GMCHead",
     "Groups",
@@ -37,7 +39,9 @@ __all__ = [
     "TreeHead",
     "__version__",
     "attach",
+    "audit",
     "baselines",
+    "compare",
     "conformity",
     "distributed",
     "load",

@@ -1,8 +1,9 @@
 """Audit: is the promise kept on held-out data, for every g at once, and with what certainty?"""
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,6 +13,10 @@ from torchgmc import checks
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+    from torchgmc.heads.base import Head
+
+__all__ = ["Audit", "Evidence", "Moments", "Tally", "audit", "summarize"]
 
 
 @dataclass
@@ -60,6 +65,15 @@ class Moments:
         parts["largest"] = torch.maximum(self.largest, other.largest)
         return Moments(**parts)
 
+    def times(self, factor: float) -> "Moments":
+        """Moments of ``factor`` times as many examples like these."""
+        parts = {name: factor * getattr(self, name) for name in self.__dataclass_fields__}
+        return Moments(**(parts | {"largest": self.largest}))
+
+    def rows(self, stop: int) -> "Moments":
+        """Moments of the first sets alone."""
+        return Moments(**{name: part[:stop] if part.dim() == 2 else part for name, part in vars(self).items()})
+
     def estimates(self, conditional: bool) -> Tensor:
         """Violation of each g, mass-weighted or conditional on the group."""
         return self.first / (self.mass if conditional else self.total.expand_as(self.mass))
@@ -103,6 +117,7 @@ class Audit:
         cost: what the promise cost, e.g. accuracy before and after.
         name: the head audited.
         note: a warning to read with the figures.
+        evidence: the moments behind the table, from which :meth:`view` and :meth:`examples_needed` follow.
     """
 
     table: dict[str, list[Any]]
@@ -114,6 +129,7 @@ class Audit:
     cost: dict[str, float] = field(default_factory=dict)
     name: str = ""
     note: str = ""
+    evidence: "Evidence | None" = field(default=None, repr=False, compare=False)
 
     @property
     def max_violation(self) -> float:
@@ -150,6 +166,100 @@ class Audit:
             f"{self.certified_alpha:.4f} of the target on the population (asked {self.alpha:g}; on these "
             f"{self.num_examples} examples {self.max_violation:.4f})."
         )
+
+    def view(self, kind: str, alpha: float | None = None) -> "Audit":
+        """The same data seen the other way: each group's own deviation, or weighted by the group's mass.
+
+        Intervals of one view hold at once with probability 1 - delta; for both views together ask half the delta of each.
+
+        Args:
+            kind: ``"conditional"`` (own deviation) or ``"mass-weighted"``.
+            alpha: judge by another alpha; the audit's own if omitted.
+
+        Example:
+            >>> probs, y = torch.rand(500), torch.rand(500).round()
+            >>> head = gmc.ProbabilityHead(alpha=0.05, bins=2).fit(probs, y)
+            >>> head.audit(probs, y).view("conditional").conditional
+            True
+        """
+        conditional = checks.option("kind", kind, ("conditional", "mass-weighted")) == "conditional"
+        alpha = self.alpha if alpha is None else checks.positive("alpha", alpha, "It is the largest violation allowed.")
+        table = self._evidence().table(alpha, self.delta, conditional)
+        return replace(self, table=table, alpha=alpha, conditional=conditional)
+
+    def examples_needed(self, alpha: float | None = None) -> int | None:
+        """How many held-out examples like these would certify a wished alpha; None if none do.
+
+        The estimates, masses and variances of these data are taken as those of the population, and the same intervals are
+        computed for more (or fewer) examples. No number of examples helps where an estimate itself is beyond alpha.
+
+        Args:
+            alpha: the wish; the audit's own alpha if omitted.
+
+        Example:
+            >>> probs, y = torch.full((400,), 0.5), torch.arange(400) % 2
+            >>> audit = gmc.ProbabilityHead(alpha=0.05, bins=1).fit(probs, y).audit(probs, y)
+            >>> audit.certified, audit.examples_needed(0.05) > 400
+            (False, True)
+        """
+        alpha = self.alpha if alpha is None else checks.positive("alpha", alpha, "It is the largest violation allowed.")
+        evidence = self._evidence()
+
+        def enough(n: int) -> bool:
+            estimate, half = evidence.intervals(self.conditional, self.delta, n / self.num_examples)
+            return bool((estimate.abs() + half <= alpha).all())
+
+        high = 1
+        while not enough(high):
+            if high >= 1 << 50:  # an estimate at or beyond alpha, or a set without examples
+                return None
+            high *= 2
+        low = high // 2  # not enough, or 0
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (low, middle) if enough(middle) else (middle, high)
+        return high
+
+    def _evidence(self) -> "Evidence":
+        if self.evidence is None:
+            raise ValueError("this audit was made from a table alone; make it with `gmc.audit` or a head's `audit`.")
+        return self.evidence
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything shown, in JSON types; a figure that does not exist is None."""
+        names = ["name", "alpha", "delta", "conditional", "num_examples", "excluded", "max_violation", "certified_alpha"]
+        names += ["holds", "certified", "violated", "certificate", "note"]
+        found = {name: _plain(getattr(self, name)) for name in names}
+        table = {key: [_plain(v) for v in column] for key, column in self.table.items()}
+        return found | {"cost": {k: _plain(v) for k, v in self.cost.items()}, "table": table}
+
+    def to_json(self, path: str | Path) -> Path:
+        """Write :meth:`to_dict` to a file, whole or not at all; returns its path.
+
+        Example:
+            >>> head.audit(scores, masks).to_json("audit.json")  # doctest: +SKIP
+        """
+        import json
+
+        from torchgmc.report import write_file
+
+        return write_file(path, (json.dumps(self.to_dict(), indent=2, allow_nan=False) + "\n").encode())
+
+    def to_pandas(self) -> Any:
+        """The table as a pandas frame, if pandas is installed."""
+        from torchgmc._extras import require
+
+        return require("pandas", extra="report").DataFrame(self.table)
+
+    def to_html(self, path: str | Path, title: str = "") -> Path:
+        """Write a page with certificate, table and, if matplotlib is there, the figure; returns its path.
+
+        Example:
+            >>> head.audit(scores, masks).to_html("audit.html")  # doctest: +SKIP
+        """
+        from torchgmc.comparison import write_page
+
+        return write_page(path, {self.name or "head": self}, title or f"Audit of {self.name or 'a head'}")
 
     def plot(self, **options: Any) -> "Figure":
         """Deviation of each group with its interval and the alpha band (extra ``report``)."""
@@ -190,6 +300,75 @@ class Audit:
         return f"<p>{escape(self.certificate)}</p><table><tr>{heads}</tr>{cells}</table><p>{escape(cost)}</p>{note}"
 
 
+@dataclass(frozen=True)
+class Evidence:
+    """What an audit was computed from; small, whatever the number of examples.
+
+    Attributes:
+        moments: of s = risk - target; with ``relative``, a last row for everybody.
+        groups, what: names of the rows and columns of G.
+        target: target of each column, shape ``(u,)``.
+        bounds: range of s.
+        sign: sign that turns s into risk - target.
+        relative: the target is everybody's mean, itself estimated: its interval becomes part of each.
+        cells: mass and count ``(a, u)`` to show mass-weighted, where a column is a part of the group (a level set).
+        columns: further columns of the table, one number per group, ``(a,)``.
+    """
+
+    moments: Moments
+    groups: tuple[str, ...]
+    what: tuple[str, ...]
+    target: Tensor
+    bounds: tuple[float, float]
+    sign: float = 1.0
+    relative: bool = False
+    cells: tuple[Tensor, Tensor] | None = None
+    columns: dict[str, Tensor] = field(default_factory=dict)
+
+    def intervals(self, conditional: bool, delta: float, factor: float = 1.0) -> tuple[Tensor, Tensor]:
+        """Estimates and half-widths ``(a, u)``, as they would be with ``factor`` times the examples.
+
+        A set without examples has violation 0 in an interval as wide as the range of s: undecided.
+        """
+        moments = self.moments.times(factor)
+        half = moments.half_widths(conditional, self.bounds[1] - self.bounds[0], delta)
+        if self.relative:
+            moments = moments.rows(len(self.groups))
+            half = half[:-1] + half[-1] * (1.0 if conditional else moments.mass / moments.total)
+        estimate = self.sign * moments.estimates(conditional)
+        empty = (moments.mass <= 0) & estimate.isnan()
+        half = half.masked_fill(empty, max(abs(self.bounds[0]), abs(self.bounds[1])))
+        return estimate.masked_fill(empty, 0.0), half
+
+    def table(self, alpha: float, delta: float, conditional: bool) -> dict[str, list[Any]]:
+        """Columns of an audit's table, worst g first."""
+        estimate, half = (t.flatten() for t in self.intervals(conditional, delta))
+        moments = self.moments.rows(len(self.groups))
+        if self.cells is not None and not conditional:  # what each cell itself holds; the estimates do not use it
+            moments = replace(moments, mass=self.cells[0], count=self.cells[1])
+        order = estimate.abs().nan_to_num(-1.0).argsort(descending=True, stable=True)
+        places = [divmod(index, len(self.what)) for index in order.tolist()]
+        columns = {
+            "mass": (moments.mass / moments.total).flatten(),
+            "count": moments.count.flatten(),
+            "risk": (self.sign * moments.estimates(True) + self.target).flatten(),
+            "estimate": estimate,
+            "low": estimate - half,
+            "high": estimate + half,
+        }
+        table: dict[str, list[Any]] = {
+            "group": [self.groups[row] for row, _ in places],
+            "what": [self.what[column] for _, column in places],
+        }
+        table |= {key: value[order].tolist() for key, value in columns.items()}
+        table["count"] = [int(c) for c in table["count"]]
+        table["verdict"] = [_verdict(a, b, alpha) for a, b in zip(table["low"], table["high"], strict=True)]
+        for key, values in self.columns.items():
+            listed = values.tolist()
+            table[key] = [listed[row] for row, _ in places]
+        return table
+
+
 def summarize(
     moments: Moments,
     alpha: float,
@@ -204,49 +383,130 @@ def summarize(
     sign: float = 1.0,
     cost: dict[str, float] | None = None,
     name: str = "",
-    half: Tensor | None = None,
     note: str = "",
+    relative: bool = False,
+    cells: tuple[Tensor, Tensor] | None = None,
+    columns: dict[str, Tensor] | None = None,
 ) -> Audit:
     """Estimates, simultaneous intervals and verdicts for every g from the moments.
 
     Args:
-        moments: of s = risk - target.
+        moments, groups, what, target, bounds, sign, relative, cells, columns: as in :class:`Evidence`.
         alpha, delta, conditional: the promise.
-        groups, what: names of the rows and columns of G.
-        target: target of each column, shape ``(u,)``; ``risk`` is shown as target + deviation.
-        bounds: range of s.
         num_examples, excluded, cost, name, note: copied to the audit.
-        sign: sign that turns s into risk - target.
-        half: half-widths ``(a, u)`` of the intervals, if others than those of the moments.
-
-    A set without examples has violation 0 in an interval as wide as the range of s: undecided.
     """
     checks.fraction("delta", delta)
-    half = (moments.half_widths(conditional, bounds[1] - bounds[0], delta) if half is None else half).flatten()
-    estimate = sign * moments.estimates(conditional).flatten()
-    empty = (moments.mass <= 0).flatten() & estimate.isnan()
-    estimate = estimate.masked_fill(empty, 0.0)
-    half = half.masked_fill(empty, max(abs(bounds[0]), abs(bounds[1])))
-    own = sign * moments.estimates(True) + target
-    order = estimate.abs().nan_to_num(-1.0).argsort(descending=True, stable=True)
-    mass = (moments.mass / moments.total).flatten()
-    table: dict[str, list[Any]] = {"group": [], "what": []}
-    for index in order.tolist():
-        row, column = divmod(index, len(what))
-        table["group"].append(groups[row])
-        table["what"].append(what[column])
-    columns = {
-        "mass": mass,
-        "count": moments.count.flatten(),
-        "risk": own.flatten(),
-        "estimate": estimate,
-        "low": estimate - half,
-        "high": estimate + half,
-    }
-    table |= {key: value[order].tolist() for key, value in columns.items()}
-    table["count"] = [int(c) for c in table["count"]]
-    table["verdict"] = [_verdict(a, b, alpha) for a, b in zip(table["low"], table["high"], strict=True)]
-    return Audit(table, alpha, delta, conditional, num_examples, excluded, cost or {}, name, note)
+    evidence = Evidence(moments, tuple(groups), tuple(what), target, bounds, sign, relative, cells, columns or {})
+    table = evidence.table(alpha, delta, conditional)
+    return Audit(table, alpha, delta, conditional, num_examples, excluded, cost or {}, name, note, evidence)
+
+
+@dataclass
+class Tally:
+    """What a head keeps of a batch it audits; batches add up, in any split, to the same audit.
+
+    Attributes:
+        examples: how many.
+        moments: of s, where s of an example does not depend on the others.
+        sums: sums over examples, e.g. of costs.
+        rows: a few numbers per example, first dimension n, where it does (a mean over all examples, a set of thresholds).
+    """
+
+    examples: int
+    moments: Moments | None = None
+    sums: dict[str, Tensor] = field(default_factory=dict)
+    rows: dict[str, Tensor] = field(default_factory=dict)
+
+    @classmethod
+    def total(cls, parts: Sequence["Tally"]) -> "Tally":
+        """All batches together."""
+        first = parts[0]
+        moments = first.moments
+        for part in parts[1:]:
+            assert (part.moments is None) == (moments is None)
+            moments = None if moments is None or part.moments is None else moments + part.moments
+        return cls(
+            sum(part.examples for part in parts),
+            moments,
+            {key: torch.stack([part.sums[key] for part in parts]).sum(0) for key in first.sums},
+            {key: torch.cat([part.rows[key] for part in parts]) for key in first.rows},
+        )
+
+
+def audit(
+    head: "Head",
+    batches: Any,
+    delta: float = 0.05,
+    *,
+    alpha: float | None = None,
+    conditional: bool | None = None,
+) -> Audit:
+    """Audit a head or a baseline on held-out data that come in batches.
+
+    Moments are added up over the batches, so pixels and vocabularies are seen once and forgotten; heads whose s depends on all
+    examples at once keep a few numbers per example. However the data are cut, the audit is that of ``head.audit`` on all (to
+    rounding).
+
+    Args:
+        head: fitted head or baseline.
+        batches: an iterable of batches (a ``DataLoader``, a generator), or one batch. A batch is a tuple of the arguments of
+            ``head.audit`` without ``delta``, e.g. ``(scores, masks, groups)`` or ``(scores, masks, groups, weight)``, or a
+            mapping from their names.
+        delta: 1 - confidence of all intervals together.
+        alpha: judge by another alpha than the head's.
+        conditional: judge each group's own deviation (True) or the mass-weighted one (False); as the head if omitted.
+
+    Returns:
+        The audit: worst group first, certificate, cost, files.
+
+    Example:
+        >>> masks = torch.rand(200, 8, 8) < 0.5
+        >>> scores = torch.sigmoid(2 * masks + torch.randn(200, 8, 8))
+        >>> head = gmc.ThresholdHead(target=0.1, alpha=0.01).fit(scores, masks)
+        >>> audit = gmc.audit(head, zip(scores.split(64), masks.split(64)), delta=0.1)
+        >>> audit.num_examples, abs(audit.max_violation - head.audit(scores, masks).max_violation) < 1e-12
+        (200, True)
+    """
+    from torchgmc.heads.base import Head
+
+    if not isinstance(head, Head):
+        raise TypeError(f"`head` must be a head or a baseline, got {type(head).__name__}.")
+    checks.fraction("delta", delta)
+    parts = [_tally(head, batch, k) for k, batch in enumerate(_batches(batches))]
+    if not parts:
+        raise ValueError("`batches` holds no batch to audit.")
+    found = head._audit(Tally.total(parts), delta)
+    if alpha is None and conditional is None:
+        return found
+    own = found.conditional if conditional is None else conditional
+    return found.view("conditional" if own else "mass-weighted", alpha)
+
+
+def _batches(batches: Any) -> Iterable[Any]:
+    one = isinstance(batches, Mapping) or (isinstance(batches, tuple | list) and batches and isinstance(batches[0], Tensor))
+    if one:
+        return [batches]
+    if isinstance(batches, Tensor | str) or not isinstance(batches, Iterable):
+        raise TypeError(
+            f"`batches` must be batches, or one: a tuple of the arguments of `audit`; got {type(batches).__name__}."
+        )
+    return batches
+
+
+def _tally(head: "Head", batch: Any, place: int) -> Tally:
+    with torch.no_grad():
+        if isinstance(batch, Mapping):
+            return head._tally(**batch)
+        if isinstance(batch, tuple | list):
+            return head._tally(*batch)
+    raise TypeError(
+        f"batch {place} of `batches` must be a tuple of the arguments of `audit`, or a mapping from their names, "
+        f"got {type(batch).__name__}."
+    )
+
+
+def _plain(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _verdict(low: float, high: float, alpha: float) -> str:

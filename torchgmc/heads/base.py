@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from torchgmc import checks, distributed
+from torchgmc.audit import Audit, Tally
 from torchgmc.groups import check_groups
 from torchgmc.solver import SOLVERS, Report
 
@@ -60,6 +61,14 @@ class Head(nn.Module):
 
     def reset(self) -> None:
         """Forget the statistics, the fitted state and the report."""
+        raise NotImplementedError  # abstract
+
+    def _tally(self, *args: Any, **kwargs: Any) -> Tally:
+        """What an audit needs of one batch: takes the arguments of ``audit`` but ``delta``."""
+        raise NotImplementedError  # abstract
+
+    def _audit(self, tally: Tally, delta: float) -> Audit:
+        """The audit of all batches."""
         raise NotImplementedError  # abstract
 
     # -- what is shared ----------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from torchgmc import checks
-from torchgmc.audit import Audit, Moments, summarize
+from torchgmc.audit import Audit, Moments, Tally, summarize
 from torchgmc.dense import solve
 from torchgmc.distributed import pooled
 from torchgmc.heads.base import Head
@@ -288,24 +288,35 @@ class GMCHead(Head):
         the audit says so.
         """
         checks.fraction("delta", delta)
+        return self._audit(self._tally(f0, y, x, weight), delta)
+
+    def _tally(self, f0: Tensor, y: Any, x: Any = None, weight: Any = None) -> Tally:
         rows = self._check_batch(f0, y, x, weight)
         if len(rows.f0) == 0:
             raise ValueError("`f0` holds no examples to audit.")
         with torch.no_grad():
             f = self(rows.f0, rows.x)
             member, s = self._membership(f, rows.x), self._value(f, rows)
-        sets = self.groups if self.grouped else [f"set {j}" for j in range(member.shape[1])]
         if member.dim() == 3:
-            who, s = member.new_ones(len(f), 1), torch.einsum("nal,nl->na", member.to(s.dtype), s)
-            groups, what = ["all"], sets
+            s = torch.einsum("nal,nl->na", member.to(s.dtype), s)
         else:
             s = s @ self.directions.to(s).T if self.directed else s
+        # Each example's s, not its moments: the range may have to come from all of them.
+        return Tally(len(f), rows={"member": member, "s": s, "weight": rows.weight})
+
+    def _audit(self, tally: Tally, delta: float) -> Audit:
+        member, s, weight = tally.rows["member"], tally.rows["s"], tally.rows["weight"]
+        sets = self.groups if self.grouped else [f"set {j}" for j in range(member.shape[1])]
+        if member.dim() == 3:
+            who = member.new_ones(len(s), 1)
+            groups, what = ["all"], sets
+        else:
             who, groups = member, sets
             what = [""] if s.shape[1] == 1 else [f"direction {k}" for k in range(s.shape[1])]
         bounds = self.bounds or (float(s.min()), max(float(s.max()), float(s.min()) + 1e-12))
         note = "" if self.bounds else "The range of s was taken from these data, so the intervals are a guide, not a guarantee."
         return summarize(
-            Moments.of(who, s, rows.weight[:, None].expand_as(s)),
+            Moments.of(who, s, weight[:, None].expand_as(s)),
             self.alpha,
             delta,
             self.conditional,
@@ -313,7 +324,7 @@ class GMCHead(Head):
             what,
             torch.zeros(s.shape[1], dtype=torch.float64, device=s.device),
             bounds,
-            len(f),
+            tally.examples,
             name=type(self).__name__,
             note=note,
         )

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from torchgmc import checks, jitter, theory
-from torchgmc.audit import Audit, Moments, summarize
+from torchgmc.audit import Audit, Moments, Tally, summarize
 from torchgmc.distributed import pooled
 from torchgmc.distribution_problems import MassStatistics, SimplexProblem, TiltProblem
 from torchgmc.distributions import CHUNK, Dual, Projection, atoms, log_masses, project
@@ -363,24 +363,27 @@ class DistributionHead(Head):
             The audit, with ``cost``: mean KL from the model's own distribution, and NLL before and after.
         """
         checks.fraction("delta", delta)
+        return self._audit(self._tally(logits, groups, weight, labels), delta)
+
+    def _tally(self, logits: Tensor, groups: Any = None, weight: Any = None, labels: Tensor | None = None) -> Tally:
         logits, member, weights = self._check_batch(logits, groups, weight)
         if len(logits) == 0:
             raise ValueError("`logits` holds no prompts to audit.")
         p, kl, nll = self._measure(logits, member, labels)
-        share = weights @ member.double() / weights.sum()
-        self._check_share(share, len(logits))
+        sums = {"mean KL": weights @ kl}
+        if nll is not None:
+            sums |= {"NLL before": weights @ nll[:, 0], "NLL after": weights @ nll[:, 1]}
+        # Each prompt's p, not its moments: s subtracts the mean over all prompts, known only at the end.
+        return Tally(len(logits), sums=sums, rows={"member": member, "p": p, "weight": weights})
+
+    def _audit(self, tally: Tally, delta: float) -> Audit:
+        member, p, weights = tally.rows["member"], tally.rows["p"], tally.rows["weight"]
+        self._check_share(weights @ member.double() / weights.sum(), tally.examples)
         mean = weights @ p / weights.sum()  # (u,)
         everyone = torch.ones(len(p), 1, dtype=torch.bool, device=member.device)
         moments = Moments.of(torch.cat([member, everyone], 1), p - mean, weights[:, None].expand_as(p))
-        half = moments.half_widths(self.conditional, 1.0, delta)  # (a + 1, u)
-        half = half[:-1] + half[-1] * (1.0 if self.conditional else share[:, None])
-        parts = {k: v[:-1] if v.dim() == 2 else v for k, v in vars(moments).items()}
-        average = weights / weights.sum()
-        cost = {"mean KL": float(average @ kl)}
-        if nll is not None:
-            cost |= {"NLL before": float(average @ nll[:, 0]), "NLL after": float(average @ nll[:, 1])}
         return summarize(
-            Moments(**parts),
+            moments,
             self.alpha,
             delta,
             self.conditional,
@@ -388,10 +391,10 @@ class DistributionHead(Head):
             list(self.attributes),
             mean,
             (0.0, 1.0),
-            len(logits),
-            cost=cost,
+            tally.examples,
+            cost={key: float(total / weights.sum()) for key, total in tally.sums.items()},
             name=type(self).__name__,
-            half=half,
+            relative=True,
         )
 
     def _measure(self, logits: Tensor, member: Tensor, labels: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from torchgmc import checks, jitter, theory
-from torchgmc.audit import Audit, Moments, summarize
+from torchgmc.audit import Audit, Moments, Tally, summarize
 from torchgmc.distributed import pooled
 from torchgmc.groups import pattern_ids
 from torchgmc.heads.base import Head
@@ -370,6 +370,9 @@ class ThresholdHead(Head):
             The audit, with ``cost``: pixel accuracy at f0 (before) and with the fitted thresholds (after).
         """
         checks.fraction("delta", delta)
+        return self._audit(self._tally(scores, masks, groups, weight), delta)
+
+    def _tally(self, scores: Tensor, masks: Tensor, groups: Any = None, weight: Any = None) -> Tally:
         scores, masks, member, weights = self._check_batch(scores, masks, groups, weight)
         if len(scores) == 0:
             raise ValueError("`scores` holds no examples to audit.")
@@ -377,15 +380,21 @@ class ThresholdHead(Head):
         lam = self.threshold(member if self.grouped else None, len(scores)).reshape(len(scores), self.columns)
         risk = self._risk.values(self._flat(values), self._flat(masks), lam)  # (n, C)
         defined = ~risk.isnan()
-        moments = Moments.of(member, risk - self._targets().to(risk), weights[:, None] * defined)
+        sums = {
+            "excluded": (~defined).any(1).sum(),
+            "pixels": torch.tensor(scores.numel(), device=scores.device),
+            "before": ((scores > self.init) == masks).sum(),
+            "after": (self(scores, member if self.grouped else None) == masks).sum(),
+        }
+        return Tally(len(scores), Moments.of(member, risk - self._targets().to(risk), weights[:, None] * defined), sums)
+
+    def _audit(self, tally: Tally, delta: float) -> Audit:
+        moments, sums = tally.moments, tally.sums
+        assert moments is not None
         if bool((moments.count == 0).any()):
             name = self.groups[int((moments.count == 0).nonzero()[0, 0])]
             raise ValueError(f"group {name!r} has no examples with a {self._risk.name} to audit; leave it out or add data.")
-        target = self._targets().to(risk)
-        cost = {
-            "accuracy before": float(((scores > self.init) == masks).double().mean()),
-            "accuracy after": float((self(scores, member if self.grouped else None) == masks).double().mean()),
-        }
+        cost = {f"accuracy {when}": float(sums[when].double() / sums["pixels"]) for when in ("before", "after")}
         return summarize(
             moments,
             self.alpha,
@@ -393,10 +402,10 @@ class ThresholdHead(Head):
             self.conditional,
             self.groups,
             [f"class {c}" for c in range(self.columns)] if self.per_class else [""],
-            target,
+            self._targets().to(moments.first),
             (0.0, 1.0),
-            len(scores),
-            int((~defined).any(1).sum()),
+            tally.examples,
+            int(sums["excluded"]),
             cost=cost,
             name=type(self).__name__,
         )

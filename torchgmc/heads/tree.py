@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from torchgmc import checks, jitter, theory
-from torchgmc.audit import Audit, Moments, summarize
+from torchgmc.audit import Audit, Moments, Tally, summarize
 from torchgmc.distributed import pooled
 from torchgmc.heads.base import Head
 from torchgmc.solver import Report, run
@@ -339,6 +339,9 @@ class TreeHead(Head):
             leaf, to K, the root), and the share of answers at each depth. A set nobody answers with is undecided.
         """
         checks.fraction("delta", delta)
+        return self._audit(self._tally(probs, labels, groups, weight), delta)
+
+    def _tally(self, probs: Tensor, labels: Any, groups: Any = None, weight: Any = None) -> Tally:
         probs, labels, member, weights = self._check_batch(probs, labels, groups, weight)
         if len(probs) == 0:
             raise ValueError("`probs` holds no examples to audit.")
@@ -348,10 +351,17 @@ class TreeHead(Head):
         inside = self._sets(nodes.device)[nodes]  # (n, q)
         who = (member[:, :, None] & inside[:, None, :]).flatten(1)
         moments = Moments.of(who, (covered - self.target)[:, None], weights[:, None])
-        target = torch.tensor([self.target], dtype=torch.float64, device=nodes.device)
-        cost = {"coverage": float(weights @ covered / weights.sum())} | self._describe(nodes, weights)
+        answered = weights.new_zeros(self.num_nodes).index_add_(0, nodes, weights)  # weight of each answer
+        return Tally(len(probs), moments, {"answered": answered, "covered": weights @ covered})
+
+    def _audit(self, tally: Tally, delta: float) -> Audit:
+        assert tally.moments is not None
+        answered = tally.sums["answered"]
+        target = torch.tensor([self.target], dtype=torch.float64, device=answered.device)
+        cost = {"coverage": float(tally.sums["covered"] / answered.sum())}
+        cost |= self._describe(torch.arange(self.num_nodes, device=answered.device), answered)
         return summarize(
-            moments,
+            tally.moments,
             self.alpha,
             delta,
             self.conditional,
@@ -359,7 +369,7 @@ class TreeHead(Head):
             [""],
             target,
             (-self.target, 1.0 - self.target),
-            len(probs),
+            tally.examples,
             cost=cost,
             name=type(self).__name__,
             note=_warning(cost["answers: root"]).strip(),
