@@ -52,14 +52,15 @@ class QuantileProblem(LevelProblem):
         residual, order = (self.scores[rows, 0] - self.z[rows, 0]).sort()
         weight = self.share[rows[order]]
         covered, goal = weight.cumsum(0), self.target * weight.sum()
-        # Coverage is covered[j] once d >= residual[j] (of ties, the last), and 0 below the first residual.
-        last = torch.cat([residual[1:] > residual[:-1], residual.new_ones(1, dtype=torch.bool)])
-        gap = torch.where(last, (covered - goal).abs(), torch.inf)
-        best = gap.argmin()
-        shift = torch.ceil(residual[best] / self.unit) * self.unit  # at or above: the score itself is covered
-        below = (torch.floor(residual[0] / self.unit) - 1.0) * self.unit
-        least = torch.minimum(gap[best], goal)
-        shift = torch.where(goal < gap[best], below, shift)
+        # The pinball loss is lowest at the residual where coverage crosses the goal; of the coverages there and just below it
+        # (ties come and go together) the nearer one is taken.
+        crossing = residual[torch.searchsorted(covered, goal).clamp(max=len(residual) - 1)]
+        last = torch.searchsorted(residual, crossing, right=True)
+        first = torch.searchsorted(residual, crossing)
+        reached = torch.cat([covered.new_zeros(1), covered])[torch.stack([last, first])]
+        gap = (reached - goal).abs()
+        there = torch.ceil(crossing / self.unit) * self.unit  # at or above the residual, on the grid
+        least, shift = gap.min(), torch.where(gap[0] <= gap[1], there, there - self.unit)
         step = -shift * self.scale[who]
         # Only a step that lowers the violation counts as one (the target may lie inside an atom of equal scores).
         step = torch.where(least / self.scale[who] < violation.abs() * (1 - 1e-9), step, torch.zeros_like(step))

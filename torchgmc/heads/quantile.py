@@ -199,6 +199,10 @@ class QuantileHead(Head):
                 return offsets, self._rounds(static, Log(log.who[:0], log.what[:0], log.step[:0])), first
             dynamic = self._problem(examples, static.z, edges, unit)
         report, log = run(dynamic, self.alpha, "exact", None, max_iter)
+        if first is not None and float(report.violations_after.abs().max()) > float(before.abs().max()):
+            # The offsets moved examples between level sets and made things worse (few examples, equal scores): do without.
+            dynamic, offsets, first = self._problem(examples, z, edges, unit), torch.zeros_like(offsets), None
+            report, log = run(dynamic, self.alpha, "exact", None, max_iter)
         if first is not None:
             worst = before.abs().max()[None].to(first.history)
             report = dataclasses.replace(
