@@ -1,6 +1,7 @@
 """DistributionHead: the promise, both geometries, files, formats, bad input."""
 
 import copy
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -98,7 +99,7 @@ def test_batches_and_order_do_not_matter(seed, geometry, cuts):
     parts = make(lists, geometry=geometry)
     order = torch.randperm(40, generator=torch.Generator().manual_seed(seed))
     edges = [0, *sorted(cuts), 40]
-    for low, high in zip(edges, edges[1:], strict=False):
+    for low, high in pairwise(edges):
         parts.observe(logits[order[low:high]], member[order[low:high]])
     parts.calibrate()
     torch.testing.assert_close(parts(logits, member), whole(logits, member), rtol=1e-5, atol=1e-5)
