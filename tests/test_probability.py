@@ -232,6 +232,8 @@ def test_brier_never_rises_and_replay_is_the_fit(n, bins, geometry, floor, condi
     torch.testing.assert_close(head.report.violations_after, table.double(), rtol=0, atol=1e-7)
     if head.report.converged:
         assert bool((table.abs() <= head.report.details["tolerance"] + 1e-9).all())
+    elif not floor:
+        assert float(table.abs().max()) <= float(head.report.violations_before.abs().max()) + 1e-9
 
 
 @settings(deadline=None, max_examples=15)

@@ -176,22 +176,47 @@ def static_offsets(sample: Sample) -> Tensor:
 def fit(examples: Examples, promise: Promise, max_iter: int, names: list[str]) -> Solution:
     """Newton on all offsets, then rounds on the level sets until every cell is within its tolerance.
 
-    Every step lowers the potential and does not raise the Brier score. Of all rounds the best prefix is kept.
+    Every step lowers the potential and does not raise the Brier score. Of all rounds the best prefix is kept, and the result
+    is never further from the promise than f0.
     """
     started = time.perf_counter()
     sample = Sample(examples, promise)
     check_masses(sample.mass[1:], names)
-    z = sample.z
-    before = measure = sample.measure(z)
+    before = sample.measure(sample.z)
+    start = float(sample.excess(before).max())
+    found = _attempt(sample, before, max_iter, static=start > 1)
+    if found.excess > max(1.0, start):  # a tiny sample: the offsets moved examples between level sets for the worse
+        found = _attempt(sample, before, max_iter, static=False)
+    offsets, tables = found.offsets, found.tables
+    if promise.bins == 1 and not promise.euclidean:  # one level set and no projection: the rounds are offsets too
+        offsets, tables = offsets + tables.sum(0)[:, 0], tables[:0]
+    seconds = time.perf_counter() - started
+    report = _report(sample, before, found.after, found.history, found.reason, max_iter, names, seconds)
+    return Solution(offsets, tables, found.z, report)
+
+
+class _Attempt(NamedTuple):
+    """What :func:`_attempt` found, and the largest |violation| / tolerance of it."""
+
+    excess: float
+    offsets: Tensor
+    tables: Tensor
+    z: Tensor
+    after: Measure
+    history: list[float]
+    reason: str
+
+
+def _attempt(sample: Sample, before: Measure, max_iter: int, static: bool) -> _Attempt:
+    """Offsets if ``static``, then rounds; the best prefix of them."""
+    z, measure, reason = sample.z, before, "converged"
     offsets = torch.zeros(sample.member.shape[1], z.shape[1], dtype=torch.float64, device=z.device)
-    history, rounds, reason = [_worst(sample, measure)], _Rounds(sample), "converged"
-    static = bool((sample.excess(measure) > 1).any())
+    history, rounds = [_worst(sample, measure)], _Rounds(sample)
     if static:
-        offsets = static_offsets(sample)
-        z, offsets, reason = _shorten(sample, offsets, measure.brier)
+        z, offsets, reason = _shorten(sample, static_offsets(sample), measure.brier)
         measure = sample.measure(z)
         history.append(_worst(sample, measure))
-    best = (float(sample.excess(measure).max()) if len(names) else 0.0, 0, z, measure)
+    best = (float(sample.excess(measure).max()), 0, z, measure)
     for _ in range(max_iter):
         if best[0] <= 1:
             break
@@ -206,13 +231,9 @@ def fit(examples: Examples, promise: Promise, max_iter: int, names: list[str]) -
             best = (excess, len(rounds.tables), z, measure)
     else:
         reason = "max_iter"
-    _, count, z, after = best
+    excess, count, z, after = best
     tables = torch.stack(rounds.tables[:count]) if count else offsets.new_zeros(0, *before.violation.shape)
-    if promise.bins == 1 and not promise.euclidean:  # one level set and no projection: the rounds are offsets too
-        offsets, tables = offsets + tables.sum(0)[:, 0], tables[:0]
-    history = history[: 1 + static + count]
-    report = _report(sample, before, after, history, reason, max_iter, names, time.perf_counter() - started)
-    return Solution(offsets, tables, z, report)
+    return _Attempt(excess, offsets, tables, z, after, history[: 1 + static + count], reason)
 
 
 def _shorten(sample: Sample, offsets: Tensor, brier: float) -> tuple[Tensor, Tensor, str]:
