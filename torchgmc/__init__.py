@@ -9,6 +9,7 @@ from torchgmc.attach import CalibratedModel, attach
 from torchgmc.audit import Audit, audit
 from torchgmc.comparison import Comparison, compare
 from torchgmc.dense import Solution, replay, solve
+from torchgmc.discovery import Discovery, find_groups
 from torchgmc.groups import Groups
 from torchgmc.heads import DistributionHead, GMCHead, Head, ProbabilityHead, QuantileHead, ThresholdHead, TreeHead
 from torchgmc.io import load, save
@@ -25,6 +26,7 @@ __all__ = [
     "CalibratedModel",
     "Cells",
     "Comparison",
+    "Discovery",
     "DistributionHead",
     "GMCHead",
     "Groups",
@@ -44,6 +46,7 @@ __all__ = [
     "compare",
     "conformity",
     "distributed",
+    "find_groups",
     "load",
     "projections",
     "replay",
