@@ -212,3 +212,46 @@ def test_what_is_refused():
         audit.examples_needed(-1.0)
     with pytest.raises(ValueError, match="from a table alone"):
         Audit(audit.table, 0.1, 0.05, False, 40).view("conditional")
+
+
+def population(shape, n, rng):
+    """who (n, 4), s (n,), mean of s in each group and mass of each group, known exactly."""
+    u, x = torch.rand(n, generator=rng), torch.rand(n, generator=rng).double()
+    if shape == "rare groups":  # disjoint, 1 % and 3 % of the examples, each with a mean of its own
+        edges, means = torch.tensor([0.0, 0.01, 0.04, 0.5, 1.0]), torch.tensor([0.3, 0.05, 0.1, 0.2]).double()
+        who = (u[:, None] >= edges[:-1]) & (u[:, None] < edges[1:])
+        return who, (x < means[who.long().argmax(1)]).double() - 0.1, means - 0.1, edges.diff().double()
+    rates = torch.tensor([1.0, 0.5, 0.25, 0.05])
+    if shape == "overlapping":  # nested, the mean rises to the inside: P(s = 1 | u) = 1 - u
+        return u[:, None] < rates, (x < 1 - u.double()).double() - 0.1, 0.9 - rates.double() / 2, rates.double()
+    who = torch.rand(n, 4, generator=rng) < rates  # "skewed": most s near 0, few near 1
+    return who, x**8 - 1 / 9, torch.zeros(4).double(), rates.double()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("conditional", [False, True])
+@pytest.mark.parametrize("shape", ["rare groups", "skewed", "overlapping"])
+def test_coverage_and_width(shape, conditional):
+    """1,000 draws of 2,000 examples, truth known: all intervals hold at once in at least 95 % of draws at delta 0.05.
+
+    Not needlessly wide: beside the oracle's, who knows the spread of every estimate and the joint law of the errors and takes
+    the narrowest half-widths, in proportion to the spreads, that hold at once in 95 % of these draws. The bounds hold for every
+    distribution and every n, which has its price: 1.4 to 3 times the oracle's where a group has hundreds of examples, up to 4.8
+    times for groups of 20 to 100 (measured; printed with ``-s``).
+    """
+    rng = torch.Generator().manual_seed(4)
+    errors, halves = [], []
+    for _ in range(1000):
+        who, s, means, masses = population(shape, 2000, rng)
+        moments = Moments.of(who, s[:, None], torch.ones(2000, 1))
+        truth = means if conditional else means * masses
+        errors.append((moments.estimates(conditional)[:, 0] - truth).abs())
+        halves.append(moments.half_widths(conditional, 1.0, 0.05)[:, 0])
+    error, half = torch.stack(errors), torch.stack(halves)
+    held = int((error <= half).all(1).sum())
+    assert held >= 950
+    spread = error.square().mean(0).sqrt()
+    oracle = float((error / spread).amax(1).quantile(0.95)) * spread
+    ratio = half.mean(0) / oracle
+    print(f"{shape}, conditional={conditional}: held in {held} of 1000, width / oracle {[round(r, 2) for r in ratio.tolist()]}")
+    assert float(ratio.min()) >= 1.0 and float(ratio.max()) <= 5.0 and float(ratio.median()) <= 2.5
