@@ -76,9 +76,7 @@ def main() -> None:
         stream.observe(block + 0.01 * k, member)
     grown = peak() - before
     print(f"torch {torch.__version__}, {options.threads} threads; {n} prompts x {vocabulary} tokens, alpha {ALPHA}")
-    print(
-        f"observe over {many} prompts: peak memory + {grown:.1f} MB (their logits: {many * vocabulary * 4 / 2**20:.0f} MB)"
-    )
+    print(f"observe over {many} prompts: peak memory + {grown:.1f} MB (their logits: {many * vocabulary * 4 / 2**20:.0f} MB)")
 
     logits, member = problem(n, vocabulary)
     one = seconds(lambda: torch.softmax(logits, 1))
