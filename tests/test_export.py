@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from heads_zoo import NAMES, ZOO, Entry
+from heads_zoo import ZOO, Entry
 from torch import Tensor, nn
 
 import torchgmc as gmc
@@ -43,6 +43,9 @@ torch.save(results, folder + "/out.pt")
 """
 
 
+OPEN = {"torchscript": export.open_torchscript, "torch.export": export._open_export, "onnx": export._open_onnx}
+
+
 class Same(nn.Module):
     """A model that puts out its input: the head alone is under test."""
 
@@ -71,14 +74,24 @@ def attached(entry: Entry) -> tuple[gmc.CalibratedModel, tuple[Tensor, ...], tup
     return model, example, other
 
 
-@pytest.mark.parametrize("format", export.FORMATS)
-@pytest.mark.parametrize("entry", ZOO, ids=NAMES)
+#: Long to trace, without being another kind of program than the rest.
+LONG = ("threshold-jitter", "distribution-euclidean", "tree-groups")
+
+
+@pytest.mark.parametrize(
+    ("entry", "format"),
+    [
+        pytest.param(e, f, id=f"{e.name}-{f}", marks=[pytest.mark.slow] * (e.name in LONG and f != "torchscript"))
+        for e in ZOO
+        for f in export.FORMATS
+    ],
+)
 def test_every_head_in_every_format(entry: Entry, format: str, tmp_path: Path):
     model, example, other = attached(entry)
     path = model.export(tmp_path / "model.bin", format=format, example_inputs=example)
-    run = {"torchscript": export.run_torchscript, "torch.export": export._run_export, "onnx": export._run_onnx}[format]
+    run = OPEN[format](path)
     for inputs in (example, other, tuple(t[:1] for t in other)):
-        for want, got in zip(as_tuple(model(*inputs)), as_tuple(run(path, inputs)), strict=True):
+        for want, got in zip(as_tuple(model(*inputs)), as_tuple(run(*inputs)), strict=True):
             torch.testing.assert_close(got, want)
     said = export.metadata(path)
     assert (
@@ -122,10 +135,10 @@ def test_unet_of_any_batch_and_size(format: str, pictures, tmp_path: Path):
     net = unet()
     model = gmc.attach(net, fit_on(net, *pictures, logits=True, range=(-4.0, 4.0)))
     path = model.export(tmp_path / "unet.bin", format=format, example_inputs=tuple(t[:1] for t in pictures))
-    run = {"torchscript": export.run_torchscript, "torch.export": export._run_export, "onnx": export._run_onnx}[format]
+    run = OPEN[format](path)
     larger = torch.rand(5, 3, 64, 32), pictures[1][:5]
     with torch.no_grad():
-        assert (run(path, larger) != model(*larger)).float().mean() < 1e-3  # a pixel on the threshold may round across
+        assert (run(*larger) != model(*larger)).float().mean() < 1e-3  # a pixel on the threshold may round across
 
 
 def test_a_model_that_cannot_be_scripted_is_traced_and_said(pictures, tmp_path: Path, caplog):
@@ -142,7 +155,7 @@ def test_a_model_that_cannot_be_scripted_is_traced_and_said(pictures, tmp_path: 
         path = model.export(tmp_path / "odd.pt", example_inputs=pictures)
     assert "Odd is traced, not scripted" in caplog.text
     with torch.no_grad():
-        assert torch.equal(export.run_torchscript(path, tuple(t[:3] for t in pictures)), model(*(t[:3] for t in pictures)))
+        assert torch.equal(export.open_torchscript(path)(*(t[:3] for t in pictures)), model(*(t[:3] for t in pictures)))
 
 
 def test_training_mode_is_left_as_it_was(pictures, tmp_path: Path):
@@ -159,9 +172,9 @@ def test_training_mode_is_left_as_it_was(pictures, tmp_path: Path):
 def test_a_file_that_disagrees_is_removed(format: str, pictures, tmp_path: Path, monkeypatch):
     net = nn.Sequential(nn.Conv2d(3, 1, 1), nn.Sigmoid())
     model = gmc.attach(net, fit_on(net, *pictures))
-    runner = {"torchscript": "run_torchscript", "torch.export": "_run_export", "onnx": "_run_onnx"}[format]
-    true = getattr(export, runner)
-    monkeypatch.setattr(export, runner, lambda path, example: ~true(path, example))
+    reader = {"torchscript": "open_torchscript", "torch.export": "_open_export", "onnx": "_open_onnx"}[format]
+    true = getattr(export, reader)
+    monkeypatch.setattr(export, reader, lambda path: lambda *example: ~true(path)(*example))
     (tmp_path / "m.bin").write_bytes(b"the old file")
     with pytest.raises(RuntimeError, match="disagrees with the model in .* removed"):
         model.export(tmp_path / "m.bin", format=format, example_inputs=pictures)
@@ -222,11 +235,11 @@ def test_language_models(kind: str, format: str, tmp_path: Path):
         return {"input_ids": ids, "attention_mask": seen, "groups": groups}
 
     path = model.export(tmp_path / "lm.bin", format=format, example_inputs=texts(3, 6))
-    run = {"torchscript": export.run_torchscript, "torch.export": export._run_export, "onnx": export._run_onnx}[format]
+    run = OPEN[format](path)
     other = texts(5, 9)
     with torch.no_grad():
         want = model(**other).logits
-        torch.testing.assert_close(run(path, tuple(other.values())), want, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(run(*other.values()), want, rtol=1e-4, atol=1e-5)
     assert export.metadata(path)["inputs"] == ["input_ids", "attention_mask", "groups"]
 
 
@@ -243,12 +256,12 @@ def test_groups_computed_inside_the_file(format: str, pictures, tmp_path: Path):
     net = nn.Sequential(nn.Conv2d(3, 1, 1), nn.Sigmoid())
     model = gmc.attach(net, fit_on(net, *pictures), groups=Bright())
     path = model.export(tmp_path / "m.bin", format=format, example_inputs=pictures[:1])
-    run = {"torchscript": export.run_torchscript, "torch.export": export._run_export, "onnx": export._run_onnx}[format]
+    run = OPEN[format](path)
     with torch.no_grad():
-        assert (run(path, (pictures[0][:5],)) != model(pictures[0][:5])).float().mean() < 1e-3
+        assert (run(pictures[0][:5]) != model(pictures[0][:5])).float().mean() < 1e-3
 
 
-@pytest.mark.parametrize("format", export.FORMATS)
+@pytest.mark.parametrize("format", ["torchscript", *(pytest.param(f, marks=pytest.mark.slow) for f in export.FORMATS[1:])])
 def test_torchvision_segmentation(format: str, pictures, tmp_path: Path):
     """A dict comes out of the model; the exported file gives the mask itself."""
     models = pytest.importorskip("torchvision.models")
@@ -257,6 +270,6 @@ def test_torchvision_segmentation(format: str, pictures, tmp_path: Path):
     model = gmc.attach(net, head, adapter=gmc.Adapter(channel=1))
     example = tuple(t[:2] for t in pictures)
     path = model.export(tmp_path / "m.bin", format=format, example_inputs=example)
-    run = {"torchscript": export.run_torchscript, "torch.export": export._run_export, "onnx": export._run_onnx}[format]
+    run = OPEN[format](path)
     with torch.no_grad():
-        assert (run(path, tuple(t[:3] for t in pictures)) != model(*(t[:3] for t in pictures))["out"]).float().mean() < 1e-2
+        assert (run(*(t[:3] for t in pictures)) != model(*(t[:3] for t in pictures))["out"]).float().mean() < 1e-2

@@ -4,7 +4,7 @@ import contextlib
 import copy
 import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torchgmc.adapters import Adapter
 from torchgmc.attach import CalibratedModel
 
+Program = Callable[..., Any]
 #: Key of the metadata inside every format.
 KEY = "torchgmc.json"
 log = logging.getLogger("torchgmc.export")
@@ -212,9 +213,10 @@ def _trace(module: Any, example: tuple[Tensor, ...]) -> Any:
     return traced
 
 
-def run_torchscript(path: Path, example: tuple[Tensor, ...]) -> Any:
+def open_torchscript(path: Path) -> Program:
+    """The program in a file."""
     with _deprecated_jit():
-        return torch.jit.load(str(path))(*example)  # type: ignore[no-untyped-call]
+        return torch.jit.load(str(path))  # type: ignore[no-untyped-call, no-any-return]
 
 
 def read_torchscript(path: str) -> str:

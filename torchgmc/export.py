@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from torchgmc import checks
 from torchgmc._extras import require
-from torchgmc._torchscript import KEY, Flat, first_line, read_torchscript, run_torchscript, write_torchscript
+from torchgmc._torchscript import KEY, Flat, Program, first_line, open_torchscript, read_torchscript, write_torchscript
 from torchgmc.attach import CalibratedModel
 from torchgmc.io import write_atomically
 
@@ -58,17 +58,19 @@ def export(
     target = Path(path)
     flat, tensors = _prepare(model, example_inputs)
     body = _describe(flat, format)
-    write, run = {
-        "torchscript": (write_torchscript, run_torchscript),
-        "torch.export": (_write_export, _run_export),
-        "onnx": (_write_onnx, _run_onnx),
+    write, read = {
+        "torchscript": (write_torchscript, open_torchscript),
+        "torch.export": (_write_export, _open_export),
+        "onnx": (_write_onnx, _open_onnx),
     }[format]
     with torch.no_grad(), _evaluating(flat):
 
         def write_and_verify(part: Path) -> None:
             write(flat, tensors, part, body)
+            program = _try(lambda: read(part), format, "be read back")
             for example in (tensors, tuple(torch.cat([t, t[:1]]) for t in tensors)):
-                _compare(flat, example, _try(run, part, example, format), format)
+                task = f"run on {len(example[0])} examples"
+                _compare(flat, example, _try(lambda example=example: program(*example), format, task), format)  # type: ignore[misc]
 
         write_atomically(target, write_and_verify)
     return target
@@ -180,9 +182,9 @@ def _write_export(flat: Flat, tensors: tuple[Tensor, ...], path: Path, body: str
     path.write_bytes(buffer.getvalue())
 
 
-def _run_export(path: Path, example: tuple[Tensor, ...]) -> Any:
+def _open_export(path: Path) -> Program:
     with path.open("rb") as file:
-        return torch.export.load(file).module()(*example)
+        return torch.export.load(file).module()
 
 
 def _read_export(path: str) -> str:
@@ -200,12 +202,16 @@ def _write_onnx(flat: Flat, tensors: tuple[Tensor, ...], path: Path, body: str) 
     program.save(str(path))
 
 
-def _run_onnx(path: Path, example: tuple[Tensor, ...]) -> Any:
+def _open_onnx(path: Path) -> Program:
     runtime = require("onnxruntime", extra="onnx")
     session = runtime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    feeds = {one.name: value.cpu().numpy() for one, value in zip(session.get_inputs(), example, strict=True)}
-    found = [torch.from_numpy(value).to(example[0].device) for value in session.run(None, feeds)]
-    return found[0] if len(found) == 1 else tuple(found)
+
+    def program(*example: Tensor) -> Any:
+        feeds = {one.name: value.cpu().numpy() for one, value in zip(session.get_inputs(), example, strict=True)}
+        found = [torch.from_numpy(value).to(example[0].device) for value in session.run(None, feeds)]
+        return found[0] if len(found) == 1 else tuple(found)
+
+    return program
 
 
 def _read_onnx(path: str) -> str:
@@ -216,15 +222,14 @@ def _read_onnx(path: str) -> str:
 # -- comparison --------------------------------------------------------------------------------------------------------------
 
 
-def _try(run: Callable[[Path, tuple[Tensor, ...]], Any], path: Path, example: tuple[Tensor, ...], format: str) -> Any:
+def _try(work: Callable[[], Any], format: str, task: str) -> Any:
     try:
-        return run(path, example)
+        return work()
     except ImportError:
         raise
     except Exception as error:  # every runtime has its own
         raise RuntimeError(
-            f"the {format} file does not run on {len(example[0])} examples; it was removed. Does the model fix the number of "
-            f"examples? {first_line(error)}"
+            f"the {format} file does not {task}; it was removed. Does the model fix the number of examples? {first_line(error)}"
         ) from error
 
 
