@@ -23,7 +23,7 @@ from torch import Tensor, nn
 import torchgmc as gmc
 from torchgmc._extras import require
 from torchgmc.demo.sentences import JOBS, PEOPLE, Corpus, draw, vocabulary
-from torchgmc.demo.stage import Bar, Result, clock, folder, progress_bar, remake
+from torchgmc.demo.stage import Bar, Result, clock, folder, one_thread, progress_bar, remake
 from torchgmc.report import Picture, Section, Table, write_file, write_html
 from torchgmc.text import Quality, words
 
@@ -143,7 +143,7 @@ def run(
     setting = setting or Setting()
     out = folder(out, ("transformers", "text"))
     seconds: dict[str, float] = {}
-    with progress_bar(progress) as bar:
+    with one_thread(), progress_bar(progress) as bar:
         with clock(seconds, "model"):
             data = _from_folder(Path(model), seed, bar) if model is not None else _from_scratch(setting, seed, bar)
         with clock(seconds, "calibrate and audit"):
