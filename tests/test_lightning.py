@@ -121,6 +121,51 @@ def test_segmentation(tmp_path):
     assert torch.equal(other.eval().calibrated(images, member), want)
 
 
+class Classifier(LightningModule):
+    """Probabilities of three classes from a torchvision network."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.network(images).softmax(1)
+
+    def training_step(self, batch, index) -> Tensor:
+        images, labels, _ = batch
+        return nn.functional.nll_loss(self(images).log(), labels)
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.01)
+
+
+@pytest.mark.parametrize("num_classes", [3, None])
+def test_classification(num_classes, tmp_path):
+    """Several classes; and one of them against the rest, by its channel."""
+    torchvision = pytest.importorskip("torchvision")
+    torch.manual_seed(0)
+    module = Classifier(torchvision.models.resnet18(num_classes=3))
+    g = torch.Generator().manual_seed(3)
+    labels = torch.randint(3, (60,), generator=g)
+    images = torch.randn(60, 3, 32, 32, generator=g) + labels[:, None, None, None]
+    member = torch.arange(60)[:, None] % 2 == torch.arange(2)
+    truth = labels if num_classes else (labels == 2).double()
+    options = {"bins": None, "noise_floor": False, "num_classes": num_classes}
+    adapter = None if num_classes else gmc.Adapter(channel=2)
+    known = loader(TensorDataset(images, truth, member), 16)
+    callback = CalibrationCallback(gmc.ProbabilityHead(0.01, GROUPS, **options), known, adapter)
+    saver = ModelCheckpoint(tmp_path, save_last=True)
+    trainer(tmp_path, callback, saver, enable_checkpointing=True).fit(module, loader(TensorDataset(images, labels, member), 20))
+    with torch.no_grad():
+        probs = module.eval()(images)
+        probs = probs if num_classes else probs[:, 2]
+        want = gmc.ProbabilityHead(0.01, GROUPS, **options).fit(probs, truth, member)
+        assert same(callback.head, want)
+        torch.testing.assert_close(module.calibrated(images, member), want(probs, member))
+    restored = head_from_checkpoint(tmp_path / "last.ckpt")
+    torch.testing.assert_close(restored(probs, member), want(probs, member))
+
+
 def test_forward_is_replaced_if_asked_and_calibration_can_be_repeated(tmp_path):
     module, data = Segmenter(), pictures(24, 1)
     callback, images, member = CalibrationCallback(head(), loader(data), replace_forward=True), *data.tensors[::2]

@@ -28,9 +28,7 @@ def quadratic_problem(seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return rng.normal(size=(n, 2)) + groups[:, :2], rng.uniform(0.2, 3.0, size=2), groups.astype(float)
 
 
-def algorithm_1(
-    y: np.ndarray, curvature: np.ndarray, groups: np.ndarray, alpha: float, eta: float
-) -> tuple[int, np.ndarray]:
+def algorithm_1(y: np.ndarray, curvature: np.ndarray, groups: np.ndarray, alpha: float, eta: float) -> tuple[int, np.ndarray]:
     f = np.zeros_like(y)
     for t in range(100_000):
         violation = groups.T @ (curvature * (f - y)) / len(y)  # (a, 2)
@@ -52,9 +50,7 @@ def test_algorithm_1_stops_within_the_bound(seed: int, alpha: float) -> None:
     assert steps <= iteration_bound(alpha, smoothness, bound, gap)
 
 
-def algorithm_2(
-    y: np.ndarray, groups: np.ndarray, alpha: float, delta: float, rng: np.random.Generator
-) -> tuple[bool, float]:
+def algorithm_2(y: np.ndarray, groups: np.ndarray, alpha: float, delta: float, rng: np.random.Generator) -> tuple[bool, float]:
     """s = f - y on a population of len(y) atoms; returns whether it stopped and the true worst violation."""
     bound, gap = groups.mean(0).max(), (y**2).mean() / 2
     limit = iteration_bound(alpha, 1.0, bound, gap, finite_sample=True)
@@ -109,9 +105,7 @@ def test_one_update_gains_what_the_bound_counts_on(alpha: float, smoothness: flo
         assert iteration_bound(alpha, smoothness, bound, gap, finite_sample) >= gap / gain * (1 - 1e-9)
 
 
-@given(
-    alpha=st.floats(1e-3, 0.5), delta=st.floats(1e-3, 0.4), functions=st.integers(1, 1000), steps=st.integers(1, 1000)
-)
+@given(alpha=st.floats(1e-3, 0.5), delta=st.floats(1e-3, 0.4), functions=st.integers(1, 1000), steps=st.integers(1, 1000))
 def test_monotonicity(alpha: float, delta: float, functions: int, steps: int) -> None:
     size = sample_size(alpha, delta, functions, steps)
     assert sample_size(2 * alpha, delta, functions, steps) <= size
