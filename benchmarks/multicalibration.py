@@ -226,7 +226,7 @@ def main() -> None:
     parser.add_argument("--sizes", nargs="+", type=float, default=[1e4, 1e5])
     parser.add_argument("--alphas", nargs="+", type=float, default=[0.005, 0.001])
     parser.add_argument("--kinds", nargs="+", default=["additive", "interactions"])
-    parser.add_argument("--only", nargs="+", default=list(METHODS))
+    parser.add_argument("--only", nargs="+", default=list(METHODS), choices=list(METHODS))
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--limit", type=float, default=600.0, help="seconds for one method on one problem")
     options = parser.parse_args()
