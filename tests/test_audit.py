@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import torchgmc as gmc
-from torchgmc.audit import Moments, summarize
+from torchgmc.audit import summarize
+from torchgmc.moments import Moments
 
 
 def intervals(who, s, delta=0.05, conditional=False, weight=None, alpha=0.1):

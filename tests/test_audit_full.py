@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import torchgmc as gmc
-from torchgmc.audit import Audit, Moments, summarize
+from torchgmc.audit import Audit, summarize
+from torchgmc.moments import Moments
 
 ENTRIES = list(ZOO)
 

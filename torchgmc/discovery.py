@@ -11,8 +11,8 @@ from torch import Tensor
 
 from torchgmc import checks
 from torchgmc._columns import as_mapping
-from torchgmc.audit import Moments
 from torchgmc.groups import Groups
+from torchgmc.moments import Moments
 
 __all__ = ["Discovery", "find_groups"]
 

@@ -8,11 +8,12 @@ import torch
 from torch import Tensor, nn
 
 from torchgmc import checks
-from torchgmc.audit import Audit, Moments, Tally, summarize
+from torchgmc.audit import Audit, Tally, summarize
 from torchgmc.dense import solve
 from torchgmc.distributed import pooled
 from torchgmc.heads.base import Head
 from torchgmc.mappings import Mapping
+from torchgmc.moments import Moments
 from torchgmc.search import violations
 from torchgmc.solver import Log
 

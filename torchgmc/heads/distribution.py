@@ -8,12 +8,13 @@ import torch
 from torch import Tensor
 
 from torchgmc import checks, jitter, theory
-from torchgmc.audit import Audit, Moments, Tally, summarize
+from torchgmc.audit import Audit, Tally, summarize
 from torchgmc.distributed import pooled
 from torchgmc.distribution_problems import MassStatistics, SimplexProblem, TiltProblem
 from torchgmc.distributions import CHUNK, Dual, Projection, atoms, log_masses, project
 from torchgmc.distributions_euclidean import Tail, cells_of, start, step, tail_from_cells, tail_of
 from torchgmc.heads.base import Head
+from torchgmc.moments import Moments
 from torchgmc.solver import Log, Report, run
 
 GEOMETRIES = ("kl", "euclidean")

@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 
 from torchgmc import checks, levelsets, newton, probabilities, theory
-from torchgmc.audit import Audit, Moments, Tally, summarize
+from torchgmc.audit import Audit, Tally, summarize
 from torchgmc.distributed import pooled
 from torchgmc.heads.base import Head
 from torchgmc.levelproblem import ResidualProblem
+from torchgmc.moments import Moments
 from torchgmc.solver import Log, run
 
 GEOMETRIES = ("kl", "euclidean")

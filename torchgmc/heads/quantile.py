@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from torchgmc import checks, levelsets, quantiles, theory
-from torchgmc.audit import Audit, Moments, Tally, summarize
+from torchgmc.audit import Audit, Tally, summarize
 from torchgmc.distributed import pooled
 from torchgmc.heads.base import Head
+from torchgmc.moments import Moments
 from torchgmc.quantiles import QuantileProblem, ScoreExamples
 from torchgmc.solver import Log, Report, run
 

@@ -7,10 +7,11 @@ import torch
 from torch import Tensor
 
 from torchgmc import checks, jitter, theory
-from torchgmc.audit import Audit, Moments, Tally, summarize
+from torchgmc.audit import Audit, Tally, summarize
 from torchgmc.distributed import pooled
 from torchgmc.groups import pattern_ids
 from torchgmc.heads.base import Head
+from torchgmc.moments import Moments
 from torchgmc.risks import CHUNK, RISKS, Lattice, MonotoneRisk, Risk
 from torchgmc.solver import Report, run
 from torchgmc.thresholds import CurveProblem, CurveStatistics, SampleProblem, SampleStatistics

@@ -7,9 +7,10 @@ import torch
 from torch import Tensor
 
 from torchgmc import checks, jitter, theory
-from torchgmc.audit import Audit, Moments, Tally, summarize
+from torchgmc.audit import Audit, Tally, summarize
 from torchgmc.distributed import pooled
 from torchgmc.heads.base import Head
+from torchgmc.moments import Moments
 from torchgmc.solver import Report, run
 from torchgmc.tree_solver import TreeProblem, TreeStatistics, descend
 from torchgmc.trees import Tree, answers, path_levels, replay, rounds
