@@ -33,6 +33,8 @@ class Head(nn.Module):
     fitted: Tensor
     #: Arguments of ``__init__`` that rebuild the head; their values are written to saved files.
     settings: ClassVar[tuple[str, ...]] = ("alpha", "groups", "conditional", "jitter")
+    #: Buffers that grow in a fit along their first dimension (a log); a saved state may be of any length.
+    _growing: ClassVar[tuple[str, ...]] = ()
     __jit_unused_properties__: ClassVar[list[str]] = []
 
     def __init__(self, alpha: float, groups: Any = None, conditional: bool = False, jitter: float = 0.0) -> None:
@@ -169,6 +171,10 @@ class Head(nn.Module):
         return self
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        for name in self._growing:
+            if prefix + name in state_dict:
+                old = getattr(self, name)
+                setattr(self, name, old.new_empty(state_dict[prefix + name].shape[0], *old.shape[1:]))
         super()._load_from_state_dict(state_dict, prefix, *args)
         self.is_fitted = bool(self.fitted)
 

@@ -123,6 +123,7 @@ class GMCHead(Head):
     scale: Tensor
     directions: Tensor
     __jit_unused_properties__: ClassVar[list[str]] = []
+    _growing: ClassVar[tuple[str, ...]] = ("log_who", "log_what", "log_step", "scale")
     settings: ClassVar[tuple[str, ...]] = ("alpha", "groups", "conditional", "bounds")
 
     def __init__(
@@ -340,12 +341,6 @@ class GMCHead(Head):
             "projection": CUSTOM if self.projected else None,
             "what": self.directions.tolist() if self.directed else None,
         }
-
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        for name in ("log_who", "log_what", "log_step", "scale"):  # a log of any length
-            if prefix + name in state_dict:
-                setattr(self, name, getattr(self, name).new_empty(state_dict[prefix + name].shape))
-        super()._load_from_state_dict(state_dict, prefix, *args)
 
     def extra_repr(self) -> str:
         """Options and state."""

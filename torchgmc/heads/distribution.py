@@ -73,6 +73,7 @@ class DistributionHead(Head):
     log_who: Tensor
     log_what: Tensor
     log_step: Tensor
+    _growing: ClassVar[tuple[str, ...]] = ("log_who", "log_what", "log_step")
     settings: ClassVar[tuple[str, ...]] = (
         *("attributes", "alpha", "groups", "geometry", "conditional", "temperature", "cells", "splits"),
     )
@@ -282,12 +283,6 @@ class DistributionHead(Head):
         device = self.fitted.device
         for name, value in zip(("log_who", "log_what", "log_step"), log, strict=True):
             self.register_buffer(name, value.detach().to(device).clone())
-
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        for name in ("log_who", "log_what", "log_step"):  # as long as the saved one
-            if prefix + name in state_dict:
-                setattr(self, name, getattr(self, name).new_empty(state_dict[prefix + name].shape))
-        super()._load_from_state_dict(state_dict, prefix, *args)
 
     # -- use ---------------------------------------------------------------------------------------------------------
 

@@ -367,13 +367,6 @@ class ProbabilityHead(Head):
         rounds = len(self.tables) + len(self.log_who)
         return f"bins={self.bins}, {kind}geometry={self.geometry}, {super().extra_repr()}, rounds={rounds}"
 
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        for name in self._growing:
-            if prefix + name in state_dict:
-                old = getattr(self, name)
-                setattr(self, name, old.new_empty(state_dict[prefix + name].shape[0], *old.shape[1:]))
-        super()._load_from_state_dict(state_dict, prefix, *args)
-
 
 def _find_range(given: Any, per_class: bool) -> tuple[float, float]:
     if given is None:

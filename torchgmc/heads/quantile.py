@@ -322,10 +322,3 @@ class QuantileHead(Head):
     def extra_repr(self) -> str:
         """Options and state."""
         return f"target={self.target}, bins={self.bins}, {super().extra_repr()}, rounds={len(self.log_who)}"
-
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        for name in self._growing:
-            if prefix + name in state_dict:
-                old = getattr(self, name)
-                setattr(self, name, old.new_empty(state_dict[prefix + name].shape[0], *old.shape[1:]))
-        super()._load_from_state_dict(state_dict, prefix, *args)

@@ -84,6 +84,7 @@ class TreeHead(Head):
     spans: Tensor
     place: Tensor
     __jit_unused_properties__: ClassVar[list[str]] = ["promises"]
+    _growing: ClassVar[tuple[str, ...]] = ("shifts",)
     settings: ClassVar[tuple[str, ...]] = ("target", "alpha", "conditional", "init", "jitter", "splits")
 
     def __init__(
@@ -386,13 +387,6 @@ class TreeHead(Head):
             "sets": self.sets,
             "groups": self.groups if self.grouped else None,
         }
-
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        if prefix + "shifts" in state_dict:  # a log of any length
-            saved = state_dict[prefix + "shifts"]
-            if saved.shape[1:] == self.shifts.shape[1:]:
-                self.shifts = self.shifts.new_empty(saved.shape)
-        super()._load_from_state_dict(state_dict, prefix, *args)
 
     def extra_repr(self) -> str:
         """Options and state."""
