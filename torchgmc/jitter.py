@@ -68,5 +68,5 @@ def add(scores: Tensor, width: float) -> Tensor:
     """Scores plus noise of half-width ``width``; the scores themselves (same dtype) when it is 0."""
     if width == 0.0:
         return scores
-    spread = noise(scores)
+    spread = noise(scores.detach())  # a constant to derivatives: it jumps with the scores
     return scores.to(spread.dtype) + width * spread

@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Optional
 import torch
 from torch import Tensor
 
-from torchgmc import checks, jitter, theory
+from torchgmc import checks, jitter, soft, theory
 from torchgmc.audit import Audit, Tally, summarize
 from torchgmc.distributed import pooled
 from torchgmc.groups import pattern_ids
@@ -356,13 +356,29 @@ class ThresholdHead(Head):
         lam = lam.clamp(self.limits[0], self.limits[1])  # beyond them nothing was measured
         return lam if self.per_class else lam[:, 0]
 
-    def forward(self, scores: Tensor, groups: Optional[Tensor] = None) -> Tensor:  # noqa: UP045  # TorchScript
-        """Mask = scores > threshold, bool, of the shape of ``scores``."""
+    def forward(
+        self,
+        scores: Tensor,
+        groups: Optional[Tensor] = None,  # noqa: UP045  # TorchScript
+        mode: str = "hard",
+        temperature: float = 0.1,
+    ) -> Tensor:
+        r"""Mask = scores > threshold, of the shape of ``scores``.
+
+        .. math:: 1\{h_i > \lambda(x)\} \;\text{(hard)} \qquad \sigma\big((h_i - \lambda(x)) / T\big) \;\text{(soft)}
+
+        Args:
+            scores: shape ``(n, ...)``.
+            groups: membership ``(n, a)``.
+            mode: ``"hard"``: bool, no derivative. ``"soft"``: numbers in (0, 1) of the type of the scores, differentiable.
+                ``"straight_through"``: 0 or 1 as in ``"hard"``, with the derivative of ``"soft"``.
+            temperature: T, in the units of the scores; take a larger one for logits.
+        """
         lam = self.threshold(groups, scores.shape[0])
         values = jitter.add(scores, self.jitter)
         for _ in range(scores.dim() - lam.dim()):
             lam = lam.unsqueeze(-1)
-        return values > lam.to(values.dtype)
+        return soft.above(values, lam.to(values.dtype), mode, temperature)
 
     def audit(self, scores: Tensor, masks: Tensor, groups: Any = None, delta: float = 0.05, weight: Any = None) -> Audit:
         """Measure the promise on held-out images, with intervals that hold for all groups at once.
