@@ -57,7 +57,7 @@ __all__ = [
 ]
 
 # Integrations need an extra each, so they are imported when first used.
-_INTEGRATIONS = ("lightning", "metrics", "text")
+_INTEGRATIONS = ("datasets", "lightning", "metrics", "text")
 
 if not TYPE_CHECKING:
 

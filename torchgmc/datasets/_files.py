@@ -1,0 +1,130 @@
+"""Where the data is, and how its tables are read."""
+
+import csv
+import gzip
+import json
+import os
+import zipfile
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from torchgmc.io import write_atomically
+
+#: The folder of the data when a class is not given one.
+VARIABLE = "TORCHGMC_DATA"
+
+
+def data_root(root: str | os.PathLike[str] | None) -> Path:
+    """The folder named by ``root``, or else by the environment variable ``TORCHGMC_DATA``."""
+    if root is None:
+        named = os.environ.get(VARIABLE, "")
+        if not named:
+            raise ValueError(
+                f"`root` was not given and {VARIABLE} is not set; say which folder holds the data (or shall hold it)."
+            )
+        root = named
+    if not isinstance(root, str | os.PathLike):
+        raise TypeError(f"`root` must be a path, got {type(root).__name__}.")
+    return Path(root).expanduser()
+
+
+def locate(
+    root: Path, folder: str, needed: Sequence[str], original: Sequence[str], make: Callable[[], Any] | None, what: str
+) -> Path:
+    """The folder of the compact layout, made from the publisher's files if there are only these.
+
+    Args:
+        root: what the user gave: the folder of all data, or that of this data set itself.
+        folder: name of the compact layout's folder below ``root``.
+        needed: files it must have.
+        original: what the publisher's files look like below ``root``, for the error.
+        make: writes the compact layout from the publisher's files; None if they are not there.
+        what: name of the data, for the error.
+    """
+    for place in (root / folder, root):
+        if all((place / name).is_file() for name in needed):
+            return place
+    if make is not None:
+        make()
+        return root / folder
+    raise FileNotFoundError(
+        f"no {what} in {str(root)!r}: neither {folder}/{{{','.join(needed)}}} (compact) nor {' and '.join(original)} (as "
+        f"published) is there; pass `download=True` to fetch it, or point `root` or {VARIABLE} to a folder that has it."
+    )
+
+
+def read_npz(path: Path) -> dict[str, np.ndarray[Any, Any]]:
+    """All arrays of an .npz file; nothing is unpickled."""
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            return {name: arrays[name] for name in arrays.files}
+    except FileNotFoundError:
+        raise FileNotFoundError(f"no file {str(path)!r}.") from None
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise ValueError(f"{str(path)!r} is no readable .npz file (truncated or damaged?): {error}") from error
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """One JSON object per line, gzipped."""
+    try:
+        with gzip.open(path, "rt", encoding="utf-8") as lines:
+            return [json.loads(line) for line in lines if line.strip()]
+    except (gzip.BadGzipFile, EOFError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ValueError(f"{str(path)!r} is no readable file of JSON lines (truncated or damaged?): {error}") from error
+
+
+def write_lines(path: Path, rows: Iterable[dict[str, Any]]) -> None:
+    """The reverse of :func:`read_lines`; the same rows give the same bytes."""
+
+    def write(part: Path) -> None:
+        with part.open("wb") as raw, gzip.GzipFile(fileobj=raw, mode="wb", mtime=0, filename="") as file:
+            file.writelines((json.dumps(row, ensure_ascii=False) + "\n").encode() for row in rows)
+
+    write_atomically(path, write)
+
+
+def read_table(path: Path) -> dict[str, list[str]]:
+    """Columns of a CSV file with a line of names, as strings (see :func:`typed`)."""
+    with path.open(newline="", encoding="utf-8") as file:
+        rows = csv.reader(file)
+        names = next(rows, [])
+        values = [list(column) for column in zip(*rows, strict=True)] or [[] for _ in names]
+    return dict(zip(names, values, strict=True))
+
+
+def typed(column: list[str]) -> list[Any]:
+    """The strings of a column: int if every one is, float if every one is or is empty (NaN), else strings.
+
+    Example:
+        >>> typed(["1", "2"]), typed(["1.5", ""]), typed(["a", "2"])
+        ([1, 2], [1.5, nan], ['a', '2'])
+    """
+    try:
+        return [int(value) for value in column]
+    except ValueError:
+        pass
+    try:
+        return [float(value) if value else float("nan") for value in column] if any(column) else column
+    except ValueError:
+        return column
+
+
+def write_table(path: Path, columns: dict[str, list[Any]]) -> None:
+    """The reverse of :func:`read_table`."""
+
+    def write(part: Path) -> None:
+        with part.open("w", newline="", encoding="utf-8") as file:
+            table = csv.writer(file, lineterminator="\n")
+            table.writerow(columns)
+            table.writerows(zip(*columns.values(), strict=True))
+
+    write_atomically(path, write)
+
+
+def transpose(rows: Sequence[dict[str, Any]]) -> dict[str, list[Any]]:
+    """Columns from rows; a key that a row lacks gives None."""
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    return {name: [row.get(name) for row in rows] for name in names}

@@ -1,0 +1,121 @@
+"""Prompts about women and men with one masked word: from five corpora, from templates, and with a random word masked."""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from torchgmc import checks
+from torchgmc.datasets import _prompts
+from torchgmc.datasets._files import data_root, locate, read_lines, read_npz, transpose
+
+PARTS = ("prompts", "templates", "random_mask")
+
+
+class WordList(NamedTuple):
+    """One attribute list.
+
+    Attributes:
+        words: as printed in the paper.
+        token_ids: of the words that are one token of BERT's uncased vocabulary; empty where no tokenizer has been asked.
+    """
+
+    words: list[str]
+    token_ids: dict[str, int]
+
+
+class GenderPrompts(Dataset[tuple[Any, Tensor]]):
+    """Sentences that mention women, men or both, with one ``[MASK]``.
+
+    Args:
+        root: the folder of the data, or of all data; the environment variable ``TORCHGMC_DATA`` if omitted.
+        part: ``"prompts"``: an attribute word is masked; ``"templates"``: the paper's templates; ``"random_mask"``: any
+            word but a gendered one is masked, to measure what de-biasing costs.
+        download: fetch the corpora (sent_debias and WikiText-2, without its training part) and find the prompts, unless
+            they are there. The output of a model does not come with them.
+        transform: applied to a text when it is taken out by its index.
+
+    Attributes:
+        texts: per prompt, with one ``[MASK]``.
+        groups: bool, ``(n, 2)``: mentions women, mentions men.
+        group_names: ``("female", "male")``.
+        metadata: the other columns (``id``, ``word``, ``corpus``, ...).
+        word_lists: the six attribute lists.
+
+    Example:
+        >>> prompts = gmc.datasets.GenderPrompts("data")  # doctest: +SKIP
+        >>> head = gmc.DistributionHead(prompts.attributes, 0.001, prompts.group_names)  # doctest: +SKIP
+    """
+
+    group_names = ("female", "male")
+
+    def __init__(
+        self,
+        root: str | os.PathLike[str] | None = None,
+        part: str = "prompts",
+        download: bool = False,
+        transform: Callable[[str], Any] | None = None,
+    ) -> None:
+        self.part = checks.option("part", part, PARTS)
+        self.transform = transform
+        top = data_root(root)
+        self.root = locate(
+            top,
+            "text",
+            (f"{part}.jsonl.gz", "word_lists.json"),
+            _prompts.ORIGINAL,
+            _prompts.maker(top, download),
+            "gender prompts",
+        )
+        columns = transpose(read_lines(self.root / f"{part}.jsonl.gz"))
+        self.texts: list[str] = columns.pop("text")
+        self.groups = torch.tensor([[g != "male", g != "female"] for g in columns["group"]]).reshape(-1, 2)
+        self.metadata: dict[str, list[Any]] = columns
+        lists = json.loads((self.root / "word_lists.json").read_text(encoding="utf-8"))
+        known = lists.get("attribute_token_ids", {})
+        self.word_lists = {name: WordList(words, known.get(name, {})) for name, words in lists["attributes"].items()}
+
+    @property
+    def attributes(self) -> dict[str, list[int]]:
+        """Token ids of each attribute list (BERT's uncased vocabulary), as :class:`torchgmc.DistributionHead` takes them."""
+        if not any(words.token_ids for words in self.word_lists.values()):
+            raise ValueError(
+                "word_lists.json has no token ids: use torchgmc.text.attributes_from_words with the model's tokenizer."
+            )
+        return {name: list(words.token_ids.values()) for name, words in self.word_lists.items()}
+
+    def outputs(self) -> dict[str, np.ndarray[Any, Any]]:
+        """What the compact layout's masked language model says: ``attr_ids``, ``attr_probs``, ``list_probs``, ``top_ids``, ..."""
+        path = self.root / f"h_{self.part}.npz"
+        if not path.is_file():
+            raise FileNotFoundError(
+                f"no {path.name!r} in {str(self.root)!r}: outputs come with the compact layout only; run a masked "
+                "language model on `.texts` (torchgmc.text.masked_logits)."
+            )
+        return read_npz(path)
+
+    @property
+    def model_dir(self) -> Path:
+        """Folder of the masked language model, for ``BertForMaskedLM.from_pretrained``."""
+        path = self.root / "mlm"
+        if not (path / "config.json").is_file():
+            raise FileNotFoundError(
+                f"no model in {str(path)!r}: it comes with the compact layout only; use any masked language model."
+            )
+        return path
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    def __getitem__(self, index: int) -> tuple[Any, Tensor]:
+        text = self.texts[index]
+        return text if self.transform is None else self.transform(text), self.groups[index]
+
+    def __repr__(self) -> str:
+        return f"GenderPrompts({self.part!r}: {len(self)} texts, in {str(self.root)!r})"
