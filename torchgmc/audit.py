@@ -11,6 +11,7 @@ from torch import Tensor
 
 from torchgmc import checks
 from torchgmc.moments import Moments
+from torchgmc.overlap import Sketch
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -327,26 +328,30 @@ class Tally:
         moments: of s, where s of an example does not depend on the others.
         sums: sums over examples, e.g. of costs.
         rows: a few numbers per example, first dimension n, where it does (a mean over all examples, a set of thresholds).
+        sketch: which examples they were.
     """
 
     examples: int
     moments: Moments | None = None
     sums: dict[str, Tensor] = field(default_factory=dict)
     rows: dict[str, Tensor] = field(default_factory=dict)
+    sketch: Sketch | None = None
 
     @classmethod
     def total(cls, parts: Sequence["Tally"]) -> "Tally":
         """All batches together."""
         first = parts[0]
-        moments = first.moments
+        moments, sketch = first.moments, first.sketch
         for part in parts[1:]:
             assert (part.moments is None) == (moments is None)
             moments = None if moments is None or part.moments is None else moments + part.moments
+            sketch = None if sketch is None or part.sketch is None else sketch + part.sketch
         return cls(
             sum(part.examples for part in parts),
             moments,
             {key: torch.stack([part.sums[key] for part in parts]).sum(0) for key in first.sums},
             {key: torch.cat([part.rows[key] for part in parts]) for key in first.rows},
+            sketch,
         )
 
 
@@ -392,7 +397,7 @@ def audit(
     parts = [_tally(head, batch, k) for k, batch in enumerate(_batches(batches))]
     if not parts:
         raise ValueError("`batches` holds no batch to audit.")
-    found = head._audit(Tally.total(parts), delta)
+    found = head._conclude(Tally.total(parts), delta)
     if alpha is None and conditional is None:
         return found
     own = found.conditional if conditional is None else conditional

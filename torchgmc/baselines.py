@@ -86,6 +86,8 @@ class Unprocessed(ThresholdHead):
         [0.4]
     """
 
+    _fits = False
+
     def __init__(
         self,
         target: float | list[float],

@@ -116,13 +116,14 @@ def pooled(calibrate: Method) -> Method:
 
     @functools.wraps(calibrate)
     def over_all_ranks(self: Any, *args: Any, **kwargs: Any) -> Any:
-        own = self.statistics
+        own, observed = self.statistics, self.observed
         self.statistics = reduce(own, _signature(self), self.fitted.device)
+        self.observed = reduce(observed, "", self.fitted.device)
         try:
             with local():  # a calibrate that calls another's must not add the ranks up twice
                 return calibrate(self, *args, **kwargs)
         finally:
-            self.statistics = own
+            self.statistics, self.observed = own, observed
 
     return cast(Method, over_all_ranks)
 

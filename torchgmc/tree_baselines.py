@@ -70,6 +70,8 @@ class UnprocessedTree(TreeHead):
         tensor([2, 0])
     """
 
+    _fits = False
+
     def __init__(self, parents: Any, target: float, alpha: float = 0.025, sets: Any = None, **options: Any) -> None:
         super().__init__(parents, target, alpha, sets, **options)
 

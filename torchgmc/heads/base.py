@@ -1,12 +1,14 @@
 """What every head shares: names, options, the fitted flag, fit = reset + observe + calibrate."""
 
+import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, ClassVar, Optional
 
 import torch
 from torch import Tensor, nn
 
-from torchgmc import checks, distributed
+from torchgmc import checks, distributed, overlap
 from torchgmc.audit import Audit, Tally
 from torchgmc.groups import check_groups
 from torchgmc.solver import SOLVERS, Report
@@ -31,10 +33,13 @@ class Head(nn.Module):
     """
 
     fitted: Tensor
+    seen: Tensor
     #: Arguments of ``__init__`` that rebuild the head; their values are written to saved files.
     settings: ClassVar[tuple[str, ...]] = ("alpha", "groups", "conditional", "jitter")
     #: Buffers that grow in a fit along their first dimension (a log); a saved state may be of any length.
     _growing: ClassVar[tuple[str, ...]] = ()
+    #: Does ``calibrate`` fit something to the data? If not, an audit may use the same data.
+    _fits: ClassVar[bool] = True
     __jit_unused_properties__: ClassVar[list[str]] = []
 
     def __init__(self, alpha: float, groups: Any = None, conditional: bool = False, jitter: float = 0.0) -> None:
@@ -50,6 +55,8 @@ class Head(nn.Module):
         self.register_buffer("fitted", torch.tensor(False))
         self.is_fitted = False  # mirrors the buffer: forward may read it without looking at a tensor's value
         self.report: Optional[Report] = None  # noqa: UP045  # TorchScript reads Optional
+        self.register_buffer("seen", overlap.nothing())  # keys of the calibration data, for audits
+        self.observed: overlap.Sketch | None = None  # the same of this process's examples, while they come in
 
     # -- what a subclass gives ---------------------------------------------------------------------------------------
 
@@ -117,12 +124,30 @@ class Head(nn.Module):
             raise ValueError(f"`groups` is on {member.device} but `scores` is on {device}; move them to one device.")
         return member
 
+    def _remember(self, *parts: Tensor) -> None:
+        """Note which examples were observed, for :meth:`_conclude`; each part has one row per example."""
+        sketch = overlap.Sketch.of(*parts)
+        self.observed = sketch if self.observed is None else self.observed + sketch
+
+    def _conclude(self, tally: Tally, delta: float) -> Audit:
+        """The audit of all batches, with a warning if their examples were calibrated on."""
+        found = self._audit(tally, delta)
+        text = "" if tally.sketch is None else overlap.warning_text(self.seen, tally.sketch.keys)
+        if not text:
+            return found
+        warnings.warn(text, overlap.OverlapWarning, stacklevel=3)
+        return replace(found, note=f"{found.note} {text}".strip())
+
     def _mark_fitted(self, report: Report | None) -> None:
+        if self._fits and self.observed is not None:
+            self.seen.copy_(self.observed.keys)
         self.fitted.fill_(True)
         self.is_fitted = True
         self.report = report
 
     def _mark_unfitted(self) -> None:
+        self.observed = None
+        self.seen.fill_(torch.inf)
         self.fitted.fill_(False)
         self.is_fitted = False
         self.report = None
@@ -175,6 +200,8 @@ class Head(nn.Module):
             if prefix + name in state_dict:
                 old = getattr(self, name)
                 setattr(self, name, old.new_empty(state_dict[prefix + name].shape[0], *old.shape[1:]))
+        if prefix + "fitted" in state_dict:  # files of version 0.1 have no keys of the calibration data
+            state_dict.setdefault(prefix + "seen", torch.full_like(self.seen, torch.inf))
         super()._load_from_state_dict(state_dict, prefix, *args)
         self.is_fitted = bool(self.fitted)
 

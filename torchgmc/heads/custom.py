@@ -14,6 +14,7 @@ from torchgmc.distributed import pooled
 from torchgmc.heads.base import Head
 from torchgmc.mappings import Mapping
 from torchgmc.moments import Moments
+from torchgmc.overlap import Sketch
 from torchgmc.search import violations
 from torchgmc.solver import Log
 
@@ -176,6 +177,7 @@ class GMCHead(Head):
         rows = self._check_batch(f0, y, x, weight)
         if len(rows.f0):
             self.statistics = rows if self.statistics is None else self.statistics + rows
+            self._remember(rows.f0, rows.y)
 
     def _check_batch(self, f0: Any, y: Any, x: Any, weight: Any) -> Rows:
         f0 = checks.scores("f0", f0).detach()
@@ -290,7 +292,7 @@ class GMCHead(Head):
         the audit says so.
         """
         checks.fraction("delta", delta)
-        return self._audit(self._tally(f0, y, x, weight), delta)
+        return self._conclude(self._tally(f0, y, x, weight), delta)
 
     def _tally(self, f0: Tensor, y: Any, x: Any = None, weight: Any = None) -> Tally:
         rows = self._check_batch(f0, y, x, weight)
@@ -304,7 +306,8 @@ class GMCHead(Head):
         else:
             s = s @ self.directions.to(s).T if self.directed else s
         # Each example's s, not its moments: the range may have to come from all of them.
-        return Tally(len(f), rows={"member": member, "s": s, "weight": rows.weight})
+        kept = {"member": member, "s": s, "weight": rows.weight}
+        return Tally(len(f), rows=kept, sketch=Sketch.of(rows.f0, rows.y))
 
     def _audit(self, tally: Tally, delta: float) -> Audit:
         member, s, weight = tally.rows["member"], tally.rows["s"], tally.rows["weight"]

@@ -15,6 +15,7 @@ from torchgmc.distributions import CHUNK, Dual, Projection, atoms, log_masses, p
 from torchgmc.distributions_euclidean import Tail, cells_of, start, step, tail_from_cells, tail_of
 from torchgmc.heads.base import Head
 from torchgmc.moments import Moments
+from torchgmc.overlap import Sketch
 from torchgmc.solver import Log, Report, run
 
 GEOMETRIES = ("kl", "euclidean")
@@ -143,6 +144,7 @@ class DistributionHead(Head):
         words, counts, masses = self._tail(logits) if self.euclidean else (none, none, none)
         batch = MassStatistics([log_mass], [member.clone()], [weights.clone()], [key], [words], [counts], [masses])
         self.statistics = batch if self.statistics is None else self.statistics + batch
+        self._remember(logits)
 
     def _tail(self, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Tokens in lists, and all others in cells: (n, J), (n, K), (n, K)."""
@@ -359,7 +361,7 @@ class DistributionHead(Head):
             The audit, with ``cost``: mean KL from the model's own distribution, and NLL before and after.
         """
         checks.fraction("delta", delta)
-        return self._audit(self._tally(logits, groups, weight, labels), delta)
+        return self._conclude(self._tally(logits, groups, weight, labels), delta)
 
     def _tally(self, logits: Tensor, groups: Any = None, weight: Any = None, labels: Tensor | None = None) -> Tally:
         logits, member, weights = self._check_batch(logits, groups, weight)
@@ -370,7 +372,8 @@ class DistributionHead(Head):
         if nll is not None:
             sums |= {"NLL before": weights @ nll[:, 0], "NLL after": weights @ nll[:, 1]}
         # Each prompt's p, not its moments: s subtracts the mean over all prompts, known only at the end.
-        return Tally(len(logits), sums=sums, rows={"member": member, "p": p, "weight": weights})
+        rows = {"member": member, "p": p, "weight": weights}
+        return Tally(len(logits), sums=sums, rows=rows, sketch=Sketch.of(logits))
 
     def _audit(self, tally: Tally, delta: float) -> Audit:
         member, p, weights = tally.rows["member"], tally.rows["p"], tally.rows["weight"]

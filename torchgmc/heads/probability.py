@@ -13,6 +13,7 @@ from torchgmc.distributed import pooled
 from torchgmc.heads.base import Head
 from torchgmc.levelproblem import ResidualProblem
 from torchgmc.moments import Moments
+from torchgmc.overlap import Sketch
 from torchgmc.solver import Log, run
 
 GEOMETRIES = ("kl", "euclidean")
@@ -129,6 +130,7 @@ class ProbabilityHead(Head):
             return
         batch = probabilities.Examples(z, outcome, member, weights)
         self.statistics = batch if self.statistics is None else self.statistics + batch
+        self._remember(z, outcome)
 
     def _check_batch(self, probs: Any, y: Any, groups: Any, weight: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Coordinates (n, C), outcomes (n, C), membership (n, a) and weights (n,)."""
@@ -302,7 +304,7 @@ class ProbabilityHead(Head):
         log loss of events and classes.
         """
         checks.fraction("delta", delta)
-        return self._audit(self._tally(probs, y, groups, weight), delta)
+        return self._conclude(self._tally(probs, y, groups, weight), delta)
 
     def _tally(self, probs: Tensor, y: Tensor, groups: Any = None, weight: Any = None) -> Tally:
         start, outcome, member, weights = self._check_batch(probs, y, groups, weight)
@@ -321,7 +323,8 @@ class ProbabilityHead(Head):
             "cell mass": member.double().T @ (inside * weights[:, None]),
             "cell count": member.double().T @ (inside * (weights > 0)[:, None]),
         }
-        return Tally(len(z), moments, sums | self._cost(levelsets.probabilities(start, self.euclidean), f, outcome, weights))
+        sums |= self._cost(levelsets.probabilities(start, self.euclidean), f, outcome, weights)
+        return Tally(len(z), moments, sums, sketch=Sketch.of(start, outcome))
 
     def _audit(self, tally: Tally, delta: float) -> Audit:
         assert tally.moments is not None

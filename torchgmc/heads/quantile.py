@@ -12,6 +12,7 @@ from torchgmc.audit import Audit, Tally, summarize
 from torchgmc.distributed import pooled
 from torchgmc.heads.base import Head
 from torchgmc.moments import Moments
+from torchgmc.overlap import Sketch
 from torchgmc.quantiles import QuantileProblem, ScoreExamples
 from torchgmc.solver import Log, Report, run
 
@@ -116,6 +117,7 @@ class QuantileHead(Head):
         if self.statistics is not None and bool(batch.base[0].isnan()) != bool(self.statistics.base[0].isnan()):
             raise ValueError("`base` must be given with every batch, or with none.")
         self.statistics = batch if self.statistics is None else self.statistics + batch
+        self._remember(batch.scores)
 
     def _check_batch(self, scores: Any, groups: Any, weight: Any, base: Any) -> ScoreExamples:
         scores = checks.scores("scores", scores).detach()
@@ -273,7 +275,7 @@ class QuantileHead(Head):
         threshold before and after.
         """
         checks.fraction("delta", delta)
-        return self._audit(self._tally(scores, groups, weight, base), delta)
+        return self._conclude(self._tally(scores, groups, weight, base), delta)
 
     def _tally(self, scores: Tensor, groups: Any = None, weight: Any = None, base: Any = None) -> Tally:
         batch = self._check_batch(scores, groups, weight, base)
@@ -284,7 +286,7 @@ class QuantileHead(Head):
         start = torch.where(batch.base.isnan(), self.base, batch.base)
         # Each example's q, not its moments: Q is taken over the distinct thresholds of all examples.
         rows = {"q": q, "covered": batch.scores <= q, "member": member, "weight": batch.weight, "start": start}
-        return Tally(n, rows=rows)
+        return Tally(n, rows=rows, sketch=Sketch.of(batch.scores))
 
     def _audit(self, tally: Tally, delta: float) -> Audit:
         q, covered, member, weight, start = (tally.rows[key] for key in ("q", "covered", "member", "weight", "start"))

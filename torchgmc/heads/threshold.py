@@ -12,6 +12,7 @@ from torchgmc.distributed import pooled
 from torchgmc.groups import pattern_ids
 from torchgmc.heads.base import Head
 from torchgmc.moments import Moments
+from torchgmc.overlap import Sketch
 from torchgmc.risks import CHUNK, RISKS, Lattice, MonotoneRisk, Risk
 from torchgmc.solver import Report, run
 from torchgmc.thresholds import CurveProblem, CurveStatistics, SampleProblem, SampleStatistics
@@ -154,6 +155,7 @@ class ThresholdHead(Head):
             split = self._split(scores[one])
             batch = self._summarize(values, self._flat(masks[one]), member[one], weights[one], split)
             self.statistics = batch if self.statistics is None else self.statistics + batch  # type: ignore[operator]  # same kind
+        self._remember(scores, masks)
 
     def _split(self, scores: Tensor) -> Tensor:
         """Split of each example, by its content: the order of the examples does not matter."""
@@ -387,7 +389,7 @@ class ThresholdHead(Head):
             The audit, with ``cost``: pixel accuracy at f0 (before) and with the fitted thresholds (after).
         """
         checks.fraction("delta", delta)
-        return self._audit(self._tally(scores, masks, groups, weight), delta)
+        return self._conclude(self._tally(scores, masks, groups, weight), delta)
 
     def _tally(self, scores: Tensor, masks: Tensor, groups: Any = None, weight: Any = None) -> Tally:
         scores, masks, member, weights = self._check_batch(scores, masks, groups, weight)
@@ -403,7 +405,8 @@ class ThresholdHead(Head):
             "before": ((scores > self.init) == masks).sum(),
             "after": (self(scores, member if self.grouped else None) == masks).sum(),
         }
-        return Tally(len(scores), Moments.of(member, risk - self._targets().to(risk), weights[:, None] * defined), sums)
+        moments = Moments.of(member, risk - self._targets().to(risk), weights[:, None] * defined)
+        return Tally(len(scores), moments, sums, sketch=Sketch.of(scores, masks))
 
     def _audit(self, tally: Tally, delta: float) -> Audit:
         moments, sums = tally.moments, tally.sums

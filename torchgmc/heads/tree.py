@@ -11,6 +11,7 @@ from torchgmc.audit import Audit, Tally, summarize
 from torchgmc.distributed import pooled
 from torchgmc.heads.base import Head
 from torchgmc.moments import Moments
+from torchgmc.overlap import Sketch
 from torchgmc.solver import Report, run
 from torchgmc.tree_solver import TreeProblem, TreeStatistics, descend
 from torchgmc.trees import Tree, answers, path_levels, replay, rounds
@@ -150,6 +151,7 @@ class TreeHead(Head):
             one = slice(start, start + rows)
             batch = self._summarize(probs[one], labels[one], member[one], weights[one])
             self.statistics = batch if self.statistics is None else self.statistics + batch
+        self._remember(probs, labels)
 
     def _summarize(self, probs: Tensor, labels: Tensor, member: Tensor, weight: Tensor) -> TreeStatistics:
         leaves, levels = path_levels(probs, *self._structure(probs.device), self.jitter)
@@ -341,7 +343,7 @@ class TreeHead(Head):
             leaf, to K, the root), and the share of answers at each depth. A set nobody answers with is undecided.
         """
         checks.fraction("delta", delta)
-        return self._audit(self._tally(probs, labels, groups, weight), delta)
+        return self._conclude(self._tally(probs, labels, groups, weight), delta)
 
     def _tally(self, probs: Tensor, labels: Any, groups: Any = None, weight: Any = None) -> Tally:
         probs, labels, member, weights = self._check_batch(probs, labels, groups, weight)
@@ -354,7 +356,8 @@ class TreeHead(Head):
         who = (member[:, :, None] & inside[:, None, :]).flatten(1)
         moments = Moments.of(who, (covered - self.target)[:, None], weights[:, None])
         answered = weights.new_zeros(self.num_nodes).index_add_(0, nodes, weights)  # weight of each answer
-        return Tally(len(probs), moments, {"answered": answered, "covered": weights @ covered})
+        sums = {"answered": answered, "covered": weights @ covered}
+        return Tally(len(probs), moments, sums, sketch=Sketch.of(probs, labels))
 
     def _audit(self, tally: Tally, delta: float) -> Audit:
         assert tally.moments is not None
