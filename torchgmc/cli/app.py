@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 import torchgmc
-from torchgmc.cli import demo
+from torchgmc.cli import demo, reproduce
 
 __all__ = ["app", "run"]
 
@@ -20,6 +20,7 @@ app = typer.Typer(
     name="torchgmc", help="Promises that hold for every group, for PyTorch models.", add_completion=False, rich_markup_mode=None
 )
 app.command("demo")(demo.demo)
+app.command("reproduce")(reproduce.reproduce)
 
 
 def _version(wanted: bool) -> None:

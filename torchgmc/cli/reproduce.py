@@ -1,0 +1,59 @@
+"""``torchgmc reproduce``: the paper's experiments on real data."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from torchgmc.reproduce import EXPERIMENTS
+
+__all__ = ["reproduce"]
+
+
+def reproduce(
+    name: Annotated[str, typer.Argument(help=f"Which one: {', '.join(EXPERIMENTS)} or all.")],
+    data: Annotated[Path | None, typer.Option(help="Folder of the data; TORCHGMC_DATA if omitted.", show_default=False)] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="Splits; the paper's 50, 50 and 10 if omitted.")] = None,
+    out: Annotated[Path, typer.Option(help="Folder for tables, figures and what is kept between runs.")] = Path("results"),
+    jobs: Annotated[int, typer.Option(min=1, help="Processes that run seeds, one thread each.")] = 1,
+    quick: Annotated[bool, typer.Option("--quick", help="Tiny sizes and two seeds: does it run here?")] = False,
+    changes: Annotated[
+        list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Change a setting; may be given several times.")
+    ] = None,
+    redo: Annotated[bool, typer.Option("--redo", help="Forget seeds that were run with other settings.")] = False,
+) -> None:
+    """Train what is needed once, run every seed, write tables and figures beside the paper's own.
+
+    Run it again after an interruption: finished seeds are kept.
+
+    Example: torchgmc reproduce tree --data data --seeds 50 --out results
+    """
+    from rich.console import Console
+
+    from torchgmc._extras import require
+    from torchgmc.reproduce import figures, frame, tables
+
+    require("matplotlib", extra="report")  # say so before the work, not after it
+    if out.exists() and not out.is_dir():
+        raise ValueError(f"--out {str(out)!r} is a file; give a folder.")
+    if name == "all" and changes:
+        raise typer.BadParameter("--set belongs to one experiment, not to all.")
+    names = list(EXPERIMENTS) if name == "all" else [name]
+    for one in names:
+        frame.load(one)  # a wrong name stops everything at once
+    console = Console()
+    for one in names:
+        results = frame.reproduce(
+            one, data=data, out=out, seeds=seeds, jobs=jobs, quick=quick, changes=changes or (), redo=redo
+        )
+        module = results.module
+        summary = tables.summarize(results.rows, module.METHODS, module.OURS, results.setting.alpha)
+        words = ["torchgmc", "reproduce", one, "--data", "DIR", "--seeds", str(results.seeds)]
+        words += ["--quick"] * quick + [word for change in changes or () for word in ("--set", change)]
+        command = " ".join(words[:4] + [shlex.quote(word) for word in words[4:]])
+        files = tables.write(out, results, summary, command, figures.draw(results, summary))
+        console.print(tables.brief(summary, module.TITLE), soft_wrap=True, highlight=False, markup=False)
+        console.print(f"page: {files[f'{one}.md']}\n", soft_wrap=True, highlight=False, markup=False)

@@ -1,0 +1,113 @@
+"""Bars of the deviation per group and method, in the paper's form, with the paper's own figures beside (extra ``report``)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from io import BytesIO
+from typing import TYPE_CHECKING, Any
+
+from torchgmc._extras import require
+from torchgmc.reproduce.measures import MEASURES
+from torchgmc.reproduce.tables import WORST, Summary, slug
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["bars", "draw", "png"]
+
+DPI = 90
+INK, FAINT, BAND = "#1F2430", "#D9DDE5", "#009E73"
+COLOURS = ("#0072B2", "#56B4E9", "#CC79A7", "#F0E442", "#D55E00", "#E69F00", "#009E73", "#999999")  # Okabe and Ito's
+LABELS = {"mass": "mass-weighted, the paper's measure", "conditional": "inside the group"}
+
+
+def draw(results: Any, summary: Summary) -> dict[str, bytes]:
+    """PNG files of an experiment by name: its own ``figures``, or bars for each part."""
+    module = results.module
+    name = module.NAME
+    if hasattr(module, "figures"):
+        return {file: png(figure) for file, figure in module.figures(summary, results.setting).items()}
+    parts = summary.parts()
+    names = [f"{name}.png" if len(parts) == 1 else f"{name}-{slug(part)}.png" for part in parts]
+    return {
+        file: png(bars(summary, part, module.METHODS, results.setting.alpha, module.PAPER.get(part), module.TITLE))
+        for file, part in zip(names, parts, strict=True)
+    }
+
+
+def bars(
+    summary: Summary,
+    part: str,
+    methods: Sequence[str],
+    alpha: float,
+    paper: Mapping[str, Mapping[str, float]] | None = None,
+    title: str = "",
+) -> Figure:
+    """Mean |deviation| of each group and method, with one standard deviation over the seeds; a panel per measure.
+
+    Args:
+        summary: of all seeds.
+        part: which data.
+        methods: in order; those without rows are left out.
+        alpha: drawn as a line.
+        paper: the paper's own mean deviations by method and group, drawn in a panel of their own.
+        title: of the figure.
+    """
+    panels = []
+    for measure in MEASURES:
+        found = {(row["method"], row["group"]): row for row in summary.find(part=part, measure=measure)}
+        if found:
+            panels.append((LABELS[measure], {m: {g: r for (n, g), r in found.items() if n == m} for m in methods}))
+    if paper:
+        cells = {m: {g: {"mean": v, "sd": None, "noise": None} for g, v in values.items()} for m, values in paper.items()}
+        panels.insert(1, ("the paper's own figures", cells))
+    widest = max(sum(map(len, table.values())) for _, table in panels)
+    size = (max(8.0, min(14.0, 2.5 + 0.2 * widest)), 3.1 * len(panels) + 0.7)
+    figure: Figure = require("matplotlib.figure", extra="report").Figure(figsize=size, layout="constrained")
+    axes = figure.subplots(len(panels), 1, squeeze=False)[:, 0]
+    order = [*methods, *(m for m in (paper or {}) if m not in methods)]
+    seen: dict[str, Any] = {}
+    for place, (label, table) in zip(axes, panels, strict=True):
+        seen |= _panel(place, label, {m: table[m] for m in order if table.get(m)}, order, alpha)
+    figure.suptitle(f"{title}: {part}" if part else title, fontsize=12, color=INK)
+    figure.legend(seen.values(), seen.keys(), loc="outside lower center", ncols=min(4, len(seen)), frameon=False, fontsize=9)
+    return figure
+
+
+def _panel(axes: Any, label: str, table: Mapping[str, Mapping[str, Any]], order: Sequence[str], alpha: float) -> dict[str, Any]:
+    groups = list(dict.fromkeys(group for values in table.values() for group in values if group != WORST))
+    groups += [WORST] * any(WORST in values for values in table.values())
+    width = 0.82 / len(table)
+    seen: dict[str, Any] = {}
+    for k, (method, values) in enumerate(table.items()):
+        at = [i + (k - (len(table) - 1) / 2) * width for i, group in enumerate(groups) if group in values]
+        rows = [values[group] for group in groups if group in values]
+        height = [row["mean"] or 0.0 for row in rows]
+        colour = COLOURS[order.index(method) % len(COLOURS)]
+        seen[method] = axes.bar(at, height, width * 0.92, color=colour, label=method)
+        known = [(x, h, row["sd"]) for x, h, row in zip(at, height, rows, strict=True) if row["sd"]]
+        if known:
+            x, h, sd = zip(*known, strict=True)
+            low = [min(a, b) for a, b in zip(h, sd, strict=True)]  # no bar reaches below 0
+            axes.errorbar(x, h, yerr=[low, sd], fmt="none", ecolor=INK, elinewidth=0.8, capsize=1.5)
+        still = [(x, row["noise"]) for x, row in zip(at, rows, strict=True) if row["noise"]]
+        if still:
+            x, y = zip(*still, strict=True)
+            mark = axes.hlines(y, [v - width * 0.46 for v in x], [v + width * 0.46 for v in x], color=INK, lw=1.6)
+            seen["an oracle's sampling noise"] = mark
+    seen[f"alpha = {alpha:g}"] = axes.axhline(alpha, color=BAND, lw=1.3, ls="--")
+    axes.set_xticks(range(len(groups)), groups, fontsize=9, rotation=0 if len(groups) < 10 else 20)
+    axes.set_ylabel("|deviation|", fontsize=9)
+    axes.set_title(label, fontsize=10, loc="left", color=INK)
+    axes.set_xlim(-0.6, len(groups) - 0.4)
+    axes.set_ylim(bottom=0)
+    axes.grid(axis="y", color=FAINT, lw=0.8)
+    axes.set_axisbelow(True)
+    return seen
+
+
+def png(figure: Figure) -> bytes:
+    """The figure as a PNG file in memory."""
+    buffer = BytesIO()
+    figure.savefig(buffer, format="png", dpi=DPI)
+    return buffer.getvalue()
