@@ -4,7 +4,7 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ SCHEMA = 1
 _KEY = "torchgmc"
 
 
-def save(head: Head, path: str | os.PathLike[str]) -> Path:
+def save(head: Head, path: str | os.PathLike[str], notes: Mapping[str, Any] | None = None) -> Path:
     """Write a head's configuration and fitted state to one safetensors file.
 
     The file appears whole or not at all: it is written beside ``path`` and renamed.
@@ -26,6 +26,8 @@ def save(head: Head, path: str | os.PathLike[str]) -> Path:
     Args:
         head: any head of this package.
         path: by custom ``*.safetensors``.
+        notes: what else belongs to the head, in JSON types, e.g. how its groups follow from the columns of a table (the command
+            line does so); :func:`read_notes` gives it back.
 
     Returns:
         The path written.
@@ -43,6 +45,8 @@ def save(head: Head, path: str | os.PathLike[str]) -> Path:
         raise TypeError(f"`head` must be a head of torchgmc, got {type(head).__name__}.")
     tensors = {name: value.detach().cpu().contiguous().clone() for name, value in head.state_dict().items()}
     body = {"schema": SCHEMA, "head": type(head).__name__, "config": head.config(), "fitted": bool(head.is_fitted)}
+    if notes:
+        body["notes"] = dict(notes)
     text = json.dumps(body, sort_keys=True)
     metadata = {_KEY: text, "checksum": _checksum(text, tensors)}
     target = Path(path)
@@ -60,9 +64,26 @@ def load(path: str | os.PathLike[str], **options: Any) -> Head:
     Raises:
         ValueError: the file is truncated, changed, of another program or of a later version.
     """
+    path = Path(path)
+    body, tensors = _read(path)
+    kinds = _kinds()
+    if body.get("head") not in kinds:
+        raise ValueError(f"{path.name!r} holds a head of unknown kind {body.get('head')!r}; known: {', '.join(sorted(kinds))}.")
+    head = kinds[body["head"]].from_config(body["config"] | options)
+    head.load_state_dict(tensors)
+    return head
+
+
+def read_notes(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """What :func:`save` was given as ``notes``; empty if nothing."""
+    notes: dict[str, Any] = _read(Path(path))[0].get("notes", {})
+    return notes
+
+
+def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Configuration and tensors of a file, checked."""
     from safetensors import SafetensorError, safe_open
 
-    path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"no file {str(path)!r} to load a head from.")
     try:
@@ -83,12 +104,7 @@ def load(path: str | os.PathLike[str], **options: Any) -> Head:
         raise ValueError(
             f"{path.name!r} has file schema {body['schema']}, this version of torchgmc reads up to {SCHEMA}; upgrade torchgmc."
         )
-    kinds = _kinds()
-    if body.get("head") not in kinds:
-        raise ValueError(f"{path.name!r} holds a head of unknown kind {body.get('head')!r}; known: {', '.join(sorted(kinds))}.")
-    head = kinds[body["head"]].from_config(body["config"] | options)
-    head.load_state_dict(tensors)
-    return head
+    return body, tensors
 
 
 def write_atomically(path: Path, write: Callable[[Path], Any]) -> None:
