@@ -1,16 +1,17 @@
 r"""Derivatives through a fit: offsets at an optimum are functions of the scores they were fitted to.
 
-A fit with static groups minimises :math:`\Phi(\theta; x) + \sum_i \lambda_i |\theta_i|`, smooth and convex in the offsets theta,
-where x stands for the scores and :math:`G = \nabla_\theta \Phi` is minus the violation of every g. The optimum is known by
+A fit with static groups minimises :math:`\Phi(\theta; x) + \sum_i \lambda_i |\theta_i|`, smooth and convex in the offsets
+theta, where x stands for the scores and :math:`G = \nabla_\theta \Phi` is minus the violation of every g. The optimum has
 
 .. math:: G_i(\theta; x) + \lambda_i\,\mathrm{sign}(\theta_i) = 0 \;\text{ where } \theta_i \ne 0, \qquad
           |G_i(\theta; x)| \le \lambda_i \;\text{ where } \theta_i = 0
 
-(with :math:`\lambda = \alpha` that is |violation| <= alpha). Near x the *active* offsets, S = {theta_i != 0}, stay the active ones,
-so that the first line is a system of equations for them, and the implicit function theorem gives
+(with :math:`\lambda = \alpha` that is |violation| <= alpha). Near x the *active* offsets, S = {theta_i != 0}, stay the active
+ones, so that the first line is a system of equations for them, and the implicit function theorem gives
 
-.. math:: \frac{d\theta_S}{dx} = -H_{SS}^{-1} \Big(\frac{\partial G_S}{\partial x} + \mathrm{sign}(\theta_S) \frac{d\lambda_S}{dx}\Big),
-          \qquad \frac{d\theta_i}{dx} = 0 \;\text{ elsewhere}, \qquad H = \nabla^2_\theta \Phi
+.. math:: \frac{d\theta_S}{dx} = -H_{SS}^{-1}
+          \Big(\frac{\partial G_S}{\partial x} + \mathrm{sign}(\theta_S) \frac{d\lambda_S}{dx}\Big), \qquad
+          \frac{d\theta_i}{dx} = 0 \;\text{ elsewhere}, \qquad H = \nabla^2_\theta \Phi
 
 A backward pass solves one symmetric system with as many unknowns as there are active offsets, in float64, and takes one
 product with the derivative of G; the steps of the fit are not recorded, and their number does not matter.
@@ -88,7 +89,7 @@ def optimum(problem: CellProblem, slack: Tensor, *inputs: Tensor) -> Tensor:
         slack: lambda >= 0, ``(a, u)``; 0 for offsets that are always active.
         inputs: what :meth:`CellProblem.measure` takes.
     """
-    found: Tensor = _Optimum.apply(problem, slack, *inputs)  # type: ignore[no-untyped-call]  # torch gives it no types
+    found: Tensor = _Optimum.apply(problem, slack, *inputs)
     return found
 
 
@@ -116,9 +117,10 @@ class _Optimum(torch.autograd.Function):
         u = _solve(problem.hessian(theta, *inputs), active.flatten(), grad.flatten()).view_as(theta)
 
         def conditions(slack: Tensor, *inputs: Tensor) -> Tensor:
-            return problem.gradient(theta, *inputs) + slack * sign
+            table: Tensor = problem.gradient(theta, *inputs) + slack * sign
+            return table
 
-        _, pull = torch.func.vjp(conditions, slack, *inputs)
+        pull: Any = torch.func.vjp(conditions, slack, *inputs)[1]
         return (None, *pull(-u))
 
     @staticmethod
@@ -143,7 +145,8 @@ def _solve(hessian: Tensor, active: Tensor, right: Tensor) -> Tensor:
     pivots = factor.diagonal().detach().square()
     if bool((failed == 0) & (pivots.min() > RANK * pivots.max())):
         return torch.cholesky_solve(right[:, None], factor)[:, 0]
-    return keep * (torch.linalg.pinv(block, rtol=RANK, hermitian=True) @ right)
+    least: Tensor = keep * (torch.linalg.pinv(block, rtol=RANK, hermitian=True) @ right)
+    return least
 
 
 def _missed(theta: Tensor, gradient: Tensor, slack: Tensor) -> Tensor:
@@ -155,8 +158,8 @@ def _missed(theta: Tensor, gradient: Tensor, slack: Tensor) -> Tensor:
 def minimise(problem: CellProblem, slack: Tensor, *inputs: Tensor) -> Tensor:
     r"""The optimum by Newton steps with the l1 term, all offsets at once, in float64.
 
-    Each step minimises the quadratic model with :math:`\sum \lambda |\theta|` exactly (see :func:`torchgmc.lasso.solve_lasso`) and is
-    halved until the objective falls. Offsets that are not needed end at exactly 0.
+    Each step minimises the quadratic model with :math:`\sum \lambda |\theta|` exactly (see
+    :func:`torchgmc.lasso.solve_lasso`) and is halved until the objective falls. Offsets that are not needed end at exactly 0.
 
     Raises:
         RuntimeError: there is no finite optimum, or it was not reached.
@@ -180,7 +183,7 @@ def minimise(problem: CellProblem, slack: Tensor, *inputs: Tensor) -> Tensor:
     if not worst <= FINE:
         raise RuntimeError(
             f"the optimum was not reached: a violation misses its condition by {worst:.2g}. There may be no finite one (all "
-            "outcomes of a group equal, or a list without mass in a group); raise `alpha` or `temperature`, or give larger batches."
+            "outcomes of a group equal, or a list without mass in a group); raise `alpha` or `temperature`, or enlarge the batch."
         )
     return theta
 

@@ -60,7 +60,7 @@ class TiltPotential(CellProblem):
         lists = p @ self.lists  # (n, u)
         pairs = torch.einsum("nm,mu,mv->nuv", p, self.lists, self.lists)
         values = (pairs - lists[:, :, None] * lists[:, None, :]) * self.weight[:, None, None]
-        return _sums(values.flatten(1), self.cell, shift).unflatten(1, (self.columns, self.columns))
+        return _sums(values.flatten(1), self.cell, shift).view(-1, self.columns, self.columns)
 
 
 class LogLoss(CellProblem):
@@ -92,7 +92,7 @@ class LogLoss(CellProblem):
         """Covariance of the outcome under f, summed over the examples of a cell."""
         f = self._probs(inputs[0] - shift[self.cell])
         values = (torch.diag_embed(f) - f[:, :, None] * f[:, None, :]) * self.share[:, :, None]
-        return _sums(values.flatten(1), self.cell, shift).unflatten(1, (self.columns, self.columns))
+        return _sums(values.flatten(1), self.cell, shift).view(-1, self.columns, self.columns)
 
     def error(self, z: Tensor) -> Tensor:
         """Standard error of the sum of f - y over each group at z, ``(1 + a, C)``."""
@@ -105,7 +105,7 @@ class LogLoss(CellProblem):
 class SoftPinball(CellProblem):
     r"""Mean over the scores that count of T softplus((lambda - h)/T) - sigma lambda, with lambda = base - shift.
 
-    Its derivative in lambda is :math:`\sigma((\lambda - h)/T) - \sigma`. Inputs are the scores h ``(N,)`` and their bases ``(N,)``.
+    Its derivative in lambda is :math:`\sigma((\lambda - h)/T) - \sigma`. Inputs are the scores h and their bases, ``(N,)``.
 
     Args:
         row: cell * C + class of each score, ``(N,)``.
