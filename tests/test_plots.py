@@ -12,6 +12,7 @@ import torchgmc as gmc
 
 pytest.importorskip("matplotlib")
 from torchgmc import plots
+from torchgmc.plots.pictures import _mark
 
 
 @pytest.fixture(autouse=True)
@@ -96,7 +97,7 @@ def test_masks_of_an_empty_truth_miss_nothing() -> None:
 
 def test_marked_pixels_have_their_colours() -> None:
     truth, mask = torch.tensor([[True, True, False, False]]), torch.tensor([[True, False, True, False]])
-    marked, missed = plots._mark(torch.full((1, 4, 3), 0.5), truth, mask)
+    marked, missed = _mark(torch.full((1, 4, 3), 0.5), truth, mask)
     found, lost, extra, plain = marked[0]
     assert missed == 0.5
     assert found[2] > found[0] and lost[0] > lost[2] and extra[:2].min() > extra[2]

@@ -36,6 +36,7 @@ class Audit:
         name: the head audited.
         note: a warning to read with the figures.
         evidence: the moments behind the table, from which :meth:`view` and :meth:`examples_needed` follow.
+        details: sums that belong to one head, for its figures (answers of a tree by node).
     """
 
     table: dict[str, list[Any]]
@@ -48,6 +49,7 @@ class Audit:
     name: str = ""
     note: str = ""
     evidence: "Evidence | None" = field(default=None, repr=False, compare=False)
+    details: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def max_violation(self) -> float:

@@ -6,10 +6,13 @@ or as one row per example), measures violations and moves along a test function 
 
 import time
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 SOLVERS = ("exact", "paper", "fresh")
 
@@ -42,6 +45,12 @@ class Report:
     seconds: float
     message: str
     details: dict[str, Any] = field(default_factory=dict)
+
+    def plot(self, **options: Any) -> "Figure":
+        """Worst violation after each step (extra ``report``); options of :func:`torchgmc.plots.convergence`."""
+        from torchgmc import plots
+
+        return plots.convergence(self, **options)
 
     def __str__(self) -> str:
         state = "converged" if self.converged else "NOT converged"

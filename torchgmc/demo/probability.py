@@ -189,7 +189,7 @@ def _reliability(result: ProbabilityResult, dark: bool) -> bytes:
     from torchgmc import plots
 
     theme = plots.DARK if dark else plots.LIGHT
-    figure, panels = plots._figure(theme, (13.0, 8.6), rows=2, columns=3)
+    figure, panels = plots.new_figure(theme, (13.0, 8.6), rows=2, columns=3)
     for place, (axes, group) in enumerate(zip(panels, GROUPS, strict=True)):
         axes.plot([0, 1], [0, 1], color=theme.faint, linewidth=2, zorder=0)
         for k, name in enumerate(METHODS):
@@ -197,8 +197,8 @@ def _reliability(result: ProbabilityResult, dark: bool) -> bytes:
             axes.plot(*points.T.tolist(), color=theme.series[k], marker=plots.MARKERS[k], label=name, linewidth=2, markersize=7)
         axes.set_title(group, color=theme.ink, fontsize=14)
         axes.set(xlim=(0, 1), ylim=(0, 1), xlabel="predicted", ylabel="observed")
-    plots._title(figure, "Share of events against the prediction, by group", theme)
-    plots._legend(figure, panels[0], theme)
+    plots.set_title(figure, "Share of events against the prediction, by group", theme)
+    plots.set_legend(figure, panels[0], theme)
     return plots.png(figure)
 
 

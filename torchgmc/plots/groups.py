@@ -1,312 +1,245 @@
-"""Figures for slides and reports (extra ``report``).
-
-Every function returns a :class:`matplotlib.figure.Figure` of its own and never touches pyplot, so no backend is chosen, no
-window opens and nothing leaks between threads. Colours are those of Okabe and Ito, which colour-blind readers can tell
-apart, and each series has a marker of its own as well. ``dark=True`` draws for a dark page.
-"""
+"""Figures with a row for each group: deviations, and thresholds."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from io import BytesIO
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from torchgmc._extras import require
+from torchgmc.audit import Audit
+from torchgmc.comparison import Comparison
+from torchgmc.groups import check_groups
+from torchgmc.heads.base import Head
+from torchgmc.heads.quantile import QuantileHead
+from torchgmc.heads.threshold import ThresholdHead
+from torchgmc.plots.style import (
+    DARK,
+    LIGHT,
+    MARKERS,
+    SMALL,
+    new_figure,
+    safe,
+    set_legend,
+    set_title,
+    share,
+    shorten,
+    signed,
+    spread,
+)
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-    from torchgmc.audit import Audit
-    from torchgmc.solver import Report
-
-__all__ = ["convergence", "deviation", "masks", "png", "tradeoff"]
-
-ORANGE, SKY, GREEN, YELLOW, BLUE, VERMILLION, PURPLE = (
-    "#E69F00",
-    "#56B4E9",
-    "#009E73",
-    "#F0E442",
-    "#0072B2",
-    "#D55E00",
-    "#CC79A7",
-)
-MARKERS = ("o", "s", "D", "^", "v", "P")
-FOUND, MISSED, EXTRA = SKY, VERMILLION, YELLOW
-
-
-@dataclass(frozen=True)
-class Theme:
-    """Colours of a page; ``series`` are Okabe-Ito colours that stand out on it."""
-
-    paper: str
-    ink: str
-    faint: str
-    band: str
-    series: tuple[str, ...]
-
-
-LIGHT = Theme("#FFFFFF", "#1F2430", "#D9DDE5", GREEN, (ORANGE, VERMILLION, BLUE, PURPLE, GREEN, SKY))
-DARK = Theme("#14171F", "#E8EAF0", "#3A4152", GREEN, (ORANGE, VERMILLION, SKY, PURPLE, GREEN, YELLOW))
 
 
 def deviation(
-    audits: Mapping[str, Audit], alpha: float | None = None, *, title: str | None = None, dark: bool = False
+    audits: Mapping[str, Audit] | Audit | Comparison,
+    alpha: float | None = None,
+    *,
+    top: int | None = 30,
+    title: str | None = None,
+    dark: bool = False,
 ) -> Figure:
     """Deviation of every group with its interval, for one or several heads, beside the band of what was promised.
 
     Args:
-        audits: a name for each audit, drawn in this order; groups of one name share a row.
+        audits: an audit, a comparison, or a name for each of several audits, drawn in this order; groups of one name share a
+            row. Largest group first.
         alpha: half-width of the band; the first audit's if omitted.
+        top: show so many rows, those that are worst under any audit; None for all.
         title: of the figure.
         dark: draw for a dark page.
 
     Example:
-        >>> figure = deviation({"GMC": audit}, alpha=0.005)  # doctest: +SKIP
-        >>> figure.savefig("deviation.png")  # doctest: +SKIP
+        >>> masks = torch.rand(60, 8, 8) < 0.5
+        >>> scores = torch.sigmoid(2 * masks + torch.randn(60, 8, 8))
+        >>> audit = gmc.ThresholdHead(target=0.1, alpha=0.01).fit(scores, masks).audit(scores, masks)
+        >>> figure = gmc.plots.deviation(audit)  # or audit.plot()
+        >>> [tick.get_text() for tick in figure.axes[0].get_yticklabels()]
+        ['all  (100 %)']
     """
-    if not audits:
-        raise ValueError("`audits` must have at least one audit, as in {'GMC': head.audit(...)}, got none.")
+    audits = _audits(audits)
     first = next(iter(audits.values()))
     alpha = first.alpha if alpha is None else alpha
     rows = {name: _rows(audit) for name, audit in audits.items()}
-    order = _order(audits)
+    order, left_out = _order(rows, top)
     theme = DARK if dark else LIGHT
     height = max(3.4, 1.7 + len(order) * (0.34 + 0.17 * len(audits)))
-    figure, (axes,) = _figure(theme, (10, height))
+    figure, (axes,) = new_figure(theme, (10, height))
     axes.axvspan(-alpha, alpha, color=theme.band, alpha=0.32 if dark else 0.16, lw=0, label=f"promised: within {alpha:g}")
     axes.axvline(0, color=theme.ink, lw=1)
     for k, (name, found) in enumerate(rows.items()):
         shift = 0.22 * (k - (len(rows) - 1) / 2)
         place = [i + shift for i, key in enumerate(order) if key in found]
         value = [found[key] for key in order if key in found]
-        middle = [v["estimate"] for v in value]
-        reach = [[v["estimate"] - v["low"] for v in value], [v["high"] - v["estimate"] for v in value]]
         axes.errorbar(
-            middle,
+            [v["estimate"] for v in value],
             place,
-            xerr=reach,
+            xerr=[[v["estimate"] - v["low"] for v in value], [v["high"] - v["estimate"] for v in value]],
             fmt=MARKERS[k % len(MARKERS)],
             color=theme.series[k % len(theme.series)],
             markersize=8,
             markeredgecolor=theme.paper,
             markeredgewidth=0.8,
             elinewidth=2.2,
-            label=name,
+            label=safe(name),
         )
     mass = {key: value["mass"] for found in rows.values() for key, value in found.items()}
-    axes.set_yticks(range(len(order)), [f"{_label(key)}  ({100 * mass[key]:.0f} %)" for key in order])
-    axes.set_ylim(len(order) - 0.5, -0.5)
+    _row_names(axes, [f"{safe(shorten(_label(key)))}  ({share(mass[key])})" for key in order])
     axes.grid(axis="x", color=theme.faint, lw=0.8)
-    axes.tick_params(axis="y", length=0)
-    own = "the group's own risk" if first.conditional else "risk, weighted by the group's share"
-    axes.set_xlabel(f"deviation from the target ({own})")
-    axes.xaxis.set_major_formatter(require("matplotlib.ticker", extra="report").FuncFormatter(_signed))
-    _title(figure, title, theme)
-    _legend(figure, axes, theme)
+    own = "the group's own" if first.conditional else "weighted by the group's share"
+    axes.set_xlabel(f"deviation from the target ({own})" + (f"; {left_out} more rows deviate less" if left_out else ""))
+    axes.xaxis.set_major_formatter(require("matplotlib.ticker", extra="report").FuncFormatter(signed))
+    axes.xaxis.set_major_locator(require("matplotlib.ticker", extra="report").MaxNLocator(8))
+    set_title(figure, title, theme)
+    set_legend(figure, axes, theme)
     return figure
 
 
-def masks(
-    images: Tensor,
-    truth: Tensor,
-    predictions: Mapping[str, Tensor],
+def thresholds(
+    heads: Head | Mapping[str, Head],
+    groups: Any = None,
     *,
-    captions: Sequence[str] | None = None,
+    top: int = 12,
     title: str | None = None,
     dark: bool = False,
 ) -> Figure:
-    """Pictures with the masks of one or several heads: found, missed and falsely marked pixels.
+    """Threshold of each combination of groups, for one or several heads.
+
+    Groups overlap, so it is their combinations that have a threshold each: "female + site 2". A head's dashed line is the one
+    threshold it began with.
 
     Args:
-        images: shape ``(n, 3, height, width)`` or ``(n, 1, height, width)`` in [0, 1]; one column each.
-        truth: shape ``(n, height, width)``, bool.
-        predictions: a name and masks like ``truth`` for each head; one row each.
-        captions: a line over each column.
+        heads: a fitted :class:`~torchgmc.ThresholdHead` (baselines are such) or :class:`~torchgmc.QuantileHead`, or a name and
+            one of these for each of several; all with the same groups.
+        groups: membership ``(n, a)`` of examples whose combinations to show, the most frequent first. If omitted those of the
+            calibration examples, or each group by itself if the (first) head no longer has them.
+        top: show so many combinations.
         title: of the figure.
         dark: draw for a dark page.
+
+    Example:
+        >>> groups = torch.rand(600, 2) < torch.tensor([0.3, 0.6])
+        >>> scores = (torch.randn(600) * (1 + 2 * groups[:, 0])).abs()
+        >>> head = gmc.QuantileHead(target=0.9, alpha=0.02, groups=["wide", "other"]).fit(scores, groups)
+        >>> figure = gmc.plots.thresholds(head)
+        >>> sorted(tick.get_text().split("  ")[0] for tick in figure.axes[0].get_yticklabels())
+        ['none of the groups', 'other', 'wide', 'wide + other']
     """
-    num = len(images)
-    if num == 0 or not predictions:
-        raise ValueError("`images` and `predictions` must not be empty.")
-    for name, mask in {"truth": truth, **predictions}.items():
-        if mask.shape != (num, *images.shape[2:]):
-            raise ValueError(f"`{name}` must have shape {(num, *images.shape[2:])}, got {tuple(mask.shape)}.")
+    named: Mapping[str, Any] = heads if isinstance(heads, Mapping) else {"threshold": heads}
+    for name, head in named.items():
+        if not isinstance(head, ThresholdHead | QuantileHead):
+            raise TypeError(f"`heads`[{name!r}] must be a ThresholdHead or a QuantileHead, got {type(head).__name__}.")
+    if not named:
+        raise ValueError("`heads` must have at least one head, as in {'GMC': head}, got none.")
+    first = next(iter(named.values()))
+    patterns, mass = combinations(first, groups)
+    left_out = max(len(patterns) - top, 0)
+    patterns, mass = patterns[:top], mass[:top]
+    values = {name: _values(head, patterns) for name, head in named.items()}  # (rows, C) each
+    classes = max(v.shape[1] for v in values.values())
     theme = DARK if dark else LIGHT
-    rows = len(predictions) + 1
-    figure, panels = _figure(theme, (1.0 + 1.72 * num, 1.15 + 1.9 * rows), rows, num)
-    pictures = images.detach().float().cpu().expand(-1, 3, -1, -1).permute(0, 2, 3, 1).clamp(0, 1)  # (n, H, W, 3)
-    truth = truth.detach().bool().cpu()
-    for column in range(num):
-        _picture(panels[column], pictures[column], theme)
-        if captions is not None:
-            panels[column].set_title(captions[column], fontsize=11, color=theme.ink)
-    panels[0].set_ylabel("picture", fontsize=13)
-    for row, (name, mask) in enumerate(predictions.items(), start=1):
-        mask = mask.detach().bool().cpu()
-        for column in range(num):
-            panel = panels[row * num + column]
-            marked, missed = _mark(pictures[column], truth[column], mask[column])
-            _picture(panel, marked, theme)
-            panel.set_xlabel(f"misses {100 * missed:.0f} %", fontsize=12, labelpad=3)
-        panels[row * num].set_ylabel(name, fontsize=13)
-    patches = require("matplotlib.patches", extra="report")
-    keys = {"found": FOUND, "missed": MISSED, "false alarm": EXTRA}
-    figure.legend(
-        handles=[patches.Patch(color=colour, label=name) for name, colour in keys.items()],
-        loc="outside lower center",
-        ncols=3,
-        frameon=False,
-        fontsize=13,
-        labelcolor=theme.ink,
-    )
-    _title(figure, title, theme)
-    return figure
-
-
-def convergence(
-    report: Report | Mapping[str, Report], alpha: float | None = None, *, title: str | None = None, dark: bool = False
-) -> Figure:
-    """Worst violation after each step of the solver.
-
-    Args:
-        report: of a fitted head, or a name and a report for each of several fits.
-        alpha: draws the level to reach.
-        title: of the figure.
-        dark: draw for a dark page.
-    """
-    reports: Mapping[str, Any] = report if isinstance(report, Mapping) else {"worst violation": report}
-    theme = DARK if dark else LIGHT
-    figure, (axes,) = _figure(theme, (10, 4.6))
-    for k, (name, one) in enumerate(reports.items()):
-        history = torch.as_tensor(one.history).double().cpu().tolist()
+    rows = len(patterns) * classes
+    figure, (axes,) = new_figure(theme, (10, max(3.4, 1.7 + rows * (0.36 + 0.14 * len(named)))))
+    finite = [v for table in values.values() for v in table.flatten().tolist() if math.isfinite(v)]
+    starts = {name: float(head.base.flatten()[0]) for name, head in named.items() if classes == 1}
+    low, high = spread([*finite, *(v for v in starts.values() if math.isfinite(v))] or [0.0, 1.0])
+    for k, (name, table) in enumerate(values.items()):
+        colour = theme.series[(k + 2 if len(named) == 1 else k) % len(theme.series)]
+        shift = 0.2 * (k - (len(named) - 1) / 2)
+        where = [row + shift for row in range(rows)]
         axes.plot(
-            range(len(history)),
-            [value if value > 0 else math.nan for value in history],
-            color=theme.series[(k + 2) % len(theme.series)],
-            marker=MARKERS[k % len(MARKERS)] if len(history) <= 60 else None,
-            markersize=7,
-            lw=2.4,
-            label=name,
+            [min(max(v, low), high) for v in table.flatten().tolist()],
+            where,
+            color=colour,
+            marker=MARKERS[k % len(MARKERS)],
+            ms=9,
+            ls="none",
+            markeredgecolor=theme.paper,
+            label=safe(name),
         )
-    axes.set_yscale("log")
-    ticker = require("matplotlib.ticker", extra="report")
-    axes.yaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
-    axes.yaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:.3g}"))
-    axes.yaxis.set_minor_formatter(ticker.NullFormatter())
-    if alpha is not None:
-        axes.axhline(alpha, color=theme.band, lw=2, ls="--", label=f"promised: {alpha:g}")
-    axes.xaxis.set_major_locator(ticker.MaxNLocator(integer=True))
-    axes.set_xlabel("step")
-    axes.set_ylabel("worst |violation|")
-    axes.grid(color=theme.faint, lw=0.8)
-    _title(figure, title, theme)
-    _legend(figure, axes, theme)
+        for place, v in zip(where, table.flatten().tolist(), strict=True):
+            text = f"{v:.3g}" if math.isfinite(v) else ("∞" if v > 0 else "\N{MINUS SIGN}∞")
+            if len(named) == 1 or not math.isfinite(v):
+                at = (min(max(v, low), high), place)
+                axes.annotate(text, at, (9, 0), textcoords="offset points", va="center", fontsize=SMALL, color=theme.ink)
+        if name in starts and math.isfinite(starts[name]) and len(named) == 1:
+            axes.axvline(starts[name], color=theme.ink, lw=1.2, ls="--", label="before calibration")
+    names = [_combination(pattern, first) for pattern in patterns]
+    labels = [f"{name} / class {c}" if classes > 1 else name for name in names for c in range(classes)]
+    shown = [s for s in mass.tolist() for _ in range(classes)]
+    _row_names(
+        axes,
+        [
+            f"{safe(shorten(label))}  ({share(s)})" if math.isfinite(s) else safe(shorten(label))
+            for label, s in zip(labels, shown, strict=True)
+        ],
+    )
+    axes.set_xlim(low, high + 0.06 * (high - low))
+    axes.grid(axis="x", color=theme.faint, lw=0.8)
+    kind = "conformity score" if isinstance(first, QuantileHead) else "score"
+    axes.set_xlabel(f"threshold on the {kind}" + (f"; {left_out} rarer combinations not shown" if left_out else ""))
+    set_title(figure, title, theme)
+    set_legend(figure, axes, theme)
     return figure
 
 
-def tradeoff(
-    series: Mapping[str, Sequence[tuple[float, float]]],
-    start: tuple[float, float] | None = None,
-    *,
-    bias: str = "worst |bias|",
-    cost: str = "NLL of masked words (nats)",
-    title: str | None = None,
-    dark: bool = False,
-) -> Figure:
-    """What fairness costs: a point for every alpha, from large to small, of one or several methods.
-
-    Args:
-        series: a name and its points (bias, cost); a cost that is infinite is drawn as an open mark at the upper edge.
-        start: bias and cost of the unprocessed model.
-        bias, cost: names of the axes.
-        title: of the figure.
-        dark: draw for a dark page.
-    """
-    if not series:
-        raise ValueError("`series` must have at least one method, as in {'kl': [(0.002, 4.15), ...]}, got none.")
-    theme = DARK if dark else LIGHT
-    figure, (axes,) = _figure(theme, (10, 5.2))
-    known = [c for points in series.values() for _, c in points if math.isfinite(c)] + ([start[1]] if start else [])
-    low, high = (min(known), max(known)) if known else (0.0, 1.0)
-    room = max(high - low, 1e-3 * max(abs(high), 1e-12))
-    top = high + 0.18 * room
-    for k, (name, points) in enumerate(series.items()):
-        colour, marker = theme.series[(k + 1) % len(theme.series)], MARKERS[k % len(MARKERS)]
-        inside = [(b, c) for b, c in points if math.isfinite(c)]
-        beyond = [b for b, c in points if not math.isfinite(c)]
-        axes.plot(*zip(*inside, strict=True) if inside else ([], []), color=colour, marker=marker, ms=8, lw=2.2, label=name)
-        if beyond:
-            axes.plot(
-                beyond, [top] * len(beyond), color=colour, marker=marker, ms=8, ls="none", mfc="none", label=f"{name}: infinite"
-            )
-    if start is not None:
-        axes.plot([start[0]], [start[1]], color=theme.ink, marker="*", ms=15, ls="none", label="unprocessed")
-    axes.set_xscale("log")
-    ticker = require("matplotlib.ticker", extra="report")
-    axes.xaxis.set_major_locator(ticker.LogLocator(subs=(1.0, 2.0, 5.0)))
-    axes.xaxis.set_major_formatter(ticker.StrMethodFormatter("{x:g}"))
-    axes.xaxis.set_minor_locator(ticker.NullLocator())
-    levels = [y for y in axes.get_yticks() if low - 0.12 * room <= y <= high + 0.02 * room]
-    names = [f"{y:.6g}" for y in levels]
-    if any(not math.isfinite(c) for points in series.values() for _, c in points):
-        axes.set_yticks([*levels, top], [*names, "∞"])
-    axes.set_ylim(low - 0.12 * room, top + 0.1 * room)
-    axes.set_xlabel(bias)
-    axes.set_ylabel(cost)
-    axes.grid(color=theme.faint, lw=0.8)
-    _title(figure, title, theme)
-    _legend(figure, axes, theme)
-    return figure
+def combinations(head: Head, groups: Any = None) -> tuple[Tensor, Tensor]:
+    """Combinations of groups ``(c, a)``, most frequent first, and the share of each ``(c,)`` (NaN if nobody was counted)."""
+    if not head.grouped:
+        return torch.ones(1, 1, dtype=torch.bool), torch.ones(1)
+    statistics = getattr(head, "statistics", None)
+    if groups is not None:
+        member = groups if isinstance(groups, Tensor) else torch.as_tensor(getattr(groups, "membership", groups))
+        member = check_groups(groups, len(member), head.groups)
+        weight = torch.ones(len(member))
+    elif statistics is not None and hasattr(statistics, "patterns"):
+        member, weight = statistics.patterns, statistics.mass.sum((0, 2))
+    elif statistics is not None:
+        member = statistics.membership if hasattr(statistics, "membership") else statistics.member
+        weight = torch.ones(len(member))
+    else:
+        return torch.eye(head.num_groups, dtype=torch.bool), torch.full((head.num_groups,), math.nan)
+    patterns, place = torch.unique(member.cpu(), dim=0, return_inverse=True)
+    total = torch.zeros(len(patterns), dtype=torch.float64).index_add_(0, place, weight.double().cpu())
+    order = total.argsort(descending=True, stable=True)
+    return patterns[order], (total / total.sum())[order]
 
 
-def png(figure: Figure, *, dpi: int = 144) -> bytes:
-    """The figure as a PNG file in memory."""
-    buffer = BytesIO()
-    figure.savefig(buffer, format="png", dpi=dpi, facecolor=figure.get_facecolor())
-    return buffer.getvalue()
+def _values(head: Any, patterns: Tensor) -> Tensor:
+    """Thresholds of each combination, ``(c, C)``, on the CPU."""
+    member = patterns.to(head.base.device)
+    find = head.forward if isinstance(head, QuantileHead) else head.threshold
+    with torch.no_grad():
+        found: Tensor = find(member if head.grouped else None)
+    return found.detach().cpu().reshape(len(patterns), -1)
 
 
-def _figure(theme: Theme, size: tuple[float, float], rows: int = 1, columns: int = 1) -> tuple[Figure, list[Axes]]:
-    """A figure in the theme's colours, and its axes row by row."""
-    figure: Figure = require("matplotlib.figure", extra="report").Figure(
-        figsize=size, layout="constrained", facecolor=theme.paper
-    )
-    figure.set_layout_engine("constrained", w_pad=0.08, h_pad=0.08)
-    panels: list[Axes] = list(figure.subplots(rows, columns, squeeze=False).ravel())
-    for axes in panels:
-        axes.set_facecolor(theme.paper)
-        axes.set_axisbelow(True)
-        axes.tick_params(which="both", colors=theme.ink, labelsize=13)
-        for label in (axes.xaxis.label, axes.yaxis.label):
-            label.set(color=theme.ink, fontsize=13)
-        for name, spine in axes.spines.items():
-            spine.set_color(theme.ink)
-            spine.set_visible(name == "bottom")
-    return figure, panels
+def _combination(pattern: Tensor, head: Head) -> str:
+    """Name of one row of the membership; a group of everyone is named only where nothing else is."""
+    inside = [name for name, member in zip(head.groups, pattern.tolist(), strict=True) if member]
+    some = [name for name in inside if name != "all"]
+    return " + ".join(some or inside) or "none of the groups"
 
 
-def _title(figure: Figure, title: str | None, theme: Theme) -> None:
-    if title:
-        figure.suptitle(title, fontsize=17, color=theme.ink, fontweight="bold")
+def _row_names(axes: Any, names: list[str]) -> None:
+    axes.set_yticks(range(len(names)), names)
+    axes.set_ylim(len(names) - 0.5, -0.5)
+    axes.tick_params(axis="y", length=0)
 
 
-def _legend(figure: Figure, axes: Axes, theme: Theme) -> None:
-    handles, names = axes.get_legend_handles_labels()
-    figure.legend(
-        handles,
-        names,
-        loc="outside lower center",
-        ncols=min(len(names), 4),
-        frameon=False,
-        fontsize=13,
-        labelcolor=theme.ink,
-    )
+def _audits(audits: Any) -> dict[str, Audit]:
+    if isinstance(audits, Audit):
+        return {audits.name or "head": audits}
+    found = audits.audits if isinstance(audits, Comparison) else audits
+    if not isinstance(found, Mapping) or not all(isinstance(a, Audit) for a in found.values()):
+        raise TypeError(f"`audits` must be an audit, a comparison or a mapping from names to audits, got {audits!r:.80}.")
+    if not found:
+        raise ValueError("`audits` must have at least one audit, as in {'GMC': head.audit(...)}, got none.")
+    return dict(found)
 
 
 def _rows(audit: Audit) -> dict[tuple[str, str], dict[str, float]]:
@@ -320,35 +253,19 @@ def _rows(audit: Audit) -> dict[tuple[str, str], dict[str, float]]:
     return {key: row for key, row in rows.items() if math.isfinite(row["estimate"])}
 
 
-def _order(audits: Mapping[str, Audit]) -> list[tuple[str, str]]:
-    """Every (group, what) of the audits, largest group first: the order does not depend on who is shown."""
-    mass = {key: row["mass"] for audit in audits.values() for key, row in _rows(audit).items()}
-    return sorted(mass, key=lambda key: (key[1], -mass[key], key[0]))
-
-
-def _signed(value: float, _: int | None = None) -> str:
-    """A tick's label; rounding leaves no -0."""
-    return f"{value:+.3g}".replace("-", "\N{MINUS SIGN}") if abs(value) > 1e-12 else "0"
+def _order(
+    rows: Mapping[str, Mapping[tuple[str, str], Mapping[str, float]]], top: int | None
+) -> tuple[list[tuple[str, str]], int]:
+    """The worst (group, what) of the audits, largest group first, whoever is shown; and how many were left out."""
+    mass: dict[tuple[str, str], float] = {}
+    worst: dict[tuple[str, str], float] = {}
+    for found in rows.values():
+        for key, row in found.items():
+            mass[key] = row["mass"]
+            worst[key] = max(worst.get(key, 0.0), abs(row["estimate"]))
+    kept = sorted(worst, key=lambda key: -worst[key])[: len(worst) if top is None else top]
+    return sorted(kept, key=lambda key: (key[1], -mass[key], key[0])), len(worst) - len(kept)
 
 
 def _label(key: tuple[str, str]) -> str:
     return key[0] if not key[1] else f"{key[0]} / {key[1]}"
-
-
-def _picture(axes: Axes, pixels: Tensor, theme: Theme) -> None:
-    axes.imshow(pixels.numpy(), interpolation="nearest")
-    axes.set_xticks([])
-    axes.set_yticks([])
-    axes.spines["bottom"].set_visible(False)
-    axes.yaxis.label.set_color(theme.ink)
-
-
-def _mark(picture: Tensor, truth: Tensor, mask: Tensor) -> tuple[Tensor, float]:
-    """The picture in grey with its pixels marked, shape ``(H, W, 3)``, and the share of missed pixels."""
-    grey = picture.mean(-1, keepdim=True).expand_as(picture) * 0.75 + 0.10
-    marked = grey.clone()
-    for where, colour, weight in ((truth & mask, FOUND, 0.42), (truth & ~mask, MISSED, 0.92), (~truth & mask, EXTRA, 0.72)):
-        tone = torch.tensor([int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)])
-        marked[where] = (1 - weight) * grey[where] + weight * tone
-    missed = (truth & ~mask).sum() / truth.sum().clamp_min(1)
-    return marked, float(missed)

@@ -1,0 +1,45 @@
+"""Figures for slides and reports (extra ``report``).
+
+Every function returns a :class:`matplotlib.figure.Figure` of its own and never touches pyplot, so no backend is chosen, no
+window opens and nothing leaks between threads. Colours are those of Okabe and Ito, which colour-blind readers can tell
+apart, and each series has a marker of its own as well. Text is 12 points or more at slide size. ``dark=True`` draws for a dark
+page.
+
+==================  ====================================================  ==============================================
+figure              shows                                                 of
+==================  ====================================================  ==============================================
+:func:`deviation`   deviation of each group with its interval             audits, a comparison (``audit.plot()``)
+:func:`thresholds`  threshold of each combination of groups               ``ThresholdHead``, ``QuantileHead``, baselines
+:func:`tree`        coverage of the answers at each node                  ``TreeHead`` and its audit
+:func:`words`       words whose probability moved most                    ``DistributionHead`` and prompts
+:func:`tradeoff`    worst violation against cost, over alphas             any head (:func:`sweep`)
+:func:`convergence` worst violation after each step                       any fitted head (``head.report.plot()``)
+:func:`masks`       found, missed and falsely marked pixels               pictures and masks
+==================  ====================================================  ==============================================
+"""
+
+from torchgmc.plots.curves import convergence, sweep, tradeoff
+from torchgmc.plots.groups import deviation, thresholds
+from torchgmc.plots.pictures import masks
+from torchgmc.plots.style import DARK, LIGHT, MARKERS, Theme, new_figure, png, set_legend, set_title
+from torchgmc.plots.trees import tree
+from torchgmc.plots.vocabulary import words
+
+__all__ = [
+    "DARK",
+    "LIGHT",
+    "MARKERS",
+    "Theme",
+    "convergence",
+    "deviation",
+    "masks",
+    "new_figure",
+    "png",
+    "set_legend",
+    "set_title",
+    "sweep",
+    "thresholds",
+    "tradeoff",
+    "tree",
+    "words",
+]

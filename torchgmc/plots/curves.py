@@ -1,0 +1,214 @@
+"""Curves: convergence of a fit, and what a smaller alpha costs."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from torchgmc import checks
+from torchgmc._extras import require
+from torchgmc.audit import Audit
+from torchgmc.plots.style import DARK, LIGHT, MARKERS, new_figure, safe, set_legend, set_title
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from torchgmc.heads.base import Head
+    from torchgmc.solver import Report
+
+#: Costs that are better when they are large.
+GAINS = ("accuracy", "dice", "coverage")
+
+
+def convergence(
+    report: Report | Head | Mapping[str, Report | Head],
+    alpha: float | None = None,
+    *,
+    title: str | None = None,
+    dark: bool = False,
+) -> Figure:
+    """Worst violation after each step of the solver.
+
+    Args:
+        report: a fitted head or its report, or a name and one of these for each of several fits.
+        alpha: draws the level to reach; that of the (first) head if a head is given.
+        title: of the figure.
+        dark: draw for a dark page.
+
+    Example:
+        >>> masks = torch.rand(60, 8, 8) < 0.5
+        >>> scores = torch.sigmoid(2 * masks + torch.randn(60, 8, 8))
+        >>> head = gmc.ThresholdHead(target=0.1, alpha=0.01).fit(scores, masks)
+        >>> figure = gmc.plots.convergence(head)  # or head.report.plot(alpha=0.01)
+        >>> len(figure.axes[0].lines[0].get_xdata()) == head.report.iterations + 1
+        True
+    """
+    given: Mapping[str, Any] = report if isinstance(report, Mapping) else {"worst violation": report}
+    theme = DARK if dark else LIGHT
+    figure, (axes,) = new_figure(theme, (10, 4.6))
+    for k, (name, one) in enumerate(given.items()):
+        if alpha is None:
+            alpha = getattr(one, "alpha", None)
+        one = getattr(one, "report", one)
+        if one is None:
+            raise ValueError(f"`report` of {name!r} is None: fit the head first; a head loaded from a file has no report.")
+        history = torch.as_tensor(one.history).double().cpu().tolist()
+        axes.plot(
+            range(len(history)),
+            [value if value > 0 else math.nan for value in history],
+            color=theme.series[(k + 2) % len(theme.series)],
+            marker=MARKERS[k % len(MARKERS)] if len(history) <= 60 else None,
+            markersize=7,
+            lw=2.4,
+            label=safe(name),
+        )
+    axes.set_yscale("log")
+    ticker = require("matplotlib.ticker", extra="report")
+    if alpha is not None:
+        axes.axhline(alpha, color=theme.band, lw=2, ls="--", label=f"promised: {alpha:g}")
+    low, high = axes.get_ylim()
+    decades = math.log10(high / low) if low > 0 else 1.0
+    axes.yaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5) if decades < 3 else (1,)))
+    axes.yaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:.3g}"))
+    axes.yaxis.set_minor_formatter(ticker.NullFormatter())
+    axes.xaxis.set_major_locator(ticker.MaxNLocator(integer=True))
+    axes.set_xlabel("step")
+    axes.set_ylabel("worst |violation|")
+    axes.grid(color=theme.faint, lw=0.8)
+    set_title(figure, title, theme)
+    set_legend(figure, axes, theme)
+    return figure
+
+
+def sweep(
+    head: Head, known: Sequence[Any], fresh: Any, alphas: Sequence[float], *, delta: float = 0.05, **options: Any
+) -> list[Audit]:
+    """Audits of a head fitted anew for every alpha, from large to small: the points of :func:`tradeoff`.
+
+    Args:
+        head: any head; it is copied and stays as it is.
+        known: arguments of ``fit``.
+        fresh: held-out data as for :func:`torchgmc.audit`: one batch (a tuple of the arguments of ``audit``) or a list of them.
+        alphas: to fit.
+        delta: of the audits.
+        options: of ``fit``, e.g. ``solver="paper"``.
+
+    Example:
+        >>> probs, y = torch.rand(400), torch.rand(400) < 0.5
+        >>> audits = gmc.plots.sweep(gmc.ProbabilityHead(0.1, bins=2), (probs, y), (probs, y), [0.02, 0.1])
+        >>> [audit.alpha for audit in audits]
+        [0.1, 0.02]
+    """
+    from torchgmc.audit import audit
+
+    if not alphas:
+        raise ValueError("`alphas` must have at least one alpha to fit, got none.")
+    found = []
+    for alpha in sorted((checks.positive("alphas", a, "Each is the largest violation allowed.") for a in alphas), reverse=True):
+        one = copy.deepcopy(head)
+        one.alpha = alpha
+        one.fit(*known, **options)
+        found.append(audit(one, fresh, delta))
+    return found
+
+
+def tradeoff(
+    series: Mapping[str, Sequence[tuple[float, float] | Audit]] | Sequence[Audit],
+    start: tuple[float, float] | Audit | None = None,
+    *,
+    bias: str = "worst |violation|",
+    cost: str | None = None,
+    title: str | None = None,
+    dark: bool = False,
+) -> Figure:
+    """What a smaller alpha costs: a point for every alpha, from large to small, of one or several methods.
+
+    Args:
+        series: a name and its points, or the points alone: audits (see :func:`sweep`), or pairs (worst violation, cost). A cost
+            that is infinite is drawn as an open mark at the upper edge.
+        start: the unprocessed model: its audit, or its worst violation and cost.
+        bias: name of the horizontal axis.
+        cost: which of the audits' costs, e.g. ``"accuracy after"``, ``"mean set size"``, ``"NLL after"``; the first that is
+            measured after calibration if omitted. For pairs the name of the axis.
+        title: of the figure.
+        dark: draw for a dark page.
+
+    Example:
+        >>> probs, y = torch.rand(400), torch.rand(400) < 0.5
+        >>> audits = gmc.plots.sweep(gmc.ProbabilityHead(0.1, bins=2), (probs, y), (probs, y), [0.1, 0.05, 0.02])
+        >>> figure = gmc.plots.tradeoff({"GMC": audits})
+        >>> figure.axes[0].get_ylabel()
+        'Brier score'
+    """
+    if not series:
+        raise ValueError("`series` must have at least one method, as in {'kl': [(0.002, 4.15), ...]}, got none.")
+    named: Mapping[str, Sequence[Any]] = series if isinstance(series, Mapping) else {"GMC": series}
+    cost = cost or _cost([a for points in named.values() for a in points if isinstance(a, Audit)])
+    lines = {name: [_point(point, cost) for point in points] for name, points in named.items()}
+    first = None if start is None else _point(start, cost)
+    theme = DARK if dark else LIGHT
+    figure, (axes,) = new_figure(theme, (10, 5.2))
+    known = [c for points in lines.values() for _, c in points if math.isfinite(c)] + ([first[1]] if first else [])
+    low, high = (min(known), max(known)) if known else (0.0, 1.0)
+    room = max(high - low, 1e-3 * max(abs(high), 1e-12))
+    top = high + 0.18 * room
+    for k, (name, points) in enumerate(lines.items()):
+        colour, marker = theme.series[(k + 1) % len(theme.series)], MARKERS[k % len(MARKERS)]
+        look: dict[str, Any] = {"color": colour, "marker": marker, "ms": 8}
+        inside = [(b, c) for b, c in points if math.isfinite(c)]
+        beyond = [b for b, c in points if not math.isfinite(c)]
+        axes.plot(*zip(*inside, strict=True) if inside else ([], []), lw=2.2, label=safe(name), **look)
+        if beyond:
+            axes.plot(beyond, [top] * len(beyond), ls="none", mfc="none", label=safe(f"{name}: infinite"), **look)
+    if first is not None:
+        axes.plot([first[0]], [first[1]], color=theme.ink, marker="*", ms=15, ls="none", label="unprocessed")
+    _logarithmic(axes, [b for points in lines.values() for b, _ in points] + ([first[0]] if first else []))
+    levels = [y for y in axes.get_yticks() if low - 0.12 * room <= y <= high + 0.02 * room]
+    if any(not math.isfinite(c) for points in lines.values() for _, c in points):
+        axes.set_yticks([*levels, top], [*(f"{y:.6g}" for y in levels), "∞"])
+    axes.set_ylim(low - 0.12 * room, top + 0.1 * room)
+    axes.set_xlabel(safe(bias))
+    axes.set_ylabel(safe(_short(cost)))
+    axes.grid(color=theme.faint, lw=0.8)
+    set_title(figure, title, theme)
+    set_legend(figure, axes, theme)
+    return figure
+
+
+def _logarithmic(axes: Any, values: Sequence[float]) -> None:
+    """A logarithmic axis with readable ticks, where all values have a place on one."""
+    if not values or min(values) <= 0:
+        return
+    ticker = require("matplotlib.ticker", extra="report")
+    axes.set_xscale("log")
+    axes.xaxis.set_major_locator(ticker.LogLocator(subs=(1.0, 2.0, 5.0) if max(values) / min(values) < 300 else (1.0,)))
+    axes.xaxis.set_major_formatter(ticker.StrMethodFormatter("{x:g}"))
+    axes.xaxis.set_minor_locator(ticker.NullLocator())
+    axes.set_xlim(min(values) / 1.25, max(values) * 1.25)
+
+
+def _cost(audits: Sequence[Audit]) -> str:
+    """The cost to show: the first of those measured after calibration, else the first."""
+    names = [name for audit in audits for name in audit.cost]
+    if not audits:
+        return "cost"
+    if not names:
+        raise ValueError("the audits have no cost; give pairs (worst violation, cost) instead.")
+    return next((name for name in names if name.endswith(" after") or name == "mean set size"), names[0])
+
+
+def _point(point: Any, cost: str) -> tuple[float, float]:
+    if not isinstance(point, Audit):
+        return float(point[0]), float(point[1])
+    if cost not in point.cost:
+        raise ValueError(f"`cost` must be one of {', '.join(map(repr, point.cost))}, got {cost!r}.")
+    return point.max_violation, point.cost[cost]
+
+
+def _short(cost: str) -> str:
+    name = cost.removesuffix(" after")
+    return f"{name} (more is better)" if name.lower().endswith(GAINS) else name
