@@ -73,7 +73,7 @@ def finite(name: str, value: Tensor) -> None:
     """No NaN and no infinity; says where the first one is."""
     if value.numel() == 0:
         return
-    low, high = value.aminmax()  # NaN propagates; one pass when all is well
+    low, high = value.detach().aminmax()  # NaN propagates; one pass when all is well
     if math.isfinite(float(low)) and math.isfinite(float(high)):
         return
     place = (~value.isfinite()).nonzero()[0].tolist()

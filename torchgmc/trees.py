@@ -254,7 +254,7 @@ def path_levels(
     levels = sums.gather(1, spans[:, 1][nodes]) - sums.gather(1, spans[:, 0][nodes])  # (n, height)
     depth = torch.arange(height, device=probs.device)
     if width > 0.0:
-        bits = jitter.mix(jitter.wrap(jitter.keys(probs)[:, None] + jitter.mix(depth.to(torch.float64))))
+        bits = jitter.mix(jitter.wrap(jitter.keys(probs.detach())[:, None] + jitter.mix(depth.to(torch.float64))))
         levels = levels + width * (bits * 4.76837158203125e-07 - 1.0)
     columns = [levels[:, 0]]
     for k in range(1, height):

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Optional
 import torch
 from torch import Tensor, nn
 
-from torchgmc import checks
+from torchgmc import checks, soft
 from torchgmc.audit import Audit, Tally, summarize
 from torchgmc.dense import solve
 from torchgmc.distributed import pooled
@@ -259,8 +259,20 @@ class GMCHead(Head):
 
     # -- use ---------------------------------------------------------------------------------------------------------
 
-    def forward(self, f0: Tensor, x: Optional[Tensor] = None) -> Tensor:  # noqa: UP045  # TorchScript
-        """The calibrated f, shape and type of ``f0``; one step per line of the log."""
+    def forward(
+        self,
+        f0: Tensor,
+        x: Optional[Tensor] = None,  # noqa: UP045  # TorchScript
+        mode: str = "hard",
+        temperature: float = 0.1,
+    ) -> Tensor:
+        """The calibrated f, shape and type of ``f0``; one step per line of the log.
+
+        Differentiable in ``f0`` in every mode: through the projection, and through ``who`` where it gives floating point
+        numbers (a ``who`` of soft memberships makes the head smooth; sets as bool have no derivative). ``mode`` and
+        ``temperature`` are checked and otherwise unused: only you know how your sets soften.
+        """
+        soft.check(mode, temperature)
         if not self.is_fitted:
             raise RuntimeError("this head is not fitted; call `fit`, or `observe` and `calibrate`, or load its state.")
         f = f0.to(torch.float64)

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from torchgmc import checks, jitter, theory
+from torchgmc import checks, jitter, soft, theory
 from torchgmc.audit import Audit, Tally, summarize
 from torchgmc.distributed import pooled
 from torchgmc.distribution_problems import MassStatistics, SimplexProblem, TiltProblem
@@ -293,8 +293,15 @@ class DistributionHead(Head):
         member = self.membership(groups, groups.shape[0], self.offsets)
         return (member - self.mean_membership) @ self.offsets
 
-    def forward(self, logits: Tensor, groups: Tensor) -> Tensor:
-        """Calibrated log-probabilities, of the shape and type of ``logits``; -inf for a token with probability 0."""
+    def forward(self, logits: Tensor, groups: Tensor, mode: str = "hard", temperature: float = 0.1) -> Tensor:
+        """Calibrated log-probabilities, of the shape and type of ``logits``; -inf for a token with probability 0.
+
+        The map decides nothing, so every ``mode`` gives the same result with its exact derivative (``euclidean``: wherever it
+        exists, through each projection; a token with probability 0 has the derivative 0). ``mode`` and ``temperature`` are
+        checked and otherwise unused: they are there so that all heads are called alike. The temperature that divides the
+        logits is an option of the head.
+        """
+        soft.check(mode, temperature)
         shift = self.shift(groups)
         if logits.dim() < 2 or logits.shape[0] != groups.shape[0]:
             raise ValueError(f"`logits` must have shape (n, ..., vocabulary) with n = {groups.shape[0]}, got {logits.shape}")
@@ -342,7 +349,8 @@ class DistributionHead(Head):
         rest_p = torch.maximum(p - point.shift[:, None], point.floor[:, None])
         words = point.words
         out = rest_p.scatter(1, self.ids.expand(words.shape), words)
-        return out.log().reshape(shape)
+        gone = out == 0.0  # set to -inf apart, as the derivative of log 0 would turn a loss that leaves it out into NaN
+        return torch.where(gone, torch.ones_like(out), out).log().masked_fill(gone, -float("inf")).reshape(shape)
 
     @torch.no_grad()
     def audit(

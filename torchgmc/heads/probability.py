@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Optional
 import torch
 from torch import Tensor
 
-from torchgmc import checks, levelsets, newton, probabilities, theory
+from torchgmc import checks, levelsets, newton, probabilities, soft, theory
 from torchgmc.audit import Audit, Tally, summarize
 from torchgmc.distributed import pooled
 from torchgmc.heads.base import Head
@@ -283,17 +283,49 @@ class ProbabilityHead(Head):
         scaled = (probs.to(torch.float64) - self.low) / (self.high - self.low)
         return levelsets.coordinates(scaled if self.per_class else scaled.unsqueeze(1), self.euclidean)
 
-    def calibrated(self, probs: Tensor, groups: Optional[Tensor] = None) -> Tensor:  # noqa: UP045  # TorchScript
-        """Calibrated coordinates (n, C), float64."""
+    def calibrated(
+        self,
+        probs: Tensor,
+        groups: Optional[Tensor] = None,  # noqa: UP045  # TorchScript
+        temperature: float = 0.0,
+    ) -> Tensor:
+        """Calibrated coordinates (n, C), float64; with a temperature above 0 through soft level sets."""
         member = self.membership(groups, probs.shape[0], probs)
         everyone = torch.cat([torch.ones_like(member[:, :1]), member], 1)
         z = self.coordinates(probs) - everyone @ self.offsets
+        if temperature > 0.0:
+            z = soft.apply_tables(z, everyone, self.tables, self.edges, self.euclidean, temperature)
+            log = (self.log_who, self.log_step, self.log_column)
+            return soft.apply_log(z, member, log, self.edges, self.euclidean, temperature)
         z = levelsets.apply_tables(z, everyone, self.tables, self.edges, self.euclidean)
         return levelsets.apply_log(z, member, self.log_who, self.log_step, self.log_column, self.edges, self.euclidean)
 
-    def forward(self, probs: Tensor, groups: Optional[Tensor] = None) -> Tensor:  # noqa: UP045  # TorchScript
-        """Calibrated probabilities, of the shape and type of ``probs``."""
-        f = levelsets.probabilities(self.calibrated(probs, groups), self.euclidean)
+    def forward(
+        self,
+        probs: Tensor,
+        groups: Optional[Tensor] = None,  # noqa: UP045  # TorchScript
+        mode: str = "hard",
+        temperature: float = 0.1,
+    ) -> Tensor:
+        r"""Calibrated probabilities, of the shape and type of ``probs``.
+
+        The only decision is the level set in which each round of the fit finds f. Its soft form moves f by the mean step of
+        all level sets, with the weights :math:`\sigma((z - e_k) / T) - \sigma((z - e_{k+1}) / T)`; with ``bins=None`` there is
+        nothing to soften and all modes agree.
+
+        Args:
+            probs: shape ``(n,)``, or ``(n, C)`` with classes.
+            groups: membership ``(n, a)``.
+            mode: ``"hard"``: the promised f, with its exact derivative inside the level sets and none for crossing an edge.
+                ``"soft"``: soft level sets, smooth in ``probs``. ``"straight_through"``: f as in ``"hard"``, with the
+                derivative of ``"soft"``.
+            temperature: T, in the units of what the edges e cut: logits for one event with ``geometry="kl"``, else
+                probabilities. Keep it well below the width of a level set.
+        """
+        soft.check(mode, temperature)
+        f = levelsets.probabilities(self.calibrated(probs, groups, temperature if mode == "soft" else 0.0), self.euclidean)
+        if mode == "straight_through":
+            f = soft.straight_through(f, levelsets.probabilities(self.calibrated(probs, groups, temperature), self.euclidean))
         f = f if self.per_class else f.squeeze(1)
         return (f * (self.high - self.low) + self.low).to(probs.dtype)
 

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Optional
 import torch
 from torch import Tensor
 
-from torchgmc import checks, levelsets, quantiles, theory
+from torchgmc import checks, levelsets, quantiles, soft, theory
 from torchgmc.audit import Audit, Tally, summarize
 from torchgmc.distributed import pooled
 from torchgmc.heads.base import Head
@@ -251,8 +251,27 @@ class QuantileHead(Head):
 
     # -- use ---------------------------------------------------------------------------------------------------------
 
-    def forward(self, groups: Optional[Tensor] = None, base: Optional[Tensor] = None) -> Tensor:  # noqa: UP045  # TorchScript
-        """Threshold of each example, ``(n,)``, float64: one entry if the head has no groups and no ``base`` is given."""
+    def forward(
+        self,
+        groups: Optional[Tensor] = None,  # noqa: UP045  # TorchScript
+        base: Optional[Tensor] = None,  # noqa: UP045
+        mode: str = "hard",
+        temperature: float = 0.1,
+    ) -> Tensor:
+        r"""Threshold of each example, ``(n,)``, float64: one entry if the head has no groups and no ``base`` is given.
+
+        It depends on the groups and on ``base``, in which it is differentiable: with ``bins=None`` the derivative is 1 in every
+        mode. With level sets, ``"hard"`` has the derivative inside them; ``"soft"`` moves q by the mean step of all level sets
+        with the weights :math:`\sigma((q - e_k) / T) - \sigma((q - e_{k+1}) / T)`; ``"straight_through"`` has the value of
+        ``"hard"`` and the derivative of ``"soft"``. The decision score <= q is softened by :meth:`covers`.
+
+        Args:
+            groups: membership ``(n, a)``.
+            base: threshold of each example to start from, ``(n,)``.
+            mode: see above.
+            temperature: T, in the units of the scores.
+        """
+        soft.check(mode, temperature)
         n = 1
         if groups is not None:
             n = groups.shape[0]
@@ -261,10 +280,56 @@ class QuantileHead(Head):
         member = self.membership(groups, n, self.base)
         start = self.base.expand([n])
         if base is not None:
-            start = torch.round(base.to(torch.float64) / self.unit) * self.unit
+            start = base.to(torch.float64)
+            free = torch.where(start.isfinite(), start, torch.zeros_like(start))  # rounding has the derivative 1
+            start = torch.round(start.detach() / self.unit) * self.unit + (free - free.detach())
         z = (start - member @ self.offsets).unsqueeze(1)
-        z = levelsets.apply_log(z, member, self.log_who, self.log_step, self.log_column, self.edges, False)
-        return z.squeeze(1)
+        softened = z
+        if mode != "hard":
+            log = (self.log_who, self.log_step, self.log_column)
+            softened = soft.apply_log(z, member, log, self.edges, False, temperature)
+        if mode != "soft":
+            z = levelsets.apply_log(z, member, self.log_who, self.log_step, self.log_column, self.edges, False)
+        if mode == "straight_through":
+            z = soft.straight_through(z, softened)
+        return (softened if mode == "soft" else z).squeeze(1)
+
+    @torch.jit.export
+    def covers(
+        self,
+        scores: Tensor,
+        groups: Optional[Tensor] = None,  # noqa: UP045  # TorchScript
+        base: Optional[Tensor] = None,  # noqa: UP045
+        mode: str = "hard",
+        temperature: float = 0.1,
+    ) -> Tensor:
+        r"""Is each score covered? :math:`1\{\text{score} \le q(x)\}`, or :math:`\sigma((q(x) - \text{score}) / T)` if soft.
+
+        Args:
+            scores: conformity scores ``(n,)``.
+            groups, base: as in ``forward``.
+            mode: ``"hard"``: bool. ``"soft"``: numbers in (0, 1) of the type of the scores, differentiable in scores and base.
+                ``"straight_through"``: 0 or 1, with the derivative of ``"soft"``.
+            temperature: T, in the units of the scores; of the level sets, if the head has any, too.
+
+        Example:
+            >>> scores = torch.rand(500, requires_grad=True)
+            >>> head = gmc.QuantileHead(target=0.9, alpha=0.005).fit(scores)
+            >>> head.covers(scores).double().mean().round(decimals=2)
+            tensor(0.9000, dtype=torch.float64)
+            >>> head.covers(scores, mode="soft", temperature=0.05).mean().backward()
+            >>> bool((scores.grad < 0).all())  # smaller scores are covered more
+            True
+        """
+        hard = scores.to(torch.float64) <= self.forward(groups, base, "hard", temperature)
+        if mode == "hard":
+            soft.check(mode, temperature)
+            return hard
+        gap = self.forward(groups, base, mode, temperature) - scores.to(torch.float64)
+        found = torch.sigmoid(gap / temperature).to(scores.dtype)
+        if mode == "soft":
+            return found
+        return soft.straight_through(hard, found)
 
     def audit(self, scores: Tensor, groups: Any = None, delta: float = 0.05, weight: Any = None, base: Any = None) -> Audit:
         r"""Measure the promise on held-out scores, with intervals that hold for all cells at once.

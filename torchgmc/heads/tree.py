@@ -1,12 +1,13 @@
 """Coverage on a label tree that holds for every set of answers: "when we answer Medical, we are right 95 % of the time"."""
 
+import dataclasses
 import math
 from typing import Any, ClassVar, Optional
 
 import torch
 from torch import Tensor
 
-from torchgmc import checks, jitter, theory
+from torchgmc import checks, jitter, soft, theory
 from torchgmc.audit import Audit, Tally, summarize
 from torchgmc.distributed import pooled
 from torchgmc.heads.base import Head
@@ -317,17 +318,56 @@ class TreeHead(Head):
         leaves, levels = path_levels(probs, self.paths, self.depths, self.order, self.spans, self.jitter)
         return replay(levels, self.paths[leaves], member, self.shifts, self.base)
 
-    def forward(self, probs: Tensor, groups: Optional[Tensor] = None) -> Tensor:  # noqa: UP045  # TorchScript
-        """Answer of each input: node ids, int64, ``(n,)``."""
+    def forward(
+        self,
+        probs: Tensor,
+        groups: Optional[Tensor] = None,  # noqa: UP045  # TorchScript
+        mode: str = "hard",
+        temperature: float = 0.1,
+    ) -> Tensor:
+        r"""Answer of each input: node ids, int64, ``(n,)``; or the probability of every node to be the answer, ``(n, V)``.
+
+        With r_k the summed score at depth k of the path to the best leaf, and the leaf always good enough, the soft answer is
+
+        .. math:: P(o = v_k) = a_k - a_{k-1}, \qquad a_k = \sigma\big((\lambda(x) - r_k) / T\big), \quad a_{leaf} = 1
+
+        and lambda(x) replays the steps of the fit, each with the mean shift of the soft answer so far. As T -> 0 all mass goes
+        to the hard answer. The path itself, to the best leaf, is not softened.
+
+        Args:
+            probs: shape ``(n, K)``.
+            groups: membership ``(n, a)`` if the head has groups.
+            mode: ``"hard"``: ids, no derivative. ``"soft"``: probabilities of the type of ``probs``, rows sum to 1.
+                ``"straight_through"``: 1 at the hard answer, else 0, with the derivative of ``"soft"``.
+                :meth:`leaves` turns both into coverage of the leaves.
+            temperature: T, in the units of ``probs``.
+        """
+        soft.check(mode, temperature)
         member = self.membership(groups, probs.shape[0], probs)
         if probs.dim() != 2 or probs.shape[1] != self.num_leaves:
             raise ValueError(f"`probs` must have shape (n, {self.num_leaves}), got {probs.shape}")
         leaves, levels = path_levels(probs, self.paths, self.depths, self.order, self.spans, self.jitter)
         routes = self.paths[leaves]
-        return answers(levels, routes, replay(levels, routes, member, self.shifts, self.base))
+        if mode == "soft":
+            return self._soft(levels, routes, member, temperature).to(probs.dtype)
+        found = answers(levels, routes, replay(levels, routes, member, self.shifts, self.base))
+        if mode == "hard":
+            return found
+        chosen = torch.arange(self.num_nodes, device=probs.device) == found[:, None]
+        return soft.straight_through(chosen, self._soft(levels, routes, member, temperature).to(probs.dtype))
+
+    def _soft(self, levels: Tensor, routes: Tensor, member: Tensor, temperature: float) -> Tensor:
+        """Probability of every node to be the answer, float64, ``(n, V)``."""
+        lam = soft.replay_tree(levels, routes, member, self.shifts, self.base, temperature)
+        found = soft.path(levels, lam, temperature)  # (n, height + 1)
+        return torch.zeros_like(levels[:, :1]).expand([-1, self.num_nodes]).scatter_add(1, routes, found)
 
     def leaves(self, nodes: Tensor) -> Tensor:
-        """Leaves that each answer stands for, bool, ``(n, K)``."""
+        """Leaves that each answer stands for, bool, ``(n, K)``; of soft answers ``(n, V)``: coverage of each leaf in [0, 1]."""
+        if nodes.is_floating_point():
+            if nodes.dim() != 2 or nodes.shape[1] != self.num_nodes:
+                raise ValueError(f"soft answers must have shape (n, {self.num_nodes}), got {tuple(nodes.shape)}.")
+            return soft.covered_leaves(nodes, self.spans, self.place)
         spans, place = self.spans[nodes], self.place
         return (place >= spans[..., :1]) & (place < spans[..., 1:])
 
@@ -356,16 +396,17 @@ class TreeHead(Head):
         who = (member[:, :, None] & inside[:, None, :]).flatten(1)
         moments = Moments.of(who, (covered - self.target)[:, None], weights[:, None])
         answered = weights.new_zeros(self.num_nodes).index_add_(0, nodes, weights)  # weight of each answer
-        sums = {"answered": answered, "covered": weights @ covered}
+        right = torch.zeros_like(answered).index_add_(0, nodes, weights * covered)
+        sums = {"answered": answered, "covered": right}
         return Tally(len(probs), moments, sums, sketch=Sketch.of(probs, labels))
 
     def _audit(self, tally: Tally, delta: float) -> Audit:
         assert tally.moments is not None
         answered = tally.sums["answered"]
         target = torch.tensor([self.target], dtype=torch.float64, device=answered.device)
-        cost = {"coverage": float(tally.sums["covered"] / answered.sum())}
+        cost = {"coverage": float(tally.sums["covered"].sum() / answered.sum())}
         cost |= self._describe(torch.arange(self.num_nodes, device=answered.device), answered)
-        return summarize(
+        found = summarize(
             tally.moments,
             self.alpha,
             delta,
@@ -379,6 +420,7 @@ class TreeHead(Head):
             name=type(self).__name__,
             note=_warning(cost["answers: root"]).strip(),
         )
+        return dataclasses.replace(found, details={key: tally.sums[key] for key in ("answered", "covered")})
 
     # -- files -------------------------------------------------------------------------------------------------------
 
