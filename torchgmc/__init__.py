@@ -13,6 +13,7 @@ from torchgmc.discovery import Discovery, find_groups
 from torchgmc.groups import Groups
 from torchgmc.heads import DistributionHead, GMCHead, Head, ProbabilityHead, QuantileHead, ThresholdHead, TreeHead
 from torchgmc.io import load, save
+from torchgmc.penalty import GMCPenalty
 from torchgmc.risks import MonotoneRisk
 from torchgmc.search import Cells, violations
 from torchgmc.solver import Report
@@ -29,6 +30,7 @@ __all__ = [
     "Discovery",
     "DistributionHead",
     "GMCHead",
+    "GMCPenalty",
     "Groups",
     "Head",
     "MonotoneRisk",

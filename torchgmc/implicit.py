@@ -183,7 +183,7 @@ def minimise(problem: CellProblem, slack: Tensor, *inputs: Tensor) -> Tensor:
     if not worst <= FINE:
         raise RuntimeError(
             f"the optimum was not reached: a violation misses its condition by {worst:.2g}. There may be no finite one (all "
-            "outcomes of a group equal, or a list without mass in a group); raise `alpha` or `temperature`, or enlarge the batch."
+            "outcomes of a group equal, or a list without mass in a group); raise `alpha` or `temperature`, or use more data."
         )
     return theta
 

@@ -1,0 +1,320 @@
+r"""A training loss from the search over all of G: violations as they are measured, with a derivative."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch import distributed as dist
+
+from torchgmc import checks, distributed, penalty_mappings
+from torchgmc.groups import check_groups
+from torchgmc.penalty_mappings import Values
+from torchgmc.search import masses, violations
+
+KINDS = ("smooth_max", "hinge", "squared")
+REDUCTIONS = ("sum", "mean", "max")
+MAPPINGS = ("residual", "centered")
+_SUMS = ("sums", "mass", "total_sums", "total")
+
+
+class GMCPenalty(nn.Module):
+    r"""How far a model is from its promise, as a loss to add to its own.
+
+    .. math:: V_{ak} = E[1_A(x)\, s_k] \;\; \text{(divided by } P(A) \text{ if conditional)} \qquad
+              \text{loss} = \begin{cases}
+              T \log \frac{1}{2 |G|} \sum_{a,k} \big(e^{V_{ak}/T} + e^{-V_{ak}/T}\big) & \text{smooth\_max} \\
+              \sum_{a,k} \max(|V_{ak}| - \alpha, 0) & \text{hinge} \\
+              \sum_{a,k} V_{ak}^2 & \text{squared} \end{cases}
+
+    The smooth maximum lies between max\|V\| - T log(2\|G\|) and max\|V\|, and is 0 where every violation is. It reaches every g
+    at once, with weights that single out the worst as T -> 0.
+
+    **Rare groups.** A batch may hold none of a group, or one. So sums decay from batch to batch instead of starting anew:
+    :math:`S_t = \rho S_{t-1} + \sum_{\text{batch}} 1_A s`, as do the masses, and V is measured on them: about 1/(1 - rho)
+    batches. The *value* of V is the running one, its *derivative* that of the batch:
+
+    .. math:: \nabla \text{loss} = \sum_{a,k} \frac{\partial \text{loss}}{\partial V_{ak}}\Big|_{\text{running}}\;
+              \nabla \hat V^{\text{batch}}_{ak}
+
+    Why not the batch alone (rho = 0)? Its loss is a nonlinear function of a noisy V, E[V^2] = (E V)^2 + Var V: it punishes
+    the noise of small groups, and the two factors above, measured on the same few examples, are correlated. With decay the
+    batch is but a share 1 - rho of the running sums, and so much smaller is that bias; a lone member of a rare group is pulled
+    by what is known of its group, not by its own luck. The price is a *stale* bias: older batches were measured with older
+    parameters, off by about the change of V over 1/(1 - rho) steps. It vanishes as training converges.
+
+    **Many processes.** Sums are added over the ranks, so that every rank has the loss of the whole batch. The derivative of a
+    rank's own examples is multiplied by the number of ranks, because DistributedDataParallel *averages* gradients: together
+    they are the gradient of one process with all the examples, whatever the shares of the ranks. Every rank must call it
+    equally often; inside :func:`torchgmc.distributed.local` a rank is on its own.
+
+    Sums are kept in float64 whatever the precision of training, in buffers of the ``state_dict``. In ``eval()`` mode they are
+    used but not changed.
+
+    Args:
+        mapping: s as a function of the batch: ``"residual"`` (preds - target), ``"centered"`` (preds - E preds: do groups
+            differ?), or a function of your own that gives ``(n,)`` or ``(n, u)``, differentiable (hard steps teach nothing; see
+            :mod:`torchgmc.penalty_mappings` for soft ones), NaN for a value to leave out; it may give
+            :class:`~torchgmc.penalty_mappings.Values` for sets that depend on f. :meth:`for_head` makes those of the heads.
+        groups: names of the groups, or how many there are; None for one group of everyone.
+        kind: ``"smooth_max"``, ``"hinge"`` or ``"squared"``.
+        alpha: for ``"hinge"``, the violation that costs nothing.
+        temperature: T of ``"smooth_max"``, in the units of a violation.
+        reduction: over all g, for ``"hinge"`` and ``"squared"``: ``"sum"``, ``"mean"`` or ``"max"``.
+        decay: rho in [0, 1); 0 measures each batch by itself.
+        conditional: divide by the group's own mass: its own deviation.
+        what: directions v, ``(u, l)``, if not the columns of s themselves.
+
+    Shapes: ``penalty(*batch, groups (n, a), weight=(n,))`` -> a scalar.
+
+    Example:
+        >>> penalty = gmc.GMCPenalty("residual", groups=["left", "right"], kind="hinge", alpha=0.01)
+        >>> logits = torch.zeros(4, requires_grad=True)
+        >>> groups = torch.tensor([[1, 0], [1, 0], [0, 1], [0, 1]])
+        >>> loss = penalty(torch.sigmoid(logits), torch.tensor([1, 1, 1, 0]), groups)
+        >>> loss.backward()
+        >>> loss, logits.grad  # only the left group is off, by (0.5 + 0.5) / 4 - 0.01
+        (tensor(0.2400, grad_fn=<ToCopyBackward0>), tensor([-0.0625, -0.0625,  0.0000,  0.0000]))
+
+        The promise of a head, on what its ``observe`` takes:
+
+        >>> head = gmc.ThresholdHead(target=0.1, alpha=0.01, groups=["dark", "light"])
+        >>> penalty = gmc.GMCPenalty.for_head(head, kind="squared")
+        >>> scores = torch.rand(6, 4, 4, requires_grad=True)
+        >>> loss = penalty(scores, torch.rand(6, 4, 4) < 0.5, torch.arange(6)[:, None] % 2 == torch.arange(2))
+        >>> loss.backward()
+        >>> penalty.violations().shape, bool((scores.grad != 0).any())
+        (torch.Size([2, 1]), True)
+    """
+
+    sums: Tensor
+    mass: Tensor
+    total_sums: Tensor
+    total: Tensor
+    directions: Tensor | None
+
+    def __init__(
+        self,
+        mapping: str | Callable[..., Any] = "residual",
+        groups: Any = None,
+        kind: str = "smooth_max",
+        alpha: float = 0.0,
+        temperature: float = 0.01,
+        reduction: str = "sum",
+        decay: float = 0.9,
+        conditional: bool = False,
+        what: Tensor | None = None,
+    ) -> None:
+        super().__init__()
+        if not callable(mapping):
+            checks.option("mapping", mapping, MAPPINGS)
+        self.mapping = mapping
+        count = isinstance(groups, int) and not isinstance(groups, bool)
+        self.groups = [str(i) for i in range(checks.count("groups", groups, 1))] if count else checks.names(groups)
+        self.grouped = groups is not None
+        self.kind = checks.option("kind", kind, KINDS)
+        self.reduction = checks.option("reduction", reduction, REDUCTIONS)
+        if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not 0.0 <= alpha < math.inf:
+            raise ValueError(
+                f"`alpha` must be a finite number of at least 0, got {alpha!r}; it is the violation that costs nothing."
+            )
+        self.alpha = float(alpha)
+        self.temperature = checks.positive("temperature", temperature, "It is the width of the smooth maximum.")
+        if isinstance(decay, bool) or not isinstance(decay, int | float) or not 0.0 <= decay < 1.0:
+            raise ValueError(f"`decay` must lie in [0, 1), got {decay!r}; 0 measures each batch by itself.")
+        self.decay, self.conditional = float(decay), bool(conditional)
+        if what is not None and (not isinstance(what, Tensor) or what.dim() != 2):
+            raise ValueError(f"`what` must be a tensor of directions, (u, l), got {getattr(what, 'shape', what)!r}.")
+        self.register_buffer("directions", None if what is None else what.detach().clone().double())
+        self.reset()
+
+    @classmethod
+    def for_head(cls, head: Any, softness: float | None = None, **options: Any) -> "GMCPenalty":
+        r"""The penalty of a head's promise: called with what ``head.observe`` takes, groups last.
+
+        A head that is not fitted is measured at f0 (thresholds at ``init``, probabilities and distributions as they are), a
+        fitted one at its fitted state, which is held fixed. To train *through* a fit, see ``head.solve_differentiably``.
+
+        ===================  =====================================================================================
+        ``ThresholdHead``    :math:`\sigma((\lambda - h)/T)` for 1{h <= lambda}; ``fnr`` and ``fpr``
+        ``TreeHead``         the answer as a distribution over the path; sets of answers have soft membership
+        ``DistributionHead`` exact
+        ``ProbabilityHead``  exact; with ``bins`` the level sets have soft edges
+        ``QuantileHead``     :math:`\sigma((q - \text{score})/T)`; called with (scores, groups) or (scores, base, groups)
+        ``GMCHead``          your own s and who, as they are: called with (f, y, x)
+        ===================  =====================================================================================
+
+        Args:
+            head: the head; it is read, not owned.
+            softness: T of a soft step, in the units of the scores: 0.1 by default; for level sets a tenth of their width.
+            options: of :class:`GMCPenalty`. ``groups``, ``conditional`` and ``alpha`` are the head's unless given.
+        """
+        mapping: Any
+        mapping, groups = penalty_mappings.of_head(head, softness)
+        return cls(mapping, **{"groups": groups, "conditional": head.conditional, "alpha": head.alpha, **options})
+
+    # -- state -------------------------------------------------------------------------------------------------------
+
+    def reset(self) -> None:
+        """Forget all batches."""
+        where = self.sums.device if "sums" in self._buffers else None
+        for name in _SUMS:
+            rows = len(self.groups) if name in ("sums", "mass") else 1
+            self.register_buffer(name, torch.zeros(rows, 0, dtype=torch.float64, device=where))
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        for name in _SUMS:  # as wide as the mapping was
+            saved = state_dict.get(prefix + name)
+            old = getattr(self, name)
+            if saved is not None and saved.dim() == 2 and len(saved) == len(old):
+                setattr(self, name, old.new_zeros(saved.shape))
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "GMCPenalty":
+        """Move with the model, but keep the sums in float64: `.half()` must not round them."""
+        before = {name: buffer for name, buffer in self._buffers.items() if buffer is not None}
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # torch gives it no types
+        for name, old in before.items():
+            new = self._buffers[name]
+            if new is not None and new.dtype != old.dtype and new.device.type != "mps":
+                self._buffers[name] = old.to(new.device)
+        return self
+
+    def violations(self) -> Tensor:
+        """Running violations ``(a, u)``, signed, float64, without derivative; for logging."""
+        tiny = torch.finfo(torch.float64).tiny
+        total = self.total.clamp_min(tiny)
+        table = self.sums / total
+        if self.centered:
+            table = table - self.mass / total * (self.total_sums / total)
+        return table / (self.mass / total).clamp_min(tiny) if self.conditional else table
+
+    @property
+    def centered(self) -> bool:
+        """s is taken from its mean."""
+        return self.mapping == "centered" or bool(getattr(self.mapping, "centered", False))
+
+    # -- loss --------------------------------------------------------------------------------------------------------
+
+    def forward(self, *batch: Any, groups: Any = None, weight: Any = None) -> Tensor:
+        """The loss of a batch.
+
+        Args:
+            batch: what the mapping takes; the groups may be the last of it.
+            groups: membership ``(n, a)``.
+            weight: weight of each example, ``(n,)``.
+
+        Returns:
+            A scalar, float32 (float64 if s is).
+        """
+        if groups is None and self.grouped:
+            if not batch:
+                raise TypeError("nothing was given: call it with what the mapping takes, and the groups.")
+            *batch, groups = batch  # type: ignore[assignment]  # a list serves as well
+        if not batch or not all(isinstance(part, Tensor) or part is None for part in batch):
+            kinds = ", ".join(type(part).__name__ for part in batch) or "nothing"
+            raise TypeError(f"the batch must be tensors, with `groups` last, got {kinds}.")
+        n, device = len(batch[0]), batch[0].device
+        if groups is None:
+            member = torch.ones(n, 1, dtype=torch.bool, device=device)
+        else:
+            member = check_groups(groups, n, self.groups)
+        if member.device != device:
+            raise ValueError(f"`groups` is on {member.device} but the batch is on {device}; move them to one device.")
+        values = self._values(member, batch)
+        with torch.autocast(device.type, enabled=False):
+            loss = self._loss(self._table(member, values, checks.weights(weight, n, batch[0].detach())))
+        dtype = values.s.dtype if values.s.dtype in (torch.float32, torch.float64) else torch.float32
+        return loss.to(dtype)
+
+    def _values(self, member: Tensor, batch: Any) -> Values:
+        if callable(self.mapping):
+            own = getattr(self.mapping, "takes_groups", False)
+            found = self.mapping(member, *batch) if own else self.mapping(*batch)
+        elif self.mapping == "centered":
+            (found,) = batch
+        else:
+            found = penalty_mappings.residual(*batch)
+        values = found if isinstance(found, Values) else Values(found, None)
+        s = values.s
+        if not isinstance(s, Tensor) or not s.is_floating_point() or s.dim() not in (1, 2) or len(s) != len(member):
+            raise ValueError(
+                f"the mapping must give floating values of shape ({len(member)},) or ({len(member)}, u), got "
+                f"{tuple(s.shape) if isinstance(s, Tensor) else type(s).__name__}."
+            )
+        return values if s.dim() == 2 else Values(s[:, None], values.inside)
+
+    def _table(self, member: Tensor, values: Values, weight: Tensor) -> Tensor:
+        """Violations ``(a, u)``: running values, the batch's derivatives."""
+        s, inside = values.s.double(), values.inside
+        defined = ~s.isnan()
+        s = torch.where(defined, s, 0.0)
+        if self.directions is not None:
+            if self.directions.shape[1] != s.shape[1]:
+                raise ValueError(
+                    f"`what` has {self.directions.shape[1]} columns, but the mapping gives l = {s.shape[1]} values."
+                )
+            s, defined = s @ self.directions.T.to(s.device), defined.all(1, keepdim=True).expand(-1, len(self.directions))
+        weights = weight[:, None] * defined  # (n, u)
+        total = weights.sum(0, keepdim=True)  # (1, u)
+        sums = violations(member, s, weight=weights) * total
+        if inside is None:
+            mass = masses(member, weights) * total
+        else:
+            mass = violations(member, inside.double(), weight=weights) * total
+        batch = self._over_ranks([sums, mass, (weights * s).sum(0, keepdim=True), total])
+        running = self._remember([part.detach() for part in batch])
+        # Value of the running sums, derivative of the batch's, each as a mean over its own examples.
+        mean, size, centre = (
+            old / _safe(running[3]) + (new - new.detach()) / _safe(batch[3])
+            for old, new in zip(running[:3], batch[:3], strict=True)
+        )
+        table = mean - size * centre if self.centered else mean
+        return table / _safe(size) if self.conditional else table
+
+    def _over_ranks(self, parts: list[Tensor]) -> list[Tensor]:
+        """Sums over all ranks; a rank's own examples have their derivative times the number of ranks."""
+        if not distributed.active():
+            return parts
+        flat = torch.cat([part.detach().flatten() for part in parts])
+        dist.all_reduce(flat)
+        sums = torch.split(flat, [part.numel() for part in parts])
+        ranks = dist.get_world_size()
+        return [all_.view_as(own) + ranks * (own - own.detach()) for all_, own in zip(sums, parts, strict=True)]
+
+    def _remember(self, batch: list[Tensor]) -> list[Tensor]:
+        """Running sums with this batch."""
+        if self.sums.shape[1] == 0:
+            for name, part in zip(_SUMS, batch, strict=True):
+                setattr(self, name, torch.zeros_like(part))
+        if self.sums.shape[1] != batch[0].shape[1]:
+            raise ValueError(
+                f"the mapping gave {batch[0].shape[1]} values per example, and {self.sums.shape[1]} before; call `reset` "
+                "to begin anew."
+            )
+        found = [self.decay * getattr(self, name).to(part.device) + part for name, part in zip(_SUMS, batch, strict=True)]
+        if self.training:
+            for name, part in zip(_SUMS, found, strict=True):
+                setattr(self, name, part)
+        return found
+
+    def _loss(self, table: Tensor) -> Tensor:
+        if self.kind == "smooth_max":
+            both = torch.cat([table, -table]).flatten() / self.temperature
+            return self.temperature * (torch.logsumexp(both, 0) - math.log(both.numel()))
+        cost = (table.abs() - self.alpha).relu() if self.kind == "hinge" else table.square()
+        if self.reduction == "max":
+            return cost.max()
+        return cost.sum() if self.reduction == "sum" else cost.mean()
+
+    def extra_repr(self) -> str:
+        """Options, readable in a notebook."""
+        name = self.mapping if isinstance(self.mapping, str) else getattr(self.mapping, "__name__", type(self.mapping).__name__)
+        more = {"smooth_max": f"temperature={self.temperature:g}", "hinge": f"alpha={self.alpha:g}", "squared": ""}[self.kind]
+        return f"{name}, kind={self.kind}, {more}{', ' if more else ''}decay={self.decay:g}, groups={len(self.groups)}"
+
+
+def _safe(x: Tensor) -> Tensor:
+    """x where it is above 0, else 1: an empty group has the violation 0."""
+    return torch.where(x > 0, x, torch.ones_like(x))
