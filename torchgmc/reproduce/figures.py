@@ -30,7 +30,7 @@ def draw(results: Any, summary: Summary) -> dict[str, bytes]:
     parts = summary.parts()
     names = [f"{name}.png" if len(parts) == 1 else f"{name}-{slug(part)}.png" for part in parts]
     return {
-        file: png(bars(summary, part, module.METHODS, results.setting.alpha, module.PAPER.get(part), module.TITLE))
+        file: png(bars(summary, part, module.METHODS, summary.alpha(part), module.PAPER.get(part), module.TITLE))
         for file, part in zip(names, parts, strict=True)
     }
 

@@ -38,7 +38,8 @@ class Summary:
     Attributes:
         groups: by part, measure, method and group (and :data:`WORST`): ``seeds`` with a value, ``mean``, ``sd`` and ``se`` of
             |deviation|, ``signed`` mean deviation, ``risk``, ``mass``, |violation| on ``calibration``, ``noise`` of an oracle
-            and ``noise_fitted`` (:mod:`torchgmc.reproduce.measures`), ``beyond``: share of seeds with |deviation| > alpha.
+            and ``noise_fitted`` (:mod:`torchgmc.reproduce.measures`), ``alpha``, ``beyond``: share of seeds with |deviation| >
+            alpha.
         pairs: by part, measure, one of ours and another method: mean over seeds of (other's worst - our worst), ``se``, and the
             ``verdict`` at two standard errors.
         costs: by part, method and cost: ``mean``, ``sd``, ``se``.
@@ -52,6 +53,10 @@ class Summary:
         """Rows of ``groups`` with these values."""
         return [row for row in self.groups if all(row[key] == value for key, value in wanted.items())]
 
+    def alpha(self, part: str) -> float:
+        """Tolerance of a part."""
+        return float(self.find(part=part)[0]["alpha"])
+
     def parts(self) -> list[str]:
         """Parts, in order."""
         return list(dict.fromkeys(row["part"] for row in self.groups))
@@ -61,7 +66,7 @@ def summarize(rows: Sequence[Mapping[str, Any]], methods: Sequence[str], ours: S
     """Means, standard deviations and errors over the seeds, the worst group of each seed, paired differences.
 
     Args:
-        rows: of all seeds, each with ``seed``.
+        rows: of all seeds, each with ``seed``; those of a part with a tolerance of its own have ``alpha``.
         methods: in the order to show.
         ours: those compared with every other one.
         alpha: the tolerance that ``beyond`` counts against.
@@ -84,9 +89,10 @@ def summarize(rows: Sequence[Mapping[str, Any]], methods: Sequence[str], ours: S
                 if found is None:
                     continue
                 key = {"part": part, "measure": measure, "method": method}
-                groups += [{**key, "group": name, **_group(list(seeds.values()), alpha)} for name, seeds in found.items()]
+                limit = next(iter(next(iter(found.values())).values())).get("alpha", alpha)
+                groups += [{**key, "group": name, **_group(list(seeds.values()), limit)} for name, seeds in found.items()]
                 worst[method] = _worst(found)
-                groups.append({**key, "group": WORST, **_group(list(worst[method].values()), alpha)})
+                groups.append({**key, "group": WORST, **_group(list(worst[method].values()), limit)})
             pairs += [
                 {"part": part, "measure": measure, **_pair(mine, other, worst)}
                 for mine in ours
@@ -120,6 +126,7 @@ def _group(rows: Sequence[Mapping[str, Any]], alpha: float) -> dict[str, Any]:
     return {
         **_spread([abs(value) for value in deviation]),
         "signed": _mean(deviation),
+        "alpha": alpha,
         "beyond": _mean(float(abs(value) > alpha) for value in deviation),
         "calibration": calibration,
         **{name: _mean(row[name] for row in rows) for name in columns},
@@ -189,13 +196,13 @@ def _csv(rows: Sequence[Mapping[str, Any]]) -> bytes:
 
 def page(results: Any, summary: Summary, command: str, figures: Sequence[str] = ()) -> str:
     """The page of an experiment in Markdown."""
-    module, alpha = results.module, results.setting.alpha
+    module = results.module
     lines = [f"# {module.TITLE}", "", *_header(results, command), ""]
     lines += [f"- {note}" for note in results.prepared.notes] + [""] * bool(results.prepared.notes)
     lines += [
         "Deviation: mean |deviation| on test over the seeds ± its standard error / standard deviation. "
         "Mass: share of the group times (its risk - target), the paper's measure. Conditional: the group's own risk - target. "
-        f"The last row is the worst group of each seed. Tolerance alpha = {alpha:g}.",
+        f"The last row is the worst group of each seed. Tolerance alpha = {_alphas(summary)}.",
         "",
     ]
     for part in summary.parts():
@@ -204,9 +211,15 @@ def page(results: Any, summary: Summary, command: str, figures: Sequence[str] = 
         for measure in MEASURES:
             lines += [f"### {part + ': ' if part else ''}{measure}", "", *_deviations(summary, part, measure, module), ""]
             lines += _pairs(summary, part, measure)
-            lines += _excess(summary, part, measure, alpha)
+            lines += _excess(summary, part, measure, summary.alpha(part))
         lines += _costs(summary, part, module.METHODS)
     return "\n".join(lines).rstrip() + "\n"
+
+
+def _alphas(summary: Summary) -> str:
+    """One number if all parts have the same, else each part's."""
+    found = {part: f"{summary.alpha(part):g}" for part in summary.parts()}
+    return next(iter(found.values())) if len(set(found.values())) == 1 else "; ".join(f"{a} ({p})" for p, a in found.items())
 
 
 def _belongs(name: str, part: str, summary: Summary) -> bool:
@@ -256,7 +269,10 @@ def markdown(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]
 
 
 def _number(value: float | None, sign: bool = False) -> str:
-    return "" if value is None else f"{value:{'+' if sign else ''}.4f}"
+    """Four decimals, or two digits of a number that has fewer there."""
+    if value is None:
+        return ""
+    return f"{value:{'+' if sign else ''}{'.4f' if value == 0 or abs(value) >= 0.001 else '.2g'}}"
 
 
 def _cell(row: Mapping[str, Any]) -> str:
