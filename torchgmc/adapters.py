@@ -223,20 +223,23 @@ class Adapter:
             values["groups" if "groups" in names else "x"] = batch.groups
         return values
 
-    def apply(self, head: Any, scores: Tensor, member: Tensor | None, inputs: Mapping[str, Tensor]) -> Tensor:
-        """The head's result for these scores; where ``position`` says so, at one position of a text alone."""
+    def apply(self, head: Any, scores: Tensor, member: Tensor | None, inputs: Mapping[str, Tensor], **softness: Any) -> Tensor:
+        """The head's result for these scores; where ``position`` says so, at one position of a text alone.
+
+        ``softness``: mode and temperature, where the head is not to give its hard answer.
+        """
         if not self.log_probs or self.position is None or scores.dim() != 3:
-            result: Tensor = head(scores) if member is None else head(scores, member)
+            result: Tensor = head(scores, **softness) if member is None else head(scores, member, **softness)
             return result
         if self.position == "mask":  # any number of them in a text
             here = torch.eq(inputs["input_ids"], self.mask_token_id)  # type: ignore[arg-type]  # checked in __init__
             if torch.compiler.is_compiling():  # shapes must not depend on values there
-                everywhere: Tensor = torch.where(here.unsqueeze(-1), head(scores, member), scores)
+                everywhere: Tensor = torch.where(here.unsqueeze(-1), head(scores, member, **softness), scores)
                 return everywhere
             rows, place = here.nonzero(as_tuple=True)
         else:
             rows, place = torch.arange(scores.shape[0], device=scores.device), self.last(scores, inputs)
-        calibrated: Tensor = head(scores[rows, place], None if member is None else member[rows])
+        calibrated: Tensor = head(scores[rows, place], None if member is None else member[rows], **softness)
         if self.own_logits and not torch.is_grad_enabled() and not torch.compiler.is_compiling():
             return scores.index_put_((rows, place), calibrated)  # a copy would cost more than the head
         return scores.index_put((rows, place), calibrated)

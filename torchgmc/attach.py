@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from torchgmc import soft
 from torchgmc.adapters import Adapter, adapt, may_take_groups, named, takes_groups, wants
 from torchgmc.groups import Groups
 from torchgmc.heads.base import Head
@@ -20,6 +21,8 @@ def attach(
     head: Head,
     groups: str | nn.Module | Callable[..., Tensor] | None = None,
     adapter: Adapter | None = None,
+    mode: str = "hard",
+    temperature: float = 0.1,
 ) -> "CalibratedModel":
     """Put a head behind a trained model.
 
@@ -34,6 +37,9 @@ def attach(
             - a str: the key of a batch, ``model(**batch)`` or ``model(batch)``;
             - a module or function: computed from the model's own (first) input, e.g. ``TokenGroups`` or a classifier.
         adapter: how scores come out of the output and the result goes back; found by itself for the models above.
+        mode: what the head puts out: ``"hard"`` (its answer), ``"soft"`` or ``"straight_through"`` (see its ``forward``),
+            through which the model can be trained. :meth:`CalibratedModel.soften` changes it later. Files hold ``"hard"``.
+        temperature: of the soft modes.
 
     Returns:
         A module with the head's result in the model's own type of output: the mask of a
@@ -49,6 +55,13 @@ def attach(
         >>> model = attach(unet, head)
         >>> model(images, groups).equal(head(unet(images), groups))
         True
+
+        Train through the thresholds: the calibrated mask itself, with a derivative.
+
+        >>> loss = torch.nn.functional.binary_cross_entropy(model.soften("soft")(images, groups), masks.float())
+        >>> loss.backward()
+        >>> bool(unet[0].weight.grad.abs().sum() > 0)
+        True
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"`model` must be an nn.Module, got {type(model).__name__}.")
@@ -59,7 +72,7 @@ def attach(
             f"`groups` must be None (given at each call), the key of a batch, or a module that computes the membership from "
             f"the input, got {type(groups).__name__}; a fixed membership goes to the call."
         )
-    return CalibratedModel(model, head, groups, adapt(model, head, adapter))
+    return CalibratedModel(model, head, groups, adapt(model, head, adapter)).soften(mode, temperature)
 
 
 class CalibratedModel(nn.Module):
@@ -67,6 +80,7 @@ class CalibratedModel(nn.Module):
 
     Attributes:
         model, head: the parts; ``group_source``: the module that computes the membership, or None.
+        mode, temperature: what the head puts out, see :meth:`soften`.
     """
 
     def __init__(self, model: nn.Module, head: Head, groups: Any, adapter: Adapter) -> None:
@@ -76,7 +90,22 @@ class CalibratedModel(nn.Module):
         self.group_source = groups if callable(groups) else None
         self.takes_groups, self.may_take_groups = takes_groups(head), may_take_groups(head)
         self.wants = wants(head)
+        self.mode, self.temperature = "hard", 0.1
         self._looked = False  # at the range of the first scores
+
+    def soften(self, mode: str = "straight_through", temperature: float = 0.1) -> "CalibratedModel":
+        """From now on put out the head's result in this mode; returns the model. ``soften("hard")`` goes back.
+
+        The mode does not follow ``train()`` and ``eval()``, and is not part of the state: an exported file always gives the
+        hard answer. To cool the model down, call it again with a lower temperature.
+
+        Args:
+            mode: ``"hard"``, ``"soft"`` or ``"straight_through"``, see the head's ``forward``.
+            temperature: width of a soft step, in the units of the scores.
+        """
+        soft.check(mode, temperature)
+        self.mode, self.temperature = mode, temperature
+        return self
 
     def forward(self, *inputs: Any, groups: Any = None, **kwargs: Any) -> Any:
         """The model's output, calibrated."""
@@ -92,7 +121,7 @@ class CalibratedModel(nn.Module):
         """The head's result for a model's output."""
         if self.wants == "groups":
             scores = self.adapter.scores(output)
-            return scores, self.head(member).expand(scores.shape[0])
+            return scores, self.head(member, **self._softness()).expand(scores.shape[0])
         scores = self.adapter.scores(output)
         self._look(scores)
         if member is not None and member.shape[0] != scores.shape[0]:
@@ -100,7 +129,12 @@ class CalibratedModel(nn.Module):
                 f"`groups` has {member.shape[0]} rows but the model put out scores of {scores.shape[0]} examples "
                 f"(shape {tuple(scores.shape)}); give one row per example."
             )
-        return self.adapter.apply(self.head, scores, None if member is None else member.to(scores.device), inputs)
+        member = None if member is None else member.to(scores.device)
+        return self.adapter.apply(self.head, scores, member, inputs, **self._softness())
+
+    def _softness(self) -> dict[str, Any]:
+        """Options of the head's ``forward``; none in the hard mode, which every head of a user's own knows."""
+        return {} if self.mode == "hard" else {"mode": self.mode, "temperature": self.temperature}
 
     def divide(
         self, inputs: tuple[Any, ...], groups: Any, kwargs: dict[str, Any]
@@ -172,7 +206,8 @@ class CalibratedModel(nn.Module):
             source = f"batch key {self.group_key!r}"
         elif self.group_source is not None:
             source = type(self.group_source).__name__
-        return f"groups from {source}, {self.adapter}"
+        softness = "" if self.mode == "hard" else f", mode={self.mode!r}, temperature={self.temperature:g}"
+        return f"groups from {source}, {self.adapter}{softness}"
 
 
 def _first(inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
