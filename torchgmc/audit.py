@@ -161,7 +161,7 @@ class Audit:
         """
         import json
 
-        from torchgmc.report import write_file
+        from torchgmc.page import write_file
 
         return write_file(path, (json.dumps(self.to_dict(), indent=2, allow_nan=False) + "\n").encode())
 
@@ -171,21 +171,31 @@ class Audit:
 
         return require("pandas", extra="report").DataFrame(self.table)
 
-    def to_html(self, path: str | Path, title: str = "") -> Path:
-        """Write a page with certificate, table and, if matplotlib is there, the figure; returns its path.
+    def to_html(self, path: str | Path, title: str = "", head: "Head | None" = None, **options: Any) -> Path:
+        """Write the full report; returns its path.
+
+        Args:
+            path: of the file.
+            title: of the page.
+            head: the head that was audited: adds what was fitted, its figures and its settings.
+            options: of :func:`torchgmc.report.write`.
 
         Example:
-            >>> head.audit(scores, masks).to_html("audit.html")  # doctest: +SKIP
+            >>> head.audit(scores, masks).to_html("audit.html", head=head)  # doctest: +SKIP
         """
-        from torchgmc.comparison import write_page
+        from torchgmc import report
 
-        return write_page(path, {self.name or "head": self}, title or f"Audit of {self.name or 'a head'}")
+        return report.write(path, self, head, title=title, **options)
 
     def plot(self, **options: Any) -> "Figure":
-        """Deviation of each group with its interval and the alpha band (extra ``report``)."""
+        """Deviation of each group with its interval and the alpha band (extra ``report``).
+
+        Options of :func:`torchgmc.plots.deviation`. What a head was fitted to is in ``plots.thresholds``, ``.tree`` and
+        ``.words``.
+        """
         from torchgmc import plots
 
-        return plots.deviation({self.name or "head": self}, self.alpha, **options)
+        return plots.deviation(self, **options)
 
     def rows(self) -> list[dict[str, Any]]:
         """The table as one dict per g."""

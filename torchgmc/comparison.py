@@ -1,4 +1,4 @@
-"""Audits of several heads side by side, and the page that shows them."""
+"""Audits of several heads side by side."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,9 +10,10 @@ from torchgmc.audit import Audit
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from torchgmc.report import Picture, Table
+    from torchgmc.heads.base import Head
 
-__all__ = ["Comparison", "compare", "write_page"]
+
+__all__ = ["Comparison", "compare"]
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class Comparison:
     summary: dict[str, dict[str, Any]]
 
     def plot(self, **options: Any) -> "Figure":
-        """Deviation of each group for every head (extra ``report``)."""
+        """Deviation of each group for every head (extra ``report``); options of :func:`torchgmc.plots.deviation`."""
         from torchgmc import plots
 
         return plots.deviation(self.audits, **options)
@@ -46,14 +47,16 @@ class Comparison:
         """Write the audits by name to a file, whole or not at all; returns its path."""
         import json
 
-        from torchgmc.report import write_file
+        from torchgmc.page import write_file
 
         found = {name: audit.to_dict() for name, audit in self.audits.items()}
         return write_file(path, (json.dumps(found, indent=2, allow_nan=False) + "\n").encode())
 
-    def to_html(self, path: str | Path, title: str = "Audits side by side") -> Path:
-        """Write a page with summary, tables and, if matplotlib is there, the figure; returns its path."""
-        return write_page(path, self.audits, title)
+    def to_html(self, path: str | Path, title: str = "Audits side by side", head: "Head | None" = None, **options: Any) -> Path:
+        """Write the full report with all heads side by side; returns its path. Options of :func:`torchgmc.report.write`."""
+        from torchgmc import report
+
+        return report.write(path, self, head, title=title, **options)
 
     def __str__(self) -> str:
         names = list(self.audits)
@@ -123,51 +126,6 @@ def compare(audits: Mapping[str, Audit]) -> Comparison:
         for name, audit in audits.items()
     }
     return Comparison(dict(audits), table, summary)
-
-
-def write_page(path: str | Path, audits: Mapping[str, Audit], title: str) -> Path:
-    """One self-contained page for one or several audits."""
-    from torchgmc.report import Section, write_html
-
-    sections = []
-    if len(audits) > 1:
-        sections.append(Section("Side by side", tables=[_summary_table(compare(audits))], pictures=_pictures(audits)))
-    for name, audit in audits.items():
-        paragraphs = [audit.certificate] if len(audits) > 1 else []
-        paragraphs += [f"{key}: {value:.4f}" for key, value in audit.cost.items()] + [audit.note] * bool(audit.note)
-        pictures = _pictures(audits) if len(audits) == 1 else []
-        sections.append(Section(name, paragraphs, [_audit_table(audit)], pictures))
-    first = next(iter(audits.values()))
-    certificate = " ".join(f"{name}: {a.certificate}" for name, a in audits.items()) if len(audits) > 1 else first.certificate
-    return write_html(path, title, certificate, sections)
-
-
-def _pictures(audits: Mapping[str, Audit]) -> list["Picture"]:
-    from torchgmc import plots
-    from torchgmc.report import Picture
-
-    text = "Deviation of each group with its interval, beside the band that was promised"
-    try:
-        light, dark = (plots.png(plots.deviation(audits, dark=dark)) for dark in (False, True))
-    except ImportError:  # the extra `report` is not installed: the tables say the same
-        return []
-    return [Picture(light, text, dark)]
-
-
-def _audit_table(audit: Audit) -> "Table":
-    from torchgmc.report import Table
-
-    numeric = ["mass", "count", "risk", "estimate", "low", "high"]
-    rows = [[_label(r["group"], r["what"]), *(_text(r[key]) for key in numeric), r["verdict"]] for r in audit.rows()]
-    return Table(["group", *numeric, "verdict"], rows, numeric)
-
-
-def _summary_table(comparison: Comparison) -> "Table":
-    from torchgmc.report import Table
-
-    rows = list(dict.fromkeys(key for values in comparison.summary.values() for key in values))
-    names = list(comparison.audits)
-    return Table(["", *names], [[row, *(_text(comparison.summary[n].get(row)) for n in names)] for row in rows], names)
 
 
 def _label(group: str, what: str) -> str:

@@ -1,176 +1,310 @@
-"""One self-contained HTML file: a certificate on top, then tables, figures and the settings that remake them.
+"""The report of a head and its audit: one self-contained HTML file to show.
 
-No script, no font and no picture is fetched: figures are inlined, and follow the reader's light or dark setting. Every
-text is escaped. A file appears whole or not at all: it is written beside its place and renamed.
+The certificate is on top, then the deviations and what they cost, what was fitted, every interval, and the settings that make
+it again. Figures need the extra ``report``; without it the tables say the same.
 """
 
 from __future__ import annotations
 
-import base64
-import os
-import tempfile
-from collections.abc import Sequence
-from dataclasses import dataclass
-from html import escape
+import json
+import platform
+from collections.abc import Callable, Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
-from string import Template
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["Picture", "Section", "Table", "write_file", "write_html"]
+import torch
 
+from torchgmc.audit import Audit
+from torchgmc.comparison import Comparison
+from torchgmc.page import Picture, Section, Table, write_file, write_html
 
-@dataclass(frozen=True)
-class Table:
-    """Rows of text under column names; columns named in ``numeric`` are set flush right.
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
-    A cell that begins with one of the verdicts holds / violated / undecided is coloured.
-    """
+    from torchgmc.heads.base import Head
 
-    columns: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    numeric: Sequence[str] = ()
+__all__ = ["Picture", "Section", "Table", "fitted", "picture", "remake", "write", "write_file", "write_html"]
 
-
-@dataclass(frozen=True)
-class Picture:
-    """A PNG, and one for dark pages; ``text`` says what it shows to those who cannot see it."""
-
-    png: bytes
-    text: str
-    dark: bytes | None = None
+#: Rows of a table; what is beyond is in the JSON file of the audit.
+MOST_ROWS = 200
+#: Length of a setting in the table of settings; the whole is below it.
+MOST_LETTERS = 160
 
 
-@dataclass(frozen=True)
-class Section:
-    """A heading with paragraphs, tables and pictures, shown in this order."""
-
-    heading: str
-    paragraphs: Sequence[str] = ()
-    tables: Sequence[Table] = ()
-    pictures: Sequence[Picture] = ()
-
-
-def write_html(path: str | Path, title: str, certificate: str, sections: Sequence[Section], *, lead: str = "") -> Path:
-    """Writes a report and returns its path.
+def write(
+    path: str | Path,
+    audit: Audit | Comparison | Mapping[str, Audit] | None,
+    head: Head | None = None,
+    *,
+    ours: str | None = None,
+    title: str = "",
+    lead: str = "",
+    certificate: str = "",
+    sections: Sequence[Section] = (),
+    figures: Mapping[str, Picture | Callable[[bool], Figure]] | None = None,
+    settings: Mapping[str, Any] | None = None,
+) -> Path:
+    """Write the full report of a head of any kind; returns its path.
 
     Args:
-        path: of the file; an old one is replaced only when the new one is complete.
-        title: of the page.
-        certificate: one line that says what was shown and with what confidence.
-        sections: in order.
-        lead: a paragraph under the title.
+        path: of the file; whole or not at all.
+        audit: of the head on held-out data; a comparison or a mapping from names for several heads side by side. None says
+            that nothing was audited, and shows what was seen on the calibration data.
+        head: the fitted head: adds what was fitted, its figures and its settings.
+        ours: name of the head's own audit among several; the last if omitted.
+        title, lead: the title, and a paragraph under it.
+        certificate: in place of the audit's own line.
+        sections: of your own, shown first.
+        figures: more figures by caption: a :class:`Picture`, or a function of ``dark`` that draws one, e.g.
+            ``{"Words that moved most": lambda dark: plots.words(head, logits, groups, dark=dark)}``.
+        settings: what makes it again beside the head's own configuration: command, seed, files, solver.
+
+    Example:
+        >>> import tempfile
+        >>> probs, y = torch.rand(400), torch.rand(400) < 0.5
+        >>> head = gmc.ProbabilityHead(alpha=0.05, bins=2).fit(probs[:200], y[:200])
+        >>> audit = head.audit(probs[200:], y[200:])
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     page = gmc.report.write(f"{folder}/report.html", audit, head, settings={"seed": 0}).read_text()
+        >>> audit.certificate in page
+        True
     """
-    page = _PAGE.substitute(
-        title=escape(title),
-        lead=f'<p class="lead">{escape(lead)}</p>' if lead else "",
-        certificate=escape(certificate),
-        sections="\n".join(map(_section, sections)),
+    audits = _audits(audit)
+    ours = ours if ours is not None else next(reversed(audits), "")
+    if audits and ours not in audits:
+        raise ValueError(f"`ours` must be one of {', '.join(map(repr, audits))}, got {ours!r}.")
+    if not audits and head is None:
+        raise ValueError("`audit` and `head` are both None: there is nothing to report.")
+    main = audits.get(ours)
+    kind = (main.name if main is not None else "") or (type(head).__name__ if head is not None else "a head")
+    parts = [*sections]
+    if audits:
+        parts.append(_deviations(audits))
+    if figures:
+        parts.append(Section("Figures", pictures=[picture(draw, text) for text, draw in figures.items()]))
+    if head is not None and head.is_fitted:
+        parts.append(fitted(head, main))
+    parts += [_intervals(name, one, len(audits) > 1) for name, one in audits.items()]
+    parts.append(remake(head, audits, settings or {}))
+    return write_html(
+        path,
+        title or f"Audit of {kind}" if main is not None else title or f"Calibration of {kind}",
+        certificate or _certificate(main, head),
+        parts,
+        lead=lead,
+        verdict=_verdict(main),
+        facts=_facts(main),
+        notes=list(dict.fromkeys(one.note for one in audits.values() if one.note)),
     )
-    return write_file(path, page.encode())
 
 
-def write_file(path: str | Path, data: bytes) -> Path:
-    """Writes a file so that whoever looks finds the old one or the new one, never half."""
-    path = Path(path)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-        os.chmod(name, 0o666 & ~_umask())
-        os.replace(name, path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
-    return path
+def picture(draw: Picture | Callable[[bool], Figure], text: str) -> Picture:
+    """A figure for light and for dark pages, with its caption."""
+    if isinstance(draw, Picture):
+        return draw
+    from torchgmc import plots
+
+    light, dark = (plots.png(draw(dark)) for dark in (False, True))
+    return Picture(light, text, dark)
 
 
-def _umask() -> int:
-    mask = os.umask(0o022)
-    os.umask(mask)
-    return mask
+def fitted(head: Head, audit: Audit | None = None) -> Section:
+    """What a head was fitted to: its message, its own figure and table, and the steps."""
+    from torchgmc.heads.distribution import DistributionHead
+    from torchgmc.heads.quantile import QuantileHead
+    from torchgmc.heads.threshold import ThresholdHead
+    from torchgmc.heads.tree import TreeHead
+
+    paragraphs: list[str] = []
+    tables: list[Table] = []
+    drawings: dict[str, Callable[[bool], Figure]] = {}
+    if head.report is not None:
+        fit = head.report
+        unit = "step" if fit.iterations == 1 else "steps"
+        state = "" if fit.converged else "Alpha was not reached on the calibration data. "
+        paragraphs.append(f"{state}{fit.iterations} {unit} in {fit.seconds:.2f} s: {fit.message}")
+    if isinstance(head, ThresholdHead | QuantileHead):
+        drawings["Threshold of each combination of groups, most frequent first"] = lambda dark: _plots().thresholds(
+            head, dark=dark
+        )
+        tables.append(_thresholds(head))
+    if isinstance(head, TreeHead) and audit is not None and "answered" in audit.details:
+        found = audit
+        text = "Coverage of the answers at each node and below it: colour says how far from the target, size how often"
+        drawings[text] = lambda dark: _plots().tree(head, found, dark=dark)
+    if isinstance(head, DistributionHead) and not head.euclidean:
+        paragraphs.append("What is taken off the logits of each list, by group (natural logarithms; 0: left alone):")
+        rows = [[name, *(f"{v:+.4f}" for v in row)] for name, row in zip(head.groups, head.offsets.tolist(), strict=True)]
+        tables.append(Table(["group", *head.attributes], rows, list(head.attributes)))
+    if head.report is not None and len(head.report.history) > 2:
+        report = head.report
+        drawings["Worst violation on the calibration data after each step"] = lambda dark: _plots().convergence(
+            report, head.alpha, dark=dark
+        )
+    pictures = [picture(draw, text) for text, draw in drawings.items()] if _can_draw() else []
+    return Section("What was fitted", paragraphs, tables, pictures)
 
 
-def _section(section: Section) -> str:
-    parts = [f"<h2>{escape(section.heading)}</h2>"]
-    parts += [f"<p>{escape(text)}</p>" for text in section.paragraphs]
-    parts += [_table(table) for table in section.tables]
-    parts += [_picture(picture) for picture in section.pictures]
-    return f"<section>{''.join(parts)}</section>"
+def remake(head: Head | None, audits: Mapping[str, Audit], settings: Mapping[str, Any]) -> Section:
+    """The settings that make a report again: those given, the head's configuration, sizes and versions."""
+    import torchgmc
+
+    rows = [[str(name), _setting(value)] for name, value in settings.items()]
+    long = None
+    if head is not None:
+        config = head.config()
+        rows.append(["head", type(head).__name__])
+        rows += [[name, _setting(value)] for name, value in config.items()]
+        if head.report is not None and "examples" in head.report.details:
+            rows.append(["calibration examples", str(head.report.details["examples"])])
+        text = json.dumps({"head": type(head).__name__, "config": config}, indent=1, default=str)
+        long = ("The head's configuration as JSON", text)
+    sizes = sorted({one.num_examples for one in audits.values()})
+    if sizes:
+        rows.append(["audited examples", ", ".join(map(str, sizes))])
+        rows.append(["confidence", ", ".join(sorted({f"{100 * (1 - one.delta):g} %" for one in audits.values()}))])
+    versions = f"torchgmc {torchgmc.__version__}, torch {torch.__version__}, Python {platform.python_version()}"
+    rows.append(["versions", versions])
+    return Section("To make it again", tables=[Table(["setting", "value"], rows)], long=long)
 
 
-def _table(table: Table) -> str:
-    right = [' class="n"' if name in table.numeric else "" for name in table.columns]
-    heads = "".join(f'<th scope="col"{kind}>{escape(name)}</th>' for name, kind in zip(table.columns, right, strict=True))
-    rows = "".join(
-        f"<tr>{''.join(_cell(text, kind) for text, kind in zip(row, right, strict=True))}</tr>" for row in table.rows
-    )
-    return f'<div class="scroll" tabindex="0"><table><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table></div>'
+def _audits(audit: Any) -> dict[str, Audit]:
+    if audit is None:
+        return {}
+    if isinstance(audit, Audit):
+        return {audit.name or "head": audit}
+    found = audit.audits if isinstance(audit, Comparison) else audit
+    if not isinstance(found, Mapping) or not found or not all(isinstance(one, Audit) for one in found.values()):
+        raise TypeError(f"`audit` must be an audit, a comparison or a mapping from names to audits, got {audit!r:.80}.")
+    return dict(found)
 
 
-def _cell(text: str, kind: str) -> str:
-    verdict = next((word for word in ("holds", "violated", "undecided") if text.startswith(word)), None)
-    inside = f'<span class="{verdict}">{escape(text)}</span>' if verdict else escape(text)
-    return f"<td{kind}>{inside}</td>"
-
-
-def _picture(picture: Picture) -> str:
-    dark = ""
-    if picture.dark is not None:
-        dark = f'<source media="(prefers-color-scheme: dark)" srcset="{_inline(picture.dark)}">'
+def _certificate(audit: Audit | None, head: Head | None) -> str:
+    if audit is not None:
+        return audit.certificate
+    assert head is not None
+    if head.report is None:
+        return "Nothing was audited: no held-out data were given."
+    worst = float(head.report.violations_after.abs().max())
     return (
-        f'<figure class="scroll" tabindex="0"><picture>{dark}'
-        f'<img src="{_inline(picture.png)}" alt="{escape(picture.text)}"></picture>'
-        f"<figcaption>{escape(picture.text)}</figcaption></figure>"
+        f"Nothing was audited: no held-out data were given. On the calibration data, which the head has seen, the worst "
+        f"violation is {worst:.4g} (asked {head.alpha:g})."
     )
 
 
-def _inline(png: bytes) -> str:
-    return f"data:image/png;base64,{base64.b64encode(png).decode()}"
+def _verdict(audit: Audit | None) -> str:
+    if audit is None:
+        return ""
+    return "holds" if audit.certified else "violated" if audit.violated else "undecided"
 
 
-_PAGE = Template("""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<meta name="generator" content="torchgmc">
-<title>$title</title>
-<link rel="icon" href="data:,">
-<style>
-:root { color-scheme: light dark; --paper: #ffffff; --ink: #1f2430; --soft: #5a6275; --line: #d9dde5; --card: #f4f6fa;
-  --good: #00694d; --bad: #a84300; --wait: #5a6275; --mark: #009e73; }
-@media (prefers-color-scheme: dark) { :root { --paper: #14171f; --ink: #e8eaf0; --soft: #a3abbd; --line: #3a4152;
-  --card: #1d222d; --good: #4cc9a4; --bad: #f5924f; --wait: #a3abbd; } }
-* { box-sizing: border-box; }
-body { margin: 0; background: var(--paper); color: var(--ink); font: 1rem/1.55 system-ui, sans-serif; }
-main { max-width: 62rem; margin: 0 auto; padding: 2.5rem 1.25rem 4rem; }
-h1 { font-size: clamp(1.5rem, 4vw, 2.1rem); line-height: 1.2; margin: 0 0 .75rem; text-wrap: balance; }
-h2 { font-size: 1.25rem; margin: 2.75rem 0 .5rem; }
-p { max-width: 46rem; margin: .5rem 0; overflow-wrap: anywhere; }
-.lead { color: var(--soft); font-size: 1.05rem; }
-.certificate { margin: 1.5rem 0 0; max-width: none; padding: 1rem 1.25rem; background: var(--card); font-size: 1.1rem;
-  border-left: .35rem solid var(--mark); border-radius: .25rem; }
-.scroll { overflow-x: auto; margin: 1rem 0; }
-table { border-collapse: collapse; min-width: min(100%, 44rem); font-variant-numeric: tabular-nums; }
-th, td { padding: .45rem .9rem; text-align: left; border-bottom: 1px solid var(--line); white-space: nowrap; }
-th:first-child, td:first-child { padding-left: 0; }
-th { color: var(--soft); font-weight: 600; font-size: .9rem; vertical-align: bottom; }
-th.n, td.n { text-align: right; }
-@media (max-width: 40rem) { table { font-size: .9rem; } th, td { padding: .4rem .5rem; } }
-.holds { color: var(--good); } .violated { color: var(--bad); font-weight: 600; } .undecided { color: var(--wait); }
-figure { margin: 1rem 0; }
-img { display: block; width: 100%; min-width: 34rem; height: auto; border-radius: .25rem; }
-figcaption { color: var(--soft); font-size: .9rem; margin-top: .4rem; position: sticky; left: 0;
-  max-width: calc(100vw - 2.5rem); }
-</style>
-</head>
-<body>
-<main>
-<h1>$title</h1>
-$lead
-<p class="certificate">$certificate</p>
-$sections
-</main>
-</body>
-</html>
-""")
+def _facts(audit: Audit | None) -> list[tuple[str, str]]:
+    if audit is None:
+        return []
+    words = {
+        "holds": "holds for the population",
+        "violated": "violated for some group",
+        "undecided": "undecided: more data would tell",
+    }
+    found = [
+        ("verdict", words[_verdict(audit)]),
+        ("asked", f"{audit.alpha:g}"),
+        ("measured, worst", f"{audit.max_violation:.4f}"),
+        ("certified", f"{audit.certified_alpha:.4f}"),
+        ("examples audited", f"{audit.num_examples:,}"),
+    ]
+    if audit.evidence is not None and not audit.certified:
+        need = audit.examples_needed()
+        found.append((f"examples to certify {audit.alpha:g}", "none suffice" if need is None else f"about {_rounded(need):,}"))
+    return found
+
+
+def _rounded(number: int) -> int:
+    """Two figures are enough of an extrapolation."""
+    return int(float(f"{number:.1e}"))
+
+
+def _deviations(audits: Mapping[str, Audit]) -> Section:
+    first = next(iter(audits.values()))
+    own = "the group's own risk minus the target" if first.conditional else "the group's share times (its risk - the target)"
+    if first.evidence is not None and first.evidence.relative:
+        own = own.replace("risk", "probability").replace("the target", "that of all")
+    text = [
+        f"The deviation is {own}; promised is at most {first.alpha:g}. The intervals of an audit hold all at once with "
+        f'confidence {100 * (1 - first.delta):g} %. "undecided" means that an interval crosses the edge of the promise: more '
+        "examples would tell."
+    ]
+    caption = "Points: measured on the held-out examples. Lines: intervals that hold all at once. Band: what was promised."
+    pictures = [picture(lambda dark: _plots().deviation(audits, dark=dark), caption)] if _can_draw() else []
+    return Section("Side by side" if len(audits) > 1 else "Deviation from the promise", text, [_summary(audits)], pictures)
+
+
+def _summary(audits: Mapping[str, Audit]) -> Table:
+    """Worst deviation, certified alpha and costs, one row a head."""
+    costs = list(dict.fromkeys(name for audit in audits.values() for name in audit.cost))
+    columns = ["worst deviation", "certified alpha", *costs]
+    rows = [
+        [
+            name,
+            *(_number(v) for v in (audit.max_violation, audit.certified_alpha, *(audit.cost.get(c) for c in costs))),
+            _verdict(audit),
+        ]
+        for name, audit in audits.items()
+    ]
+    return Table(["head", *columns, "verdict"], rows, columns)
+
+
+def _intervals(name: str, audit: Audit, several: bool) -> Section:
+    columns = [key for key in audit.table if key not in ("group", "what", "verdict")]
+    rows = [
+        [f"{r['group']} / {r['what']}" if r["what"] else r["group"], *(_number(r[key]) for key in columns), r["verdict"]]
+        for r in audit.rows()[:MOST_ROWS]
+    ]
+    text = [f"Worst first. {audit.certificate}" if several else "Worst first."]
+    left = len(audit.table["group"]) - len(rows)
+    if left:
+        text.append(f"{left} rows that deviate less are left out; `audit.to_json` writes all.")
+    if audit.excluded:
+        text.append(f"{audit.excluded} examples have no risk and were left out.")
+    heading = f"Every interval: {name}" if several else "Every interval"
+    return Section(heading, text, [Table(["group", *columns, "verdict"], rows, columns)])
+
+
+def _thresholds(head: Any) -> Table:
+    from torchgmc.plots.groups import _combination, _values, combinations
+
+    patterns, mass = combinations(head)
+    patterns, mass = patterns[:MOST_ROWS], mass[:MOST_ROWS]
+    values = _values(head, patterns)
+    names = [f"threshold, class {c}" for c in range(values.shape[1])] if values.shape[1] > 1 else ["threshold"]
+    rows = [
+        [_combination(pattern, head), f"{100 * part:.1f} %" if part == part else "-", *(f"{v:.5g}" for v in row)]
+        for pattern, part, row in zip(patterns, mass.tolist(), values.tolist(), strict=True)
+    ]
+    return Table(["groups", "share", *names], rows, ["share", *names])
+
+
+def _setting(value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value, default=str)
+    return text if len(text) <= MOST_LETTERS else f"{text[:MOST_LETTERS]} ... ({len(text)} letters, see below)"
+
+
+def _number(value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.4f}" if value == 0 or 1e-3 <= abs(value) < 1e5 or value != value else f"{value:.3g}"
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def _can_draw() -> bool:
+    return find_spec("matplotlib") is not None
+
+
+def _plots() -> Any:
+    from torchgmc import plots
+
+    return plots

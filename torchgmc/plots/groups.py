@@ -145,7 +145,7 @@ def thresholds(
     rows = len(patterns) * classes
     figure, (axes,) = new_figure(theme, (10, max(3.4, 1.7 + rows * (0.36 + 0.14 * len(named)))))
     finite = [v for table in values.values() for v in table.flatten().tolist() if math.isfinite(v)]
-    starts = {name: float(head.base.flatten()[0]) for name, head in named.items() if classes == 1}
+    starts = {name: float(head.base.flatten()[0]) for name, head in named.items() if classes == len(named) == 1}
     low, high = spread([*finite, *(v for v in starts.values() if math.isfinite(v))] or [0.0, 1.0])
     for k, (name, table) in enumerate(values.items()):
         colour = theme.series[(k + 2 if len(named) == 1 else k) % len(theme.series)]
@@ -166,7 +166,7 @@ def thresholds(
             if len(named) == 1 or not math.isfinite(v):
                 at = (min(max(v, low), high), place)
                 axes.annotate(text, at, (9, 0), textcoords="offset points", va="center", fontsize=SMALL, color=theme.ink)
-        if name in starts and math.isfinite(starts[name]) and len(named) == 1:
+        if name in starts and math.isfinite(starts[name]):
             axes.axvline(starts[name], color=theme.ink, lw=1.2, ls="--", label="before calibration")
     names = [_combination(pattern, first) for pattern in patterns]
     labels = [f"{name} / class {c}" if classes > 1 else name for name in names for c in range(classes)]

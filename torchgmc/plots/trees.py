@@ -47,7 +47,7 @@ def tree(
 ) -> Figure:
     """The tree from the root on the left to the leaves: colour says how far the coverage is from the target, size how often.
 
-    A node within alpha of the target has a thin edge, one beyond it a thick edge; one that nobody answers with is a dot.
+    A thick edge marks a node whose promise the audit finds beyond alpha; a node that nobody answers with is a dot.
     Levels that would need more than ``rows`` rows (or lie more than four below the root) are folded into the level above, whose
     nodes stand for all below them; of a root with more children than that the most used are shown.
 
@@ -89,7 +89,7 @@ def tree(
     colours = require("matplotlib.colors", extra="report")
     ends = (VERMILLION, theme.faint, SKY if dark else BLUE)
     scale = colours.LinearSegmentedColormap.from_list("deviation", ends)
-    beyond = [abs(float(coverage[v]) - head.target) > audit.alpha for v in used]
+    beyond = _beyond(head, audit, below)
     points = axes.scatter(
         [places[v][0] for v in used],
         [places[v][1] for v in used],
@@ -98,18 +98,20 @@ def tree(
         cmap=scale,
         norm=colours.Normalize(-far, far),
         edgecolors=theme.ink,
-        linewidths=[3.0 if wide else 0.8 for wide in beyond],
+        linewidths=[3.2 if v in beyond else 0.8 for v in used],
         zorder=2,
     )
     unused = [v for v in shown if mass[v] <= 0]
     axes.scatter([places[v][0] for v in unused], [places[v][1] for v in unused], s=14, color=theme.ink, zorder=2)
-    _names(axes, shape, places, shown, tips, mass, coverage, theme)
-    axes.set_xlim(-0.35 * max(levels, 1) / 3 - 0.1, levels + 0.42 * max(levels, 1))
+    wide = _names(axes, shape, places, shown, tips, mass, coverage, theme)
+    # The root a little inside, the last level where the longest name still fits: shares of the width.
+    left, right = 0.09, max(0.4, 1.0 - wide / 8.6)
+    axes.set_xlim(-levels * left / (right - left), levels + levels * (1.0 - right) / (right - left))
     axes.set_ylim(max(y for _, y in places.values()) + 0.8, -1.0)
     axes.set_xticks([])
     axes.set_yticks([])
     axes.spines["bottom"].set_visible(False)
-    axes.set_xlabel(_caption(below, left_out, shape, shown, audit.alpha))
+    figure.supxlabel(_caption(below, left_out, shape, shown, audit.alpha), color=theme.ink, fontsize=13)
     bar = figure.colorbar(points, ax=axes, shrink=0.75, pad=0.01, aspect=28)
     bar.set_label(f"coverage - {head.target:g}", color=theme.ink, fontsize=13)
     bar.ax.tick_params(colors=theme.ink, labelsize=SMALL)
@@ -174,8 +176,9 @@ def _names(
     mass: Tensor,
     coverage: Tensor,
     theme: Theme,
-) -> None:
-    """Tips are named to the right, with their share; the others above their node."""
+) -> float:
+    """Tips are named to the right, with their share; the others above their node. Returns the inches that the tips need."""
+    longest = 0
     look: dict[str, Any] = {"textcoords": "offset points", "fontsize": SMALL, "color": theme.ink, "zorder": 3}
     for v in shown:
         radius = math.sqrt(70 + 900 * math.sqrt(float(mass[v]))) / 2 if mass[v] > 0 else 2.0
@@ -184,15 +187,33 @@ def _names(
         if v in tips:
             inside = int(shape.sizes[v])
             more = f" ({inside} leaves)" if inside > 1 else ""
-            text = f"{safe(name)}{more}  {right}" + (f", {share(float(mass[v]))} of answers" if mass[v] > 0 else "")
+            text = f"{safe(name)}{more}  {right}" + (f"  ({share(float(mass[v]))})" if mass[v] > 0 else "")
+            longest = max(longest, len(text))
             axes.annotate(text, places[v], (radius + 5, 0), va="center", **look)
         else:
             text = f"{safe(name)}  {right}"
             axes.annotate(text, places[v], (0, radius + 3), va="bottom", ha="center", **look)
+    return 0.45 + 0.095 * longest
+
+
+def _beyond(head: TreeHead, audit: Audit, below: bool) -> set[int]:
+    """Nodes that are a promised set by themselves (with all below them), and beyond alpha in the audit for some group."""
+    worst: dict[str, float] = {}
+    for row in audit.rows():
+        name = row["group"].split(" & ", 1)[1] if head.grouped else row["group"]
+        worst[name] = max(worst.get(name, 0.0), abs(row["estimate"]))
+    sets = {tuple(sorted(nodes)): name for name, nodes in head.sets.items()}
+    found = set()
+    for v in range(head.num_nodes):
+        name = sets.get(tuple(head.tree.below(v)) if below else (v,))
+        if name is not None and worst.get(name, 0.0) > audit.alpha:
+            found.add(v)
+    return found
 
 
 def _caption(below: bool, left_out: int, shape: Tree, shown: list[int], alpha: float) -> str:
-    parts = ["each node with all below it" if below else "each node by itself", f"thick edge: beyond {alpha:g}"]
+    parts = ["each node with all below it" if below else "each node by itself"]
+    parts += ["its share of the answers in brackets", f"thick edge: beyond {alpha:g}"]
     if left_out:
         parts.append(f"{left_out} rarer ones not shown")
     elif len(shown) < shape.num_nodes:
