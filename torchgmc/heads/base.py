@@ -1,5 +1,6 @@
 """What every head shares: names, options, the fitted flag, fit = reset + observe + calibrate."""
 
+import copy
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
@@ -163,6 +164,29 @@ class Head(nn.Module):
         if groups.dim() != 2 or groups.shape[1] != self.num_groups:
             raise ValueError(f"`groups` must have shape (n, {self.num_groups}), got {groups.shape}")
         return groups.to(torch.float64)
+
+    def solve_differentiably(self, *data: Any, **options: Any) -> dict[str, Tensor]:
+        """The fitted state as a differentiable function of the scores, where a head has one."""
+        raise TypeError(
+            f"a {type(self).__name__} has no smooth optimum to differentiate at: its sets depend on its own output, and its fit "
+            "is a sequence of steps that jump with the scores. Train with `gmc.GMCPenalty.for_head(head)`, fit afterwards."
+        )
+
+    def apply_state(self, state: dict[str, Tensor], *args: Any, **kwargs: Any) -> Tensor:
+        """What ``forward`` gives with another fitted state; the head itself, fitted or not, stays as it is.
+
+        Args:
+            state: of :meth:`solve_differentiably`, or fitted buffers by name; derivatives flow through it.
+            args, kwargs: of ``forward``, e.g. ``mode="soft"``.
+        """
+        unknown = sorted(set(state) - set(self._buffers))
+        if unknown:
+            raise ValueError(f"`state` has {unknown[0]!r}, which is no buffer of a {type(self).__name__}.")
+        twin = copy.copy(self)
+        twin._buffers = {**self._buffers, **state}
+        twin.is_fitted = True
+        output: Tensor = twin(*args, **kwargs)
+        return output
 
     def config(self) -> dict[str, Any]:
         """Arguments that rebuild this head (JSON types)."""

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from torchgmc import checks, jitter, soft, theory
+from torchgmc import checks, implicit_problems, jitter, soft, theory
 from torchgmc.audit import Audit, Tally, summarize
 from torchgmc.distributed import pooled
 from torchgmc.distribution_problems import MassStatistics, SimplexProblem, TiltProblem
@@ -351,6 +351,33 @@ class DistributionHead(Head):
         out = rest_p.scatter(1, self.ids.expand(words.shape), words)
         gone = out == 0.0  # set to -inf apart, as the derivative of log 0 would turn a loss that leaves it out into NaN
         return torch.where(gone, torch.ones_like(out), out).log().masked_fill(gone, -float("inf")).reshape(shape)
+
+    def solve_differentiably(
+        self, logits: Tensor, groups: Any = None, weight: Any = None, alpha: float | Tensor | None = None
+    ) -> dict[str, Tensor]:
+        """Fitted offsets as a differentiable function of the logits; the head stays as it is.
+
+        The same optimum as ``fit`` (``geometry="kl"``), with the derivative of :mod:`torchgmc.implicit`: one linear system with
+        as many unknowns as there are offsets other than 0. Every process is on its own.
+
+        Args:
+            logits, groups, weight: as in ``observe``.
+            alpha: instead of the head's. A tensor may have a derivative.
+
+        Returns:
+            The state for :meth:`apply_state`: ``"offsets"`` ``(a, u)`` with their derivative, and ``"mean_membership"``.
+
+        Example:
+            >>> logits = torch.randn(200, 20, requires_grad=True)
+            >>> groups = torch.arange(200)[:, None] % 2 == torch.arange(2)
+            >>> head = gmc.DistributionHead({"jobs": [7, 8]}, alpha=0.001, groups=["female", "male"])
+            >>> state = head.solve_differentiably(logits, groups)
+            >>> log_p = head.apply_state(state, logits, groups)
+            >>> torch.nn.functional.nll_loss(log_p, torch.randint(20, (200,))).backward()
+            >>> logits.grad.shape
+            torch.Size([200, 20])
+        """
+        return implicit_problems.solve_distribution(self, logits, groups, weight, alpha)
 
     @torch.no_grad()
     def audit(

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Optional
 import torch
 from torch import Tensor
 
-from torchgmc import checks, levelsets, newton, probabilities, soft, theory
+from torchgmc import checks, implicit_problems, levelsets, newton, probabilities, soft, theory
 from torchgmc.audit import Audit, Tally, summarize
 from torchgmc.distributed import pooled
 from torchgmc.heads.base import Head
@@ -328,6 +328,35 @@ class ProbabilityHead(Head):
             f = soft.straight_through(f, levelsets.probabilities(self.calibrated(probs, groups, temperature), self.euclidean))
         f = f if self.per_class else f.squeeze(1)
         return (f * (self.high - self.low) + self.low).to(probs.dtype)
+
+    def solve_differentiably(
+        self, probs: Tensor, y: Tensor, groups: Any = None, weight: Any = None, alpha: float | Tensor | None = None
+    ) -> dict[str, Tensor]:
+        """Fitted offsets as a differentiable function of ``probs``; the head stays as it is.
+
+        They minimise the log loss + slack \\|offsets\\|_1 exactly (``fit`` stops within 5 % of the slack, and leaves alone
+        what keeps its promise already). The slack is that of ``fit``: half a standard error of each group's sum, which depends
+        on ``probs`` too, or 0.95 alpha with ``noise_floor=False``. For ``geometry="kl"`` and ``bins=None``: with level sets
+        the fit jumps, so train through the offsets and calibrate with ``bins`` afterwards. See :mod:`torchgmc.implicit`.
+        Every process is on its own.
+
+        Args:
+            probs, y, groups, weight: as in ``observe``.
+            alpha: instead of the noise and of the head's; 0 brings every violation to 0. A tensor may have a derivative.
+
+        Returns:
+            The state for :meth:`apply_state`: ``"offsets"`` ``(1 + a, C)`` with their derivative, and no rounds.
+
+        Example:
+            >>> logits, y = torch.randn(100, requires_grad=True), torch.rand(100) < 0.3
+            >>> head = gmc.ProbabilityHead(alpha=0.01, bins=None)
+            >>> state = head.solve_differentiably(torch.sigmoid(logits[:50]), y[:50])
+            >>> f = head.apply_state(state, torch.sigmoid(logits[50:]))
+            >>> torch.nn.functional.binary_cross_entropy(f, y[50:].float()).backward()  # the loss *after* calibration
+            >>> bool((logits.grad[:50] != 0).all())
+            True
+        """
+        return implicit_problems.solve_probability(self, probs, y, groups, weight, alpha)
 
     def audit(self, probs: Tensor, y: Tensor, groups: Any = None, delta: float = 0.05, weight: Any = None) -> Audit:
         """Measure the promise on held-out data: every group x level set (x class), with intervals that hold at once.

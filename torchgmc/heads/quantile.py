@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Optional
 import torch
 from torch import Tensor
 
-from torchgmc import checks, levelsets, quantiles, soft, theory
+from torchgmc import checks, implicit_problems, levelsets, quantiles, soft, theory
 from torchgmc.audit import Audit, Tally, summarize
 from torchgmc.distributed import pooled
 from torchgmc.heads.base import Head
@@ -330,6 +330,38 @@ class QuantileHead(Head):
         if mode == "soft":
             return found
         return soft.straight_through(hard, found)
+
+    def solve_differentiably(
+        self,
+        scores: Tensor,
+        groups: Any = None,
+        weight: Any = None,
+        base: Any = None,
+        alpha: float | Tensor | None = None,
+        temperature: float = 0.1,
+    ) -> dict[str, Tensor]:
+        r"""Fitted thresholds as a differentiable function of the scores (and of ``base``); the head stays as it is.
+
+        Coverage is smoothed, 1{score <= q} becoming :math:`\sigma((q - \text{score})/T)`; the offsets minimise the smooth
+        pinball loss + alpha \|offsets\|_1, and q0 is the smoothed quantile of all scores unless given. For ``bins=None``; with
+        level sets the fit jumps. See :mod:`torchgmc.implicit`. Every process is on its own.
+
+        Args:
+            scores, groups, weight, base: as in ``observe``.
+            alpha: instead of the head's; 0 brings every smooth violation to 0 and has no kinks. A tensor may have a derivative.
+            temperature: T, in the units of the scores.
+
+        Returns:
+            The state for :meth:`apply_state`: ``"offsets"`` ``(a,)`` and ``"base"`` with their derivatives, and an empty log.
+
+        Example:
+            >>> scores = torch.rand(100, requires_grad=True)
+            >>> state = gmc.QuantileHead(target=0.9, alpha=0.01).solve_differentiably(scores, temperature=0.02)
+            >>> state["base"].backward()
+            >>> round(float(scores.grad.sum()), 4)  # moving all scores moves their quantile
+            1.0
+        """
+        return implicit_problems.solve_quantile(self, scores, groups, weight, base, alpha, temperature)
 
     def audit(self, scores: Tensor, groups: Any = None, delta: float = 0.05, weight: Any = None, base: Any = None) -> Audit:
         r"""Measure the promise on held-out scores, with intervals that hold for all cells at once.

@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Optional
 import torch
 from torch import Tensor
 
-from torchgmc import checks, jitter, soft, theory
+from torchgmc import checks, implicit_problems, jitter, soft, theory
 from torchgmc.audit import Audit, Tally, summarize
 from torchgmc.distributed import pooled
 from torchgmc.groups import pattern_ids
@@ -381,6 +381,43 @@ class ThresholdHead(Head):
         for _ in range(scores.dim() - lam.dim()):
             lam = lam.unsqueeze(-1)
         return soft.above(values, lam.to(values.dtype), mode, temperature)
+
+    def solve_differentiably(
+        self,
+        scores: Tensor,
+        masks: Tensor,
+        groups: Any = None,
+        weight: Any = None,
+        alpha: float | Tensor | None = None,
+        temperature: float = 0.1,
+    ) -> dict[str, Tensor]:
+        r"""Fitted thresholds as a differentiable function of the scores; the head stays as it is.
+
+        The risk is smoothed, 1{h <= lambda} becoming :math:`\sigma((\lambda - h)/T)`, and the offsets minimise the smooth
+        pinball loss + alpha \|offsets\|_1: |smooth risk of A - target| P(A) <= alpha, with offsets of 0 where f0 will do.
+        Derivatives are those of the optimum (:mod:`torchgmc.implicit`): one small linear system a backward pass. Every process is
+        on its own.
+
+        Args:
+            scores, masks, groups, weight: as in ``observe``.
+            alpha: instead of the head's; 0 brings every smooth violation to 0 and has no kinks. A tensor may have a derivative.
+            temperature: T, in the units of the scores.
+
+        Returns:
+            The state for :meth:`apply_state`: ``"offsets"`` ``(a, C)`` with their derivative, ``"base"``, ``"limits"``.
+
+        Example:
+            >>> scores, masks = torch.rand(20, 8, 8, requires_grad=True), torch.rand(20, 8, 8) < 0.4
+            >>> head = gmc.ThresholdHead(target=0.1, alpha=0.01)
+            >>> state = head.solve_differentiably(scores[:10], masks[:10], temperature=0.05)
+            >>> soft_mask = head.apply_state(state, scores[10:], mode="soft", temperature=0.05)
+            >>> soft_mask[~masks[10:]].mean().backward()  # fewer false alarms *after* calibration
+            >>> bool((scores.grad[:10] != 0).any())
+            True
+        """
+        if type(self).calibrate is not ThresholdHead.calibrate:
+            raise TypeError(f"a {type(self).__name__} is fitted in its own way; train through a ThresholdHead.")
+        return implicit_problems.solve_threshold(self, scores, masks, groups, weight, alpha, temperature)
 
     def audit(self, scores: Tensor, masks: Tensor, groups: Any = None, delta: float = 0.05, weight: Any = None) -> Audit:
         """Measure the promise on held-out images, with intervals that hold for all groups at once.
