@@ -1,9 +1,206 @@
-"""FASSEG as published."""
+"""FASSEG as published (github.com/massimomauro/FASSEG-repository), turned into the compact layout."""
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from torchgmc._extras import require
+from torchgmc.datasets._download import fetch_all, github_files
+from torchgmc.datasets._files import write_table
+from torchgmc.datasets._skin import erode, lab, skin_tone
+from torchgmc.io import write_atomically
+
+REPOSITORY, COMMIT, FOLDER = "massimomauro/FASSEG-repository", "7817f33", "FASSEG-repository"
+SIDE = 192
+NAMES = ("background", "skin", "hair", "nose", "mouth", "eyes")
+COLOURS = np.array([(255, 0, 0), (255, 255, 0), (127, 0, 0), (0, 255, 255), (0, 255, 0), (0, 0, 255)], dtype=np.uint8)
+#: A pixel further than this from every colour (blur at a border) takes the class of its neighbours.
+FAR = 60.0
+#: Labels of another size that do not fit their photographs.
+MISFITS = ("+60/personne10250+0+60", "+60/personne11250+0+60", "+60/personne12250+0+60")
+Array = np.ndarray[Any, Any]
+
+
+class Pair(NamedTuple):
+    """A photograph and its label map, as published."""
+
+    set: str
+    split: str
+    image: Path
+    label: Path
+
+
+def wanted(path: str) -> bool:
+    """Photographs and labels of V2 and V3 (V1 is V2 with coarser labels)."""
+    return path.endswith(".bmp") and path.startswith(("V2/", "V3/"))
 
 
 def maker(root: Path, download: bool) -> Callable[[], None] | None:
     """What makes the compact layout, or None if the published files are not there."""
-    return None
+    original = root / FOLDER
+
+    def make() -> None:
+        require("PIL.Image", extra="datasets")  # say so before the download
+        if download:
+            files = github_files(REPOSITORY, COMMIT, FOLDER, root, wanted)
+            labelled = {twin(f.path) for f in files} & {f.path for f in files}
+            fetch_all([f for f in files if f.path in labelled or twin(f.path) in labelled], root, "FASSEG")
+        convert(original, root / "fasseg")
+
+    return make if download or ((original / "V2").is_dir() and (original / "V3").is_dir()) else None
+
+
+def twin(path: str) -> str:
+    """The photograph of a label map, and nothing for a photograph.
+
+    Example:
+        >>> twin("V3/Test_labels/+30/a.bmp"), twin("V2/Train_Labels/1.bmp")
+        ('V3/Test_RGB/+30/a.bmp', 'V2/Train_RGB/1.bmp')
+    """
+    found = path.replace("_labels/", "_RGB/").replace("_Labels/", "_RGB/")
+    return found if found != path else ""
+
+
+def pairs(original: Path) -> list[Pair]:
+    """All photographs that have a label map, in order."""
+    found = []
+    for name, version in (("frontal", "V2"), ("multipose", "V3")):
+        for split in ("Train", "Test"):
+            folder = next((p for p in (original / version).glob(f"{split}_[Ll]abels") if p.is_dir()), None)
+            labels = sorted(folder.rglob("*.bmp"), key=lambda p: (str(p.parent), len(p.stem), p.stem)) if folder else []
+            for label in labels:
+                image = original / twin(label.relative_to(original).as_posix())
+                if image.is_file():
+                    found.append(Pair(name, split.lower(), image, label))
+    return found
+
+
+def convert(original: Path, out: Path) -> None:
+    """Write ``frontal.npz``, ``multipose.npz`` and ``metadata.csv``.
+
+    Images are scaled to a longest side of 192 (Lanczos; labels nearest) and placed top left. Columns of the
+    metadata that need a judgement (alignment of the label map) are not made.
+    """
+    found = pairs(original)
+    missing = [name for name in ("frontal", "multipose") if name not in {pair.set for pair in found}]
+    if missing:
+        raise FileNotFoundError(
+            f"{str(original)!r} has no photographs with label maps for {missing[0]!r}; is the copy complete?"
+        )
+    out.mkdir(parents=True, exist_ok=True)
+    rows: list[dict[str, Any]] = []
+    for name in ("frontal", "multipose"):
+        images: list[Array] = []
+        labels: list[Array] = []
+        for pair in found:
+            if pair.set != name:
+                continue
+            row, image, label = read(pair, original)
+            if row["included"]:
+                row["index"] = len(images)
+                images.append(image)
+                labels.append(label)
+            rows.append(row)
+        arrays = stack(images, labels) | {"class_names": np.array(NAMES), "class_rgb": COLOURS}
+        write_atomically(out / f"{name}.npz", lambda part, arrays=arrays: _save(part, arrays))  # type: ignore[misc]
+    terciles(rows)
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    write_table(out / "metadata.csv", {key: [row.get(key, "") for row in rows] for key in columns})
+
+
+def _save(path: Path, arrays: dict[str, Array]) -> None:
+    with path.open("wb") as file:
+        np.savez_compressed(file, allow_pickle=False, **arrays)
+
+
+def read(pair: Pair, original: Path) -> tuple[dict[str, Any], Array, Array]:
+    """Metadata, photograph and classes of one pair."""
+    pil = require("PIL.Image", extra="datasets")
+    with pil.open(pair.image) as file:
+        image = file.convert("RGB")
+    with pil.open(pair.label) as file:
+        painted = np.asarray(file.convert("RGB"))
+    resized = painted.shape[:2] != (image.height, image.width)
+    scale = SIDE / max(image.size)
+    size = (max(1, round(image.width * scale)), max(1, round(image.height * scale)))
+    classes = pil.fromarray(classify(painted)).resize(size, pil.Resampling.NEAREST)
+    small, label = np.asarray(image.resize(size, pil.Resampling.LANCZOS)), np.asarray(classes)
+    row: dict[str, Any] = {
+        "set": pair.set,
+        "index": "",
+        "split": pair.split,
+        "included": int(not pair.image.as_posix().endswith(tuple(f"{name}.bmp" for name in MISFITS))),
+    }
+    angle = int(pair.image.parent.name) if pair.set == "multipose" else 0
+    row["set118"] = int(row["included"] and (pair.set == "frontal" or (pair.split == "test" and abs(angle) in (0, 30))))
+    row |= {"pose_angle": angle, "pose_bucket": bucket(angle), "pose_side": ("minus", "none", "plus")[1 + int(np.sign(angle))]}
+    person = pair.image.stem.removeprefix("personne") if pair.set == "multipose" else ""
+    row |= {"subject": int(person[:2]) if person else "", "series": int(person[2]) if person else ""}
+    row |= {key: path.relative_to(original).as_posix() for key, path in (("source", pair.image), ("label_source", pair.label))}
+    row |= {"label_resized": int(resized), "orig_w": image.width, "orig_h": image.height, "w": size[0], "h": size[1]}
+    return row | measure(small, label), small, label
+
+
+def bucket(angle: int) -> str:
+    """Frontal up to 15 degrees, half to 45, profile beyond."""
+    return "frontal" if abs(angle) <= 15 else "half" if abs(angle) <= 45 else "profile"
+
+
+def classify(painted: Array) -> Array:
+    """Classes ``(h, w)`` from the colours of a label map ``(h, w, 3)``."""
+    distance = np.linalg.norm(painted[:, :, None].astype(np.float32) - COLOURS.astype(np.float32), axis=3)
+    classes = distance.argmin(2).astype(np.int16)
+    classes[distance.min(2) > FAR] = -1
+    while (classes < 0).any() and (classes >= 0).any():  # outwards from the clean pixels, one pixel a turn
+        grown = classes.copy()
+        for axis, step in ((0, 1), (0, -1), (1, 1), (1, -1)):
+            shifted = np.roll(classes, step, axis)
+            edge = [slice(None), slice(None)]
+            edge[axis] = slice(0, 1) if step == 1 else slice(-1, None)
+            shifted[tuple(edge)] = -1  # nothing comes in from the other side
+            grown = np.where((grown < 0) & (shifted >= 0), shifted, grown)
+        classes = grown
+    result: Array = classes.clip(0).astype(np.uint8)
+    return result
+
+
+def measure(image: Array, label: Array) -> dict[str, float]:
+    """Shares of the classes, brightness and colour of the skin."""
+    colour = lab(image)
+    face = (label == 1) | (label >= 3)
+    share = {f"{name}_frac": float((label == k).mean()) for k, name in enumerate(NAMES)}
+    tone = skin_tone(colour[erode(label == 1)] if erode(label == 1).any() else colour[label == 1])
+    bright = {
+        "image_L": float(colour[..., 0].mean()),
+        "face_L_std": float(colour[..., 0][face].std()) if face.any() else float("nan"),
+    }
+    return {key: round(value, 5) for key, value in (tone | share | {"face_frac": float(face.mean())} | bright).items()}
+
+
+def terciles(rows: list[dict[str, Any]]) -> None:
+    """Add in which third of all images, and of its own set, each image is."""
+    included = [row for row in rows if row["included"]]
+    for name in ("ita", "skin_L", "hair_frac", "image_L"):
+        for suffix, members in (
+            ("all", [included]),
+            ("set", [[row for row in included if row["set"] == part] for part in ("frontal", "multipose")]),
+        ):
+            for group in members:
+                values = np.array([row[name] for row in group], dtype=float)
+                edges = np.nanquantile(values, [1 / 3, 2 / 3]) if np.isfinite(values).any() else np.zeros(2)
+                for row, third in zip(group, np.searchsorted(edges, values), strict=True):
+                    row[f"{name}_tercile_{suffix}"] = min(int(third), 2)  # an image without skin is put last
+
+
+def stack(images: list[Array], labels: list[Array]) -> dict[str, Array]:
+    """Arrays of one size, images top left, 0 and 255 outside."""
+    height = max((label.shape[0] for label in labels), default=0)
+    width = max((label.shape[1] for label in labels), default=0)
+    image = np.zeros((len(labels), height, width, 3), dtype=np.uint8)
+    label = np.full((len(labels), height, width), 255, dtype=np.uint8)
+    for k, (one, its) in enumerate(zip(images, labels, strict=True)):
+        image[k, : its.shape[0], : its.shape[1]] = one
+        label[k, : its.shape[0], : its.shape[1]] = its
+    return {"image": image, "label": label, "hw": np.array([its.shape for its in labels], dtype=np.int16).reshape(-1, 2)}

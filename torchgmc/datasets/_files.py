@@ -59,7 +59,7 @@ def locate(
 def read_npz(path: Path) -> dict[str, np.ndarray[Any, Any]]:
     """All arrays of an .npz file; nothing is unpickled."""
     try:
-        with np.load(path, allow_pickle=False) as arrays:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
             return {name: arrays[name] for name in arrays.files}
     except FileNotFoundError:
         raise FileNotFoundError(f"no file {str(path)!r}.") from None

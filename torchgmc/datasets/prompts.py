@@ -91,7 +91,7 @@ class GenderPrompts(Dataset[tuple[Any, Tensor]]):
         return {name: list(words.token_ids.values()) for name, words in self.word_lists.items()}
 
     def outputs(self) -> dict[str, np.ndarray[Any, Any]]:
-        """What the compact layout's masked language model says: ``attr_ids``, ``attr_probs``, ``list_probs``, ``top_ids``, ..."""
+        """What the compact layout's masked language model says: ``attr_ids``, ``attr_probs``, ``list_probs``, ..."""
         path = self.root / f"h_{self.part}.npz"
         if not path.is_file():
             raise FileNotFoundError(
