@@ -168,7 +168,7 @@ class Head(nn.Module):
     def solve_differentiably(self, *data: Any, **options: Any) -> dict[str, Tensor]:
         """The fitted state as a differentiable function of the scores, where a head has one."""
         raise TypeError(
-            f"a {type(self).__name__} has no smooth optimum to differentiate at: its sets depend on its own output, and its fit "
+            f"a {type(self).__name__} has no smooth optimum to differentiate at: its sets depend on its own output, its fit "
             "is a sequence of steps that jump with the scores. Train with `gmc.GMCPenalty.for_head(head)`, fit afterwards."
         )
 

@@ -394,9 +394,9 @@ class ThresholdHead(Head):
         r"""Fitted thresholds as a differentiable function of the scores; the head stays as it is.
 
         The risk is smoothed, 1{h <= lambda} becoming :math:`\sigma((\lambda - h)/T)`, and the offsets minimise the smooth
-        pinball loss + alpha \|offsets\|_1: |smooth risk of A - target| P(A) <= alpha, with offsets of 0 where f0 will do.
-        Derivatives are those of the optimum (:mod:`torchgmc.implicit`): one small linear system a backward pass. Every process is
-        on its own.
+        pinball loss + alpha \|offsets\|_1: \|smooth risk of A - target\| P(A) <= alpha, with offsets of 0 where f0 will do.
+        Derivatives are those of the optimum (:mod:`torchgmc.implicit`): one small linear system a backward pass. Every process
+        is on its own.
 
         Args:
             scores, masks, groups, weight: as in ``observe``.
@@ -452,6 +452,7 @@ class ThresholdHead(Head):
             name = self.groups[int((moments.count == 0).nonzero()[0, 0])]
             raise ValueError(f"group {name!r} has no examples with a {self._risk.name} to audit; leave it out or add data.")
         cost = {f"accuracy {when}": float(sums[when].double() / sums["pixels"]) for when in ("before", "after")}
+        target = self._targets().to(moments.first)
         return summarize(
             moments,
             self.alpha,
@@ -459,8 +460,8 @@ class ThresholdHead(Head):
             self.conditional,
             self.groups,
             [f"class {c}" for c in range(self.columns)] if self.per_class else [""],
-            self._targets().to(moments.first),
-            (0.0, 1.0),
+            target,
+            (-target, 1.0 - target),
             tally.examples,
             int(sums["excluded"]),
             cost=cost,
