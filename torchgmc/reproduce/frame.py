@@ -116,11 +116,15 @@ def data_root(given: str | Path | None) -> Path:
     return path
 
 
-def digest(*paths: Path) -> str:
-    """Checksum of files, for a fingerprint: other data are other settings."""
+def digest(*items: Path | Tensor) -> str:
+    """Checksum of files and tensors, for a fingerprint: other data are other settings."""
     total = hashlib.sha256()
-    for path in paths:
-        with path.open("rb") as file:
+    for item in items:
+        if isinstance(item, Tensor):
+            total.update(f"{item.dtype} {tuple(item.shape)}".encode())
+            total.update(item.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+            continue
+        with item.open("rb") as file:
             while block := file.read(1 << 20):
                 total.update(block)
     return total.hexdigest()[:16]
