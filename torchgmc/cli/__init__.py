@@ -1,10 +1,17 @@
 """The command line (extra ``cli``).
 
-    $ torchgmc demo --out torchgmc-demo
-    $ torchgmc --version
+    $ torchgmc calibrate scores.npz --task fnr --target 0.075 --alpha 0.005 --groups sex,site --out head.safetensors
+    $ torchgmc audit head.safetensors test.npz --report audit.html
+    $ torchgmc apply head.safetensors new.npz --out masks.npz
+    $ torchgmc export head.safetensors --format onnx --out head.onnx
+    $ torchgmc demo all --out torchgmc-demo
 
-One file a command in this folder; :mod:`torchgmc.cli.app` lists them. Success is exit code 0; a mistake is one line on
-stderr and exit code 2.
+One file a command in this folder; :mod:`torchgmc.cli.app` lists them. Files are read in blocks of rows
+(:mod:`torchgmc.cli.tables` says which formats), so they may be larger than memory; pickles are refused. Output files appear
+whole or not at all.
+
+Exit codes: 0 is success; 1, the audit found a violation; 2, a mistake, one line on stderr and nothing written; 130,
+interrupted.
 """
 
 from __future__ import annotations

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Annotated
 
 import typer
 
 import torchgmc
-from torchgmc.cli import demo, reproduce
+from torchgmc.cli import apply, audit, calibrate, demo, export, reproduce
 
 __all__ = ["app", "run"]
 
@@ -19,6 +23,10 @@ UsageErrors: type[Exception] = next(base for base in typer.BadParameter.__mro__ 
 app = typer.Typer(
     name="torchgmc", help="Promises that hold for every group, for PyTorch models.", add_completion=False, rich_markup_mode=None
 )
+app.command("calibrate")(calibrate.calibrate)
+app.command("audit")(audit.audit)
+app.command("apply")(apply.apply)
+app.command("export")(export.export)
 app.command("demo")(demo.demo)
 app.command("reproduce")(reproduce.reproduce)
 
@@ -45,14 +53,49 @@ def run(arguments: Sequence[str] | None = None) -> int:
     """Runs a command and returns its exit code."""
     try:
         words = None if arguments is None else list(arguments)
-        code = typer.main.get_command(app).main(words, prog_name="torchgmc", standalone_mode=False)
+        with _ended_gently(), warnings.catch_warnings():
+            warnings.showwarning = _show_warning
+            code = typer.main.get_command(app).main(words, prog_name="torchgmc", standalone_mode=False)
         return _fail("interrupted", 130) if code == 130 else code if isinstance(code, int) else 0
     except UsageErrors as error:
         return _fail(error.format_message() if isinstance(error, typer.BadParameter) else str(error))
     except (typer.Abort, KeyboardInterrupt):
         return _fail("interrupted", 130)
+    except _Ended as error:
+        return _fail("ended by a signal", 128 + error.number)
+    except MemoryError:
+        return _fail("not enough memory; read fewer rows at a time with --chunk.")
     except (ValueError, TypeError, RuntimeError, OSError, ImportError) as error:
         return _fail(str(error) or type(error).__name__)
+
+
+class _Ended(BaseException):
+    """A signal that ends the process: an exception, so that files half written are removed on the way out."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+
+@contextmanager
+def _ended_gently() -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():  # signals are the main thread's
+        yield
+        return
+
+    def end(number: int, _: object) -> None:
+        raise _Ended(number)
+
+    signals = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    before = {number: signal.signal(number, end) for number in signals}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
+    print(f"torchgmc: warning: {' '.join(str(message).split())}", file=sys.stderr)
 
 
 def _fail(message: str, code: int = 2) -> int:

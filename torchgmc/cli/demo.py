@@ -1,21 +1,27 @@
-"""``torchgmc demo``: a whole application, no download, a report at the end."""
+"""``torchgmc demo``: whole applications, no download, a report at the end of each.
+
+    $ torchgmc demo fnr --out torchgmc-demo --seed 1
+    $ torchgmc demo all --out torchgmc-demo
+
+``all`` runs each in a folder of its own below ``--out``.
+"""
 
 from __future__ import annotations
 
-import json
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from torchgmc.cli import show
 from torchgmc.demo import DEMOS
 
 __all__ = ["demo"]
 
 
 def demo(
-    name: Annotated[str, typer.Argument(help=f"Which one: {', '.join(DEMOS)}.")] = "fnr",
+    name: Annotated[str, typer.Argument(help=f"Which one: {', '.join(DEMOS)}, or all of them: all.")] = "fnr",
     out: Annotated[Path, typer.Option(help="Folder for the report, the figures and the fitted head.")] = Path("torchgmc-demo"),
     seed: Annotated[int, typer.Option(min=0, help="Of the pictures and of the model.")] = 0,
     quick: Annotated[bool, typer.Option("--quick", help="Tiny sizes, seconds: does it run here?")] = False,
@@ -28,19 +34,27 @@ def demo(
 
     Example: torchgmc demo fnr --out torchgmc-demo --seed 1
     """
-    from rich.console import Console
-
-    if name not in DEMOS:
-        raise ValueError(f"there is no demo {name!r}; there is {', '.join(DEMOS)}.")
+    if name not in (*DEMOS, "all"):
+        raise ValueError(f"there is no demo {name!r}; there is {', '.join(DEMOS)} and all.")
     if out.exists() and not out.is_dir():
         raise ValueError(f"--out {str(out)!r} is a file; give a folder.")
-    if model is not None and name != "text":
+    if model is not None and name not in ("text", "all"):
         raise typer.BadParameter(f"--model belongs to the demo 'text', not to {name!r}.")
-    module = import_module(DEMOS[name])
-    result = module.run(out, seed=seed, setting=module.QUICK if quick else None, **({"model": model} if model else {}))
+    found: dict[str, Any] = {}
+    for one in DEMOS if name == "all" else [name]:
+        module = import_module(DEMOS[one])
+        more = {"model": model} if model is not None and one == "text" else {}
+        result = module.run(out / one if name == "all" else out, seed=seed, setting=module.QUICK if quick else None, **more)
+        found[one] = result.to_dict()
+        if not as_json:
+            _print(result)
     if as_json:
-        typer.echo(json.dumps(result.to_dict(), indent=2))
-        return
+        show.print_json(found if name == "all" else found[name])
+
+
+def _print(result: Any) -> None:
+    from rich.console import Console
+
     console = Console()
     console.print(result)
     console.print(f"\nreport: {result.files['report.html']}", soft_wrap=True, highlight=False)

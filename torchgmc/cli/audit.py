@@ -1,0 +1,91 @@
+"""``torchgmc audit``: is the promise kept on other data?
+
+    $ torchgmc audit head.safetensors test.npz --delta 0.05 --report audit.html
+
+Exit code 0: what ``--require`` asks for is so. 1: it is not. 2: bad input.
+
+================  ==========================================================================================
+``--require``     exit code 1 if
+================  ==========================================================================================
+``unviolated``    some group is certainly off: its interval lies wholly beyond alpha (default)
+``holds``         some estimate on these data lies beyond alpha, certain or not
+``certified``     some interval reaches beyond alpha: the promise is not proved with confidence 1 - delta
+``nothing``       never
+================  ==========================================================================================
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+import torchgmc as gmc
+from torchgmc import checks
+from torchgmc import report as reports
+from torchgmc.cli import fitting, options, show
+from torchgmc.cli.loading import load_head, open_source
+from torchgmc.cli.tasks import Arrays
+from torchgmc.cli.writers import check_file
+
+__all__ = ["audit"]
+
+REQUIREMENTS = ("unviolated", "holds", "certified", "nothing")
+
+
+def audit(
+    head: options.Head,
+    data: options.Data,
+    delta: options.Delta = 0.05,
+    require: Annotated[str, typer.Option(help=f"Exit code 1 unless it is: {', '.join(REQUIREMENTS)}.")] = "unviolated",
+    alpha: Annotated[float | None, typer.Option(help="Judge by another alpha than the head's.", show_default=False)] = None,
+    conditional: Annotated[
+        bool | None,
+        typer.Option(
+            "--conditional/--mass-weighted", help="Judge each group's own deviation, or weighted.", show_default=False
+        ),
+    ] = None,
+    groups: options.Groups = None,
+    unknown: options.Unknown = "error",
+    scores: options.Scores = None,
+    labels: options.Labels = None,
+    weight: options.Weight = None,
+    base: options.Base = None,
+    report: options.Report = None,
+    chunk: options.Chunk = None,
+    most: options.Most = 20,
+    as_json: options.Json = False,
+) -> None:
+    """Measure a head's promise on held-out data; exit code 1 if it is violated.
+
+    Example: torchgmc audit head.safetensors test.npz --delta 0.05 --report audit.html
+    """
+    checks.option("--require", require, REQUIREMENTS)
+    checks.fraction("--delta", delta)
+    check_file("--report", report, head, data, suffixes=(".html", ".htm"))
+    fitted, notes = load_head(head)
+    wanted = ("scores", "labels") if fitted_needs_labels(fitted) else ("scores",)
+    source = open_source(fitted, notes, data, Arrays(scores, labels, weight, base), groups, wanted, chunk, unknown)
+    found = fitting.audit(fitted, source, delta, alpha=alpha, conditional=conditional)
+    needed = found.examples_needed()
+    if report is not None:
+        reports.write(report, found, fitted, settings={"command": show.command(), "head": head.name, "data": data.name})
+    kept = {"unviolated": not found.violated, "holds": found.holds, "certified": found.certified, "nothing": True}[require]
+    if as_json:
+        files = {} if report is None else {"report": str(report)}
+        more = {"require": require, "passed": kept, "examples_needed": needed, "files": files}
+        show.print_json({"torchgmc": gmc.__version__} | found.to_dict() | more)
+    else:
+        show.print_audit(found, most)
+        show.print_needed(found, needed)
+        if report is not None:
+            typer.echo(f"report: {report}")
+        if not kept:
+            show.say(f"the promise is not {require}.")
+    if not kept:
+        raise typer.Exit(1)
+
+
+def fitted_needs_labels(head: gmc.Head) -> bool:
+    """Whether an audit needs the truth; of a text it adds to the cost alone."""
+    return not isinstance(head, gmc.DistributionHead | gmc.QuantileHead)

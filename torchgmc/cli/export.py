@@ -1,0 +1,81 @@
+"""``torchgmc export``: a fitted head alone, as a file that runs where torchgmc is not installed.
+
+    $ torchgmc export head.safetensors --format onnx --out head.onnx
+
+The file maps scores, and a membership ``(n, groups)`` if the head has groups, to the head's result (quantiles: to scores and
+thresholds). Together with a model, a head is exported from Python: ``gmc.attach(model, head).export(...)``.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from torch import Tensor, nn
+
+import torchgmc as gmc
+from torchgmc import checks
+from torchgmc.cli import options, show
+from torchgmc.cli.loading import load_head, open_source
+from torchgmc.cli.tasks import Arrays, task_of
+from torchgmc.cli.writers import check_file
+from torchgmc.export import FORMATS
+
+__all__ = ["export"]
+
+#: Rows of the example.
+ROWS = 3
+
+
+def export(
+    head: options.Head,
+    out: Annotated[Path, typer.Option(help="File to write.", show_default=False)],
+    format: Annotated[str, typer.Option(help=f"One of {', '.join(FORMATS)}.")] = "torchscript",
+    example: Annotated[
+        Path | None, typer.Option(help="File with scores of the shape to come; by default that of the fit.", show_default=False)
+    ] = None,
+    scores: options.Scores = None,
+    groups: options.Groups = None,
+    as_json: options.Json = False,
+) -> None:
+    """Write a fitted head to a file that runs without torchgmc; it is read back and compared.
+
+    Example: torchgmc export head.safetensors --format onnx --out head.onnx
+    """
+    checks.option("--format", format, FORMATS)
+    check_file("--out", out, *(path for path in (head, example) if path is not None))
+    fitted, notes = load_head(head)
+    inputs = _from_file(fitted, notes, example, scores, groups) if example is not None else _made_up(fitted, notes)
+    adapter = gmc.Adapter(activation="none")
+    gmc.attach(nn.Identity(), fitted, adapter=adapter).export(out, format=format, example_inputs=inputs)
+    shapes = [list(value.shape[1:]) for value in inputs]
+    if as_json:
+        show.print_json({"torchgmc": gmc.__version__, "format": format, "inputs": shapes, "files": {"out": str(out)}})
+    else:
+        typer.echo(f"{format}: {out}")
+
+
+def _from_file(
+    head: gmc.Head, notes: dict[str, Any], example: Path, scores: str | None, groups: str | None
+) -> tuple[Tensor, ...]:
+    source = open_source(head, notes, example, Arrays(scores), groups, ("scores",), ROWS).without("labels")
+    source.count()
+    for _, found in source.blocks(head):
+        return tuple(found[key] for key in (source.task.scores[0], "groups") if key in found)
+    raise AssertionError("count() found rows")
+
+
+def _made_up(head: gmc.Head, notes: dict[str, Any]) -> tuple[Tensor, ...]:
+    """Scores of the shape and type that the head was fitted on."""
+    if "scores" not in notes:
+        raise ValueError(
+            f"the file of this {task_of(head).head.__name__} does not say what its scores look like; give --example FILE."
+        )
+    dtype = getattr(torch, notes["scores"]["dtype"])
+    values = torch.rand(ROWS, *notes["scores"]["shape"], generator=torch.Generator().manual_seed(0)).to(dtype)
+    if values.dim() == 2 and isinstance(head, gmc.TreeHead | gmc.ProbabilityHead):
+        values = values / values.sum(1, keepdim=True)
+    member = torch.eye(head.num_groups, dtype=torch.bool)[torch.arange(ROWS) % head.num_groups]
+    return (values, member) if head.grouped else (values,)

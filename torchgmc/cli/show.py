@@ -1,0 +1,165 @@
+"""What commands print: tables on stdout, progress and warnings on stderr, JSON alone where it is asked for."""
+
+from __future__ import annotations
+
+import json
+import math
+import shlex
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import typer
+
+import torchgmc as gmc
+from torchgmc import probabilities
+
+__all__ = ["command", "fit_content", "print_audit", "print_fit", "print_json", "progress", "say"]
+
+
+def print_json(content: dict[str, Any]) -> None:
+    """Strict JSON on stdout."""
+    typer.echo(json.dumps(content, indent=2, allow_nan=False))
+
+
+def say(message: str) -> None:
+    """One line on stderr."""
+    print(f"torchgmc: {message}", file=sys.stderr)
+
+
+def console() -> Any:
+    """Where tables go: as wide as the terminal, and wide enough for any table in a pipe."""
+    from rich.console import Console
+
+    return Console(width=None if sys.stdout.isatty() else 200, highlight=False, soft_wrap=False)
+
+
+@contextmanager
+def progress(text: str, total: int) -> Iterator[Callable[[int], None]]:
+    """A bar on a terminal (on stderr), nothing in a pipe; yields what moves it on."""
+    if not sys.stderr.isatty():
+        yield lambda _: None
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as bars:
+        task = bars.add_task(text, total=total)
+        yield lambda steps: bars.advance(task, steps)
+
+
+def fit_content(head: gmc.Head) -> dict[str, Any]:
+    """What a fit did, as JSON types; worst violation first."""
+    fit = head.report
+    assert fit is not None
+    before, after = (table.flatten().tolist() for table in (fit.violations_before, fit.violations_after))
+    rows = [
+        {"name": name, "before": _finite(first), "after": _finite(last)}
+        for name, first, last in zip(_names(head, fit.violations_before.shape[1]), before, after, strict=True)
+    ]
+    return {
+        "converged": fit.converged,
+        "iterations": fit.iterations,
+        "seconds": fit.seconds,
+        "message": fit.message,
+        "worst_before": max(map(abs, before), default=0.0),
+        "worst_after": max(map(abs, after), default=0.0),
+        "violations": sorted(rows, key=lambda row: -max(abs(row["before"] or 0.0), abs(row["after"] or 0.0))),
+    }
+
+
+def _names(head: gmc.Head, columns: int) -> list[str]:
+    """A name for each g, as in an audit."""
+    what = [""] * columns if columns == 1 else [str(column) for column in range(columns)]
+    if isinstance(head, gmc.DistributionHead):
+        what = list(head.attributes)
+    elif isinstance(head, gmc.ProbabilityHead):
+        promise = head._promise(head.offsets.device)
+        what = [probabilities.cell_name(column, promise, head.columns).removeprefix(", ") for column in range(columns)]
+    elif columns > 1:
+        kind = "class {}" if isinstance(head, gmc.ThresholdHead) else f"q in level set {{}} of {columns}"
+        what = [kind.format(column + (kind[0] == "q")) for column in range(columns)]
+    who = head.promises if isinstance(head, gmc.TreeHead) else head.groups
+    return [f"{row} / {column}" if column else row for row in who for column in what]
+
+
+def print_fit(head: gmc.Head, audit: gmc.Audit | None, files: dict[str, Path], most: int) -> None:
+    """Violations before and after, the audit of the rows held out, and where the files are."""
+    page, fit = console(), fit_content(head)
+    table = _table("Violations on the calibration data", numeric=("before", "after"))
+    for row in fit["violations"][:most]:
+        table.add_row(_plain(row["name"]), *("-" if row[k] is None else f"{row[k]:+.4f}" for k in ("before", "after")))
+    page.print(table)
+    _print_rest(page, len(fit["violations"]) - most)
+    page.print(_plain(fit["message"]), soft_wrap=True)
+    if audit is not None:
+        print_audit(audit, most)
+    for name, path in files.items():
+        page.print(f"{name}: {_plain(str(path))}", soft_wrap=True)
+
+
+def print_audit(audit: gmc.Audit, most: int) -> None:
+    """The worst g and the certificate; every mark is readable without colour."""
+    page = console()
+    title = f"{audit.name}, audited on {audit.num_examples} examples"
+    table = _table(title, numeric=("mass", "estimate", "interval"))
+    table.add_column("verdict", no_wrap=True)
+    colours = {"holds": "green", "violated": "bold red", "undecided": "yellow"}
+    for row in audit.rows()[:most]:
+        table.add_row(
+            _plain(f"{row['group']} / {row['what']}" if row["what"] else row["group"]),
+            f"{row['mass']:.4f}",
+            f"{row['estimate']:+.4f}",
+            f"{row['low']:+.4f} to {row['high']:+.4f}",
+            f"[{colours[row['verdict']]}]{row['verdict']}[/]",
+        )
+    page.print(table)
+    _print_rest(page, len(audit.table["group"]) - most)
+    page.print(_plain(audit.certificate), soft_wrap=True)
+    if audit.cost:
+        page.print(_plain(", ".join(f"{name} {value:.4f}" for name, value in audit.cost.items())), soft_wrap=True)
+    if audit.note:
+        page.print(_plain(audit.note), soft_wrap=True)
+
+
+def command() -> str:
+    """The words that the program was called with."""
+    return shlex.join(["torchgmc", *sys.argv[1:]])
+
+
+def print_needed(audit: gmc.Audit, needed: int | None) -> None:
+    """How many examples would certify alpha, where these did not."""
+    if audit.certified:
+        return
+    if needed is None:
+        console().print(f"No number of examples like these would certify {audit.alpha:g}.", soft_wrap=True)
+    else:
+        console().print(f"About {needed} examples like these would certify {audit.alpha:g}.", soft_wrap=True)
+
+
+def _print_rest(page: Any, more: int) -> None:
+    if more > 0:
+        page.print(f"... and {more} more; --rows N shows them, --json and --report hold all.")
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None  # JSON has no NaN
+
+
+def _table(title: str, numeric: tuple[str, ...]) -> Any:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(title=_plain(title), title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.add_column("group", overflow="fold")
+    for name in numeric:
+        table.add_column(name, justify="right", no_wrap=True)
+    return table
+
+
+def _plain(text: str) -> str:
+    from rich.markup import escape
+
+    return escape(text)

@@ -1,0 +1,367 @@
+"""Input files: named arrays with one row per example, read a block of rows at a time, whatever their size.
+
+=================  =======================================================================================
+``.npz``           arrays as ``numpy.savez`` or ``savez_compressed`` writes them; decompressed as rows are needed
+``.safetensors``   numbers only (a group column holds integers)
+``.parquet``       columns; a matrix is a column of lists, or columns ``probs[0]``, ``probs[1]``, ... (extra ``tables``)
+``.csv``           columns under a header line, UTF-8; a matrix is columns ``probs[0]``, ``probs[1]``, ...
+=================  =======================================================================================
+
+Pickles are never read: not ``.pkl``, ``.pt`` or ``.pth``, nor arrays of Python objects inside an ``.npz``.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+import re
+import struct
+import zipfile
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["BLOCK", "Array", "Block", "Table", "open_table"]
+
+Array = npt.NDArray[Any]
+#: Bytes of a block of rows, about.
+BLOCK = 1 << 25
+#: Rows of a block of a file whose rows have no fixed size, or a tiny one.
+MAX_ROWS = 1 << 18
+
+SUFFIXES = (".npz", ".safetensors", ".parquet", ".csv")
+PICKLES = (".pkl", ".pickle", ".pt", ".pth", ".bin", ".ckpt", ".joblib", ".dill", ".p")
+
+
+class Block(NamedTuple):
+    """Rows ``start`` to ``stop - 1`` of some arrays; numbers come as numpy numbers, labels as numpy arrays or lists."""
+
+    start: int
+    stop: int
+    arrays: dict[str, Array]
+
+
+class Table(Protocol):
+    """A file of arrays.
+
+    Attributes:
+        path: of the file.
+        names: of the arrays.
+    """
+
+    path: Path
+    names: list[str]
+
+    def count(self, names: Sequence[str]) -> int:
+        """The number of rows that these arrays share; one pass over a text file."""
+        ...
+
+    def blocks(self, numbers: Sequence[str], labels: Sequence[str] = (), rows: int | None = None) -> Iterator[Block]:
+        """The rows in order: ``numbers`` as numbers, ``labels`` as they are (None where a value is missing)."""
+        ...
+
+
+def open_table(path: Path) -> Table:
+    """The table in a file, by the ending of its name."""
+    suffix = path.suffix.lower()
+    if not path.exists():
+        raise FileNotFoundError(f"there is no file {str(path)!r}.")
+    if path.is_dir():
+        raise IsADirectoryError(f"{str(path)!r} is a folder; give a file ({', '.join(SUFFIXES)}).")
+    with path.open("rb") as file:
+        first = file.read(2)
+    if suffix in PICKLES or (suffix in SUFFIXES and first[:1] == b"\x80" and first[1:] in (b"\x02", b"\x03", b"\x04", b"\x05")):
+        raise ValueError(f"{str(path)!r} is a pickle, which could run code when read: save arrays as {', '.join(SUFFIXES)}.")
+    if suffix not in SUFFIXES:
+        raise ValueError(f"{str(path)!r} ends in {suffix or 'nothing'!r}; files that can be read: {', '.join(SUFFIXES)}.")
+    with reading(path):
+        kinds: dict[str, type[Table]] = {".npz": NpzTable, ".safetensors": TensorTable, ".csv": CsvTable}
+        if suffix in kinds:
+            return kinds[suffix](path)  # type: ignore[call-arg]  # a protocol says nothing of __init__
+        from torchgmc.cli.parquet import ParquetTable
+
+        return ParquetTable(path)
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """What the many readers raise for a damaged file, as one kind of error that names the file."""
+    try:
+        yield
+    except (zipfile.BadZipFile, zlib.error, EOFError, struct.error, csv.Error, NotImplementedError) as error:
+        raise ValueError(f"{str(path)!r} cannot be read (truncated or damaged?): {error or type(error).__name__}") from error
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{str(path)!r} is no text in UTF-8: {error}") from error
+    except Exception as error:
+        if type(error).__module__.split(".")[0] in ("safetensors", "safetensors_rust", "pyarrow"):
+            raise ValueError(f"{str(path)!r} cannot be read (truncated or damaged?): {error}") from error
+        raise
+
+
+def block_rows(bytes_per_row: int, rows: int | None) -> int:
+    """Rows of a block."""
+    return rows or max(1, min(MAX_ROWS, BLOCK // max(1, bytes_per_row)))
+
+
+def to_numbers(name: str, values: Array, start: int = 0) -> Array:
+    """Numbers in the machine's own byte order, or an error that shows the first value that is none."""
+    if values.dtype.kind in "biuf":
+        return np.ascontiguousarray(values.astype(values.dtype.newbyteorder("="), copy=False))
+    flat = values.reshape(len(values), -1)
+    words = {"true": 1.0, "false": 0.0}
+    for row, cells in enumerate(flat.tolist()):
+        for cell in cells:
+            if isinstance(cell, bytes) or (isinstance(cell, str) and cell.strip().lower() in words) or isinstance(cell, bool):
+                continue
+            try:
+                float(cell)
+            except (TypeError, ValueError):
+                shown = "no value" if cell is None or cell == "" else repr(cell)
+                raise ValueError(f"{name!r} has {shown} in row {start + row}, where a number belongs.") from None
+    if values.dtype.kind not in "OU":
+        raise ValueError(f"{name!r} holds {values.dtype}, where numbers belong.")
+    converted = [words.get(str(cell).strip().lower(), cell) for cell in flat.ravel().tolist()]
+    return np.array(converted, dtype=np.float64).reshape(values.shape)
+
+
+def same_length(path: Path, lengths: dict[str, int]) -> int:
+    """The number of rows that the arrays share."""
+    if len(set(lengths.values())) > 1:
+        listed = ", ".join(f"{name!r} {length}" for name, length in lengths.items())
+        raise ValueError(
+            f"the arrays of {str(path)!r} must have one row per example each, but they have different lengths: {listed}."
+        )
+    return next(iter(lengths.values()), 0)
+
+
+def _check_rows(path: Path, name: str, shape: tuple[int, ...]) -> None:
+    if not shape:
+        raise ValueError(f"{name!r} of {str(path)!r} is a single number; it must have one entry per example.")
+
+
+def columns_of(name: str, header: Sequence[str]) -> list[int]:
+    """Places of the columns that make an array: ``name``, or ``name[0]``, ``name[1]``, ... (also ``name.0``, ``name_0``)."""
+    if name in header:
+        return [list(header).index(name)]
+    for form in ("{}[{}]", "{}.{}", "{}_{}"):
+        places: list[int] = []
+        while form.format(name, len(places)) in header:
+            places.append(list(header).index(form.format(name, len(places))))
+        if places:
+            return places
+    raise KeyError(name)
+
+
+def array_names(header: Sequence[str]) -> list[str]:
+    """Names of columns, and of the matrices that numbered columns make."""
+    found = dict.fromkeys(header)
+    for column in header:
+        match = re.fullmatch(r"(.+?)(?:\[0\]|\.0|_0)", column)
+        if match:
+            found[match.group(1)] = None
+    return list(found)
+
+
+# -- npz ---------------------------------------------------------------------------------------------------------------------
+
+
+class NpzTable:
+    """Arrays of an ``.npz``, each decompressed from its beginning as rows are asked for."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        with zipfile.ZipFile(path) as archive:
+            members = archive.namelist()
+            if any(member.endswith(".pkl") for member in members):
+                raise ValueError(
+                    f"{str(path)!r} is a file of torch.save and holds a pickle, which is never read: use .safetensors."
+                )
+            self._members = {member.removesuffix(".npy"): member for member in members if member.endswith(".npy")}
+        self.names = list(self._members)
+        self._headers = {name: self._header(name) for name in self.names}
+
+    def _header(self, name: str) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+        with zipfile.ZipFile(self.path) as archive, archive.open(self._members[name]) as file:
+            return _read_header(file)
+
+    def count(self, names: Sequence[str]) -> int:
+        """The number of rows that these arrays share."""
+        for name in names:
+            shape, _, dtype = self._headers[name]
+            if dtype.hasobject:
+                raise ValueError(
+                    f"array {name!r} of {str(self.path)!r} holds Python objects, that is a pickle, which is never read: save "
+                    "numbers or strings."
+                )
+            _check_rows(self.path, name, shape)
+        return same_length(self.path, {name: self._headers[name][0][0] for name in names})
+
+    def blocks(self, numbers: Sequence[str], labels: Sequence[str] = (), rows: int | None = None) -> Iterator[Block]:
+        """The rows in order."""
+        names = list(dict.fromkeys([*numbers, *labels]))
+        total = self.count(names)
+        size = sum(_row_bytes(*self._headers[name]) for name in names)
+        step = block_rows(size, rows)
+        with reading(self.path), zipfile.ZipFile(self.path) as archive:
+            streams = {name: _Rows(archive.open(self._members[name])) for name in names}
+            for start in range(0, total, step):
+                stop = min(start + step, total)
+                arrays = {name: stream.take(stop - start) for name, stream in streams.items()}
+                for name in numbers:
+                    arrays[name] = to_numbers(name, arrays[name], start)
+                yield Block(start, stop, arrays)
+
+
+def _read_header(file: Any) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    try:
+        version = np.lib.format.read_magic(file)
+        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        shape, fortran, dtype = read(file)
+    except ValueError as error:
+        raise zipfile.BadZipFile(f"a member is no array: {error}") from error
+    return shape, fortran, dtype
+
+
+def _row_bytes(shape: tuple[int, ...], _: bool, dtype: np.dtype[Any]) -> int:
+    return math.prod(shape[1:]) * dtype.itemsize
+
+
+class _Rows:
+    """The next rows of one member of the archive, without the others in memory."""
+
+    def __init__(self, file: Any) -> None:
+        self.file = file
+        self.shape, fortran, self.dtype = _read_header(file)
+        self.whole: Array | None = None
+        self.done = 0
+        if fortran and len(self.shape) > 1:  # rows are scattered over the file: there is no other way
+            self.whole = self._read(self.shape[::-1]).T
+
+    def take(self, rows: int) -> Array:
+        self.done += rows
+        if self.whole is not None:
+            return self.whole[self.done - rows : self.done]
+        block = self._read((rows, *self.shape[1:]))
+        if self.done == self.shape[0]:
+            self.file.read(1)  # the end: now the archive compares its checksum
+        return block
+
+    def _read(self, shape: tuple[int, ...]) -> Array:
+        block = np.empty(shape, dtype=self.dtype)
+        view, filled = block.reshape(-1).view(np.uint8).data if block.nbytes else memoryview(b""), 0
+        while filled < block.nbytes:
+            got = self.file.readinto(view[filled : filled + (1 << 20)])
+            if not got:
+                raise EOFError("an array ends early")
+            filled += got
+        return block
+
+
+# -- safetensors -------------------------------------------------------------------------------------------------------------
+
+
+class TensorTable:
+    """Tensors of a ``.safetensors`` file, mapped into memory and sliced."""
+
+    def __init__(self, path: Path) -> None:
+        from safetensors import safe_open
+
+        self.path = path
+        with safe_open(str(path), framework="pt") as file:
+            self.names = list(file.keys())
+            self._shapes = {name: tuple(file.get_slice(name).get_shape()) for name in self.names}
+
+    def count(self, names: Sequence[str]) -> int:
+        """The number of rows that these tensors share."""
+        for name in names:
+            _check_rows(self.path, name, self._shapes[name])
+        return same_length(self.path, {name: self._shapes[name][0] for name in names})
+
+    def blocks(self, numbers: Sequence[str], labels: Sequence[str] = (), rows: int | None = None) -> Iterator[Block]:
+        """The rows in order; bfloat16, which numpy does not know, becomes float32."""
+        import torch
+        from safetensors import safe_open
+
+        names = list(dict.fromkeys([*numbers, *labels]))
+        total = self.count(names)
+        step = block_rows(sum(4 * math.prod(self._shapes[name][1:]) for name in names), rows)
+        with reading(self.path), safe_open(str(self.path), framework="pt") as file:
+            slices = {name: file.get_slice(name) for name in names}
+            for start in range(0, total, step):
+                stop = min(start + step, total)
+                arrays = {}
+                for name, source in slices.items():
+                    tensor = source[start:stop].clone()
+                    arrays[name] = (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
+                yield Block(start, stop, arrays)
+
+
+# -- csv ---------------------------------------------------------------------------------------------------------------------
+
+
+class CsvTable:
+    """Columns of a text file, read line by line."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        with self._lines() as lines:
+            self.header = [name.strip() for name in next(lines, [])]
+        twice = sorted({name for name in self.header if self.header.count(name) > 1})
+        if not self.header or not any(self.header):
+            raise ValueError(f"{str(path)!r} is empty; its first line must name the columns.")
+        if twice:
+            raise ValueError(f"{str(path)!r} has two columns named {twice[0]!r}.")
+        self.names = array_names(self.header)
+
+    @contextmanager
+    def _lines(self) -> Iterator[Iterator[list[str]]]:
+        with self.path.open(encoding="utf-8-sig", newline="") as file:
+            yield csv.reader(file, strict=True)
+
+    def count(self, names: Sequence[str]) -> int:
+        """The number of lines below the header."""
+        with reading(self.path), self._lines() as lines:
+            return sum(1 for line in lines if line) - 1
+
+    def blocks(self, numbers: Sequence[str], labels: Sequence[str] = (), rows: int | None = None) -> Iterator[Block]:
+        """The rows in order; an empty cell of a label is a missing value."""
+        places = {name: columns_of(name, self.header) for name in (*numbers, *labels)}
+        step = block_rows(64 * len(self.header), rows)
+        start, cells = 0, list[list[str]]()
+        with reading(self.path), self._lines() as lines:
+            next(lines)
+            for line in lines:
+                if not line:
+                    continue
+                if len(line) != len(self.header):
+                    raise ValueError(
+                        f"{str(self.path)!r} has {len(line)} cells in row {start + len(cells)}, but {len(self.header)} columns."
+                    )
+                cells.append(line)
+                if len(cells) == step:
+                    yield self._block(start, cells, numbers, labels, places)
+                    start, cells = start + len(cells), []
+        if cells:
+            yield self._block(start, cells, numbers, labels, places)
+
+    def _block(
+        self, start: int, cells: list[list[str]], numbers: Sequence[str], labels: Sequence[str], places: dict[str, list[int]]
+    ) -> Block:
+        arrays: dict[str, Array] = {}
+        for name in numbers:
+            columns = places[name]
+            matrix = name not in self.header  # made of numbered columns, perhaps of one
+            text = [[row[j] for j in columns] for row in cells] if matrix else [row[columns[0]] for row in cells]
+            try:
+                arrays[name] = np.array(text, dtype=np.float64)
+            except ValueError:
+                arrays[name] = to_numbers(name, np.array(text, dtype=object), start)
+        for name in labels:
+            column = [row[places[name][0]] for row in cells]
+            arrays[name] = np.array([cell if cell != "" else None for cell in column], dtype=object)
+        return Block(start, start + len(cells), arrays)
