@@ -88,10 +88,10 @@ def _names(head: gmc.Head, columns: int) -> list[str]:
 def print_fit(head: gmc.Head, audit: gmc.Audit | None, files: dict[str, Path], most: int) -> None:
     """Violations before and after, the audit of the rows held out, and where the files are."""
     page, fit = console(), fit_content(head)
-    table = _table("Violations on the calibration data", numeric=("before", "after"))
+    table = _table(numeric=("before", "after"))
     for row in fit["violations"][:most]:
         table.add_row(_plain(row["name"]), *("-" if row[k] is None else f"{row[k]:+.4f}" for k in ("before", "after")))
-    page.print(table)
+    page.print("Violations on the calibration data", table, sep="\n")
     _print_rest(page, len(fit["violations"]) - most)
     page.print(_plain(fit["message"]), soft_wrap=True)
     if audit is not None:
@@ -104,7 +104,7 @@ def print_audit(audit: gmc.Audit, most: int) -> None:
     """The worst g and the certificate; every mark is readable without colour."""
     page = console()
     title = f"{audit.name}, audited on {audit.num_examples} examples"
-    table = _table(title, numeric=("mass", "estimate", "interval"))
+    table = _table(numeric=("mass", "estimate", "interval"))
     table.add_column("verdict", no_wrap=True)
     colours = {"holds": "green", "violated": "bold red", "undecided": "yellow"}
     for row in audit.rows()[:most]:
@@ -115,7 +115,7 @@ def print_audit(audit: gmc.Audit, most: int) -> None:
             f"{row['low']:+.4f} to {row['high']:+.4f}",
             f"[{colours[row['verdict']]}]{row['verdict']}[/]",
         )
-    page.print(table)
+    page.print(_plain(title), table, sep="\n")
     _print_rest(page, len(audit.table["group"]) - most)
     page.print(_plain(audit.certificate), soft_wrap=True)
     if audit.cost:
@@ -148,11 +148,11 @@ def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None  # JSON has no NaN
 
 
-def _table(title: str, numeric: tuple[str, ...]) -> Any:
+def _table(numeric: tuple[str, ...]) -> Any:
     from rich import box
     from rich.table import Table
 
-    table = Table(title=_plain(title), title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("group", overflow="fold")
     for name in numeric:
         table.add_column(name, justify="right", no_wrap=True)
