@@ -380,7 +380,8 @@ class ThresholdHead(Head):
         values = jitter.add(scores, self.jitter)
         for _ in range(scores.dim() - lam.dim()):
             lam = lam.unsqueeze(-1)
-        return soft.above(values, lam.to(values.dtype), mode, temperature)
+        found = soft.above(values, lam.to(values.dtype), mode, temperature)
+        return found if mode == "hard" else found.to(scores.dtype)
 
     def solve_differentiably(
         self,
