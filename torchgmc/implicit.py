@@ -38,6 +38,8 @@ __all__ = ["CellProblem", "minimise", "optimum"]
 STEPS, HALVINGS = 200, 50
 #: Violation by which a step of the fit may miss the optimality conditions before the last, quadratic steps; and at the end.
 ROUGH, FINE = 1e-8, 1e-7
+#: Length of a further Newton step at the optimum, relative to the offsets.
+SETTLED = 1e-3
 #: Eigenvalues below this share of the largest count as 0.
 RANK = 1e-10
 
@@ -180,10 +182,14 @@ def minimise(problem: CellProblem, slack: Tensor, *inputs: Tensor) -> Tensor:
             break
         theta, gradient = trial, slope
     worst = float(_missed(theta, gradient, slack).max())
-    if not worst <= FINE:
+    # On the way to infinity the gradient vanishes too, but the next Newton step does not.
+    rest, active = gradient + slack * theta.sign(), (theta != 0) | (slack == 0)
+    ahead = _solve(problem.hessian(theta, *inputs), active.flatten(), rest.flatten()).abs().max()
+    if not (worst <= FINE and bool(ahead <= SETTLED * (1.0 + theta.abs().max()))):
         raise RuntimeError(
-            f"the optimum was not reached: a violation misses its condition by {worst:.2g}. There may be no finite one (all "
-            "outcomes of a group equal, or a list without mass in a group); raise `alpha` or `temperature`, or use more data."
+            f"the optimum was not reached: a violation misses its condition by {worst:.2g}, an offset by {float(ahead):.2g}. There "
+            "may be no finite one (all outcomes of a group equal, or a list without mass in a group); raise `alpha` or "
+            "`temperature`, or use more data."
         )
     return theta
 
