@@ -6,7 +6,7 @@ seeds. Promises: one for the answers at or below each child of the root, and one
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from torch import Tensor
 
 import torchgmc as gmc
 from torchgmc.demo.stage import Bar
-from torchgmc.reproduce.frame import Prepared, cached, digest
+from torchgmc.reproduce.frame import Prepared, digest
 from torchgmc.reproduce.measures import measure
 
 __all__ = ["METHODS", "NAME", "OURS", "PAPER", "QUICK", "SEEDS", "TITLE", "Setting", "prepare", "run_seed"]
@@ -29,8 +29,8 @@ class Setting:
 
     Attributes:
         target, alpha, jitter, calibration: the paper's; ``calibration`` is the share of the examples to calibrate on.
-        tight: a second tolerance for ``GMC exact``: conformal's one threshold aims at the target itself, whereas GMC may stop as
-            soon as every violation is within alpha.
+        tight: a second tolerance for ``GMC exact``: conformal's one threshold aims at the target itself, whereas GMC may stop
+            as soon as every violation is within alpha.
         eta: fixed step of Algorithm 1 in the conditional view, where the theorem's step takes some 10,000 of them; in the
             mass-weighted view the step is the theorem's.
         steps: cap on those fixed steps.
@@ -130,7 +130,8 @@ def run_seed(prepared: Prepared, seed: int) -> list[dict[str, Any]]:
     for part in setting.parts:
         probs, labels = prepared.tensors[f"{part}.probs"], prepared.tensors[f"{part}.labels"]
         order = torch.randperm(len(probs), generator=torch.Generator().manual_seed(seed))
-        known, fresh = order.split([cut := int(len(order) * setting.calibration), len(order) - cut])
+        cut = int(len(order) * setting.calibration)
+        known, fresh = order[:cut], order[cut:]
         for method in METHODS:
             head = _fitted(method, prepared.extra["trees"][part], setting, probs[known], labels[known])
             rows += _measured(method, part, head, setting, (probs, labels), known, fresh)
