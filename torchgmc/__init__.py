@@ -3,7 +3,7 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from torchgmc import baselines, conformity, distributed, projections, theory
+from torchgmc import baselines, conformity, distributed, func, projections, theory
 from torchgmc.adapters import Adapter
 from torchgmc.attach import CalibratedModel, attach
 from torchgmc.audit import Audit, audit
@@ -49,6 +49,7 @@ __all__ = [
     "conformity",
     "distributed",
     "find_groups",
+    "func",
     "load",
     "projections",
     "replay",

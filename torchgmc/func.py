@@ -1,0 +1,109 @@
+"""Many fitted states of one head at once: one per alpha from the same statistics, and one vectorised forward for all of them.
+
+Heads and :func:`torchgmc.violations` are plain functions of tensors, so that ``torch.func`` takes them as they are:
+``vmap(lambda w: gmc.violations(who, s, weight=w))(weights)`` measures every bootstrap resample, ``grad`` and ``jacrev`` go
+through a soft ``forward``, and ``functional_call`` runs a head with buffers of your own.
+"""
+
+import copy
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from torchgmc import checks
+from torchgmc.heads.base import Head
+
+__all__ = ["apply", "stack", "sweep"]
+
+H = TypeVar("H", bound=Head)
+#: Options that matter for a fit alone: heads that differ in them have the same ``forward``.
+FIT_ONLY = ("alpha", "target", "conditional", "init", "splits", "resolution", "range", "noise_floor", "cells", "sets", "risk")
+
+
+def sweep(head: H, alphas: Sequence[float], **options: Any) -> list[H]:
+    """Calibrate once per alpha on the statistics the head has observed; no data is looked at again.
+
+    Args:
+        head: a head after ``observe`` (or ``fit``); it stays as it is.
+        alphas: the alphas.
+        options: of ``calibrate``.
+
+    Returns:
+        One head per alpha, which shares the statistics with ``head``.
+
+    Example:
+        >>> probs, groups = torch.rand(500), torch.rand(500, 2) < 0.5
+        >>> y = torch.rand(500) < probs * (0.4 + 0.6 * groups[:, 0])
+        >>> head = gmc.ProbabilityHead(0.01, ["a", "b"], bins=None).fit(probs, y, groups)
+        >>> heads = gmc.func.sweep(head, [0.1, 0.05, 0.01])
+        >>> gmc.func.apply(heads, probs, groups).shape
+        torch.Size([3, 500])
+    """
+    if len(alphas) == 0:
+        raise ValueError("`alphas` is empty; give at least one.")
+    checked = [checks.positive("alphas", float(alpha), "Each is the largest violation allowed.") for alpha in alphas]
+    made = []
+    for alpha in checked:
+        one = copy.copy(head)
+        one._buffers = {name: None if b is None else b.clone() for name, b in head._buffers.items()}
+        one.alpha = alpha
+        one.calibrate(**options)
+        made.append(one)
+    return made
+
+
+def stack(heads: Sequence[Head]) -> dict[str, Tensor]:
+    """The fitted buffers of all heads with a first dimension for the heads, for ``torch.func.vmap``.
+
+    Logs of different length are filled up with steps of 0, which move nothing (a projection is applied once more).
+
+    Args:
+        heads: fitted heads of one kind that differ in what was fitted alone: other alphas, targets or data.
+    """
+    if not heads:
+        raise ValueError("`heads` is empty; give at least one.")
+    first = heads[0]
+    for i, head in enumerate(heads):
+        if type(head) is not type(first):
+            raise TypeError(
+                f"`heads` must be of one kind, but heads[{i}] is a {type(head).__name__}, not {type(first).__name__}."
+            )
+        if not head.is_fitted:
+            raise RuntimeError(f"heads[{i}] is not fitted; call `fit`, or `observe` and `calibrate`, or load its state.")
+        ours, theirs = first.config(), head.config()
+        other = [name for name in ours if name not in FIT_ONLY and ours[name] != theirs[name]]
+        if other:
+            raise ValueError(f"`heads` must have the same forward, but heads[{i}] was made with another `{other[0]}`.")
+        if getattr(first, "low", 0.0) != getattr(head, "low", 0.0) or getattr(first, "high", 1.0) != getattr(head, "high", 1.0):
+            raise ValueError(f"`heads` must have the same forward, but heads[{i}] was made with another `range`.")
+    return {
+        name: torch.stack(_equal_length([dict(head.named_buffers())[name] for head in heads]))
+        for name, _ in first.named_buffers()
+    }
+
+
+def _equal_length(buffers: list[Tensor]) -> list[Tensor]:
+    longest = max((len(b) for b in buffers if b.dim()), default=0)
+    return [
+        b if not b.dim() or len(b) == longest else torch.cat([b, b.new_zeros(longest - len(b), *b.shape[1:])]) for b in buffers
+    ]
+
+
+def apply(heads: Sequence[Head], *inputs: Any, chunk_size: int | None = None, **options: Any) -> Tensor:
+    """``torch.stack([head(*inputs, **options) for head in heads])`` in one pass: what does not depend on the fit is done once.
+
+    Args:
+        heads: as for :func:`stack`.
+        inputs, options: of ``forward``.
+        chunk_size: heads at a time; all of them by default.
+    """
+    state = stack(heads)
+
+    def one(buffers: dict[str, Tensor]) -> Tensor:
+        found: Tensor = torch.func.functional_call(heads[0], buffers, inputs, options)
+        return found
+
+    result: Tensor = torch.func.vmap(one, chunk_size=chunk_size)(state)
+    return result
