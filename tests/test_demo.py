@@ -23,7 +23,7 @@ pytest.importorskip("typer")
 from torchgmc.cli import main
 from torchgmc.demo import fnr, stage
 
-FILES = {"report.html", "deviation.png", "masks.png", "results.json", "head.safetensors"}
+FILES = {"report.html", "deviation.png", "masks.png", "thresholds.png", "results.json", "head.safetensors"}
 
 
 # -- pictures ------------------------------------------------------------------------------------------------------------
@@ -96,7 +96,7 @@ def result(tmp_path_factory: pytest.TempPathFactory) -> fnr.DemoResult:
 
 def test_every_file_is_written_and_nothing_else(result: fnr.DemoResult) -> None:
     assert {path.name for path in result.out.iterdir()} == FILES == set(result.files)
-    for name in ("deviation.png", "masks.png"):
+    for name in ("deviation.png", "masks.png", "thresholds.png"):
         assert result.files[name].read_bytes().startswith(b"\x89PNG")
 
 

@@ -22,7 +22,7 @@ VERDICTS = ("holds", "violated", "undecided")
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of text under column names; columns named in ``numeric`` are set flush right.
+    """Rows of text under column names; columns named in ``numeric`` are set flush right, those in ``wrapped`` may break lines.
 
     A cell that begins with one of the verdicts holds / violated / undecided is coloured.
     """
@@ -30,6 +30,7 @@ class Table:
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
     numeric: Sequence[str] = ()
+    wrapped: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class Picture:
 
 @dataclass(frozen=True)
 class Section:
-    """A heading with paragraphs, pictures, tables and a long text to unfold, shown in this order.
+    """A heading with paragraphs, tables, pictures and a long text to unfold, shown in this order.
 
     ``long`` is (name, text): shown as it is, e.g. JSON, when the reader opens it.
     """
@@ -103,8 +104,8 @@ def write_file(path: str | Path, data: bytes) -> Path:
 def _section(section: Section) -> str:
     parts = [f"<h2>{escape(section.heading)}</h2>"]
     parts += [f"<p>{escape(text)}</p>" for text in section.paragraphs]
-    parts += [_picture(picture) for picture in section.pictures]
     parts += [_table(table) for table in section.tables]
+    parts += [_picture(picture) for picture in section.pictures]
     if section.long is not None:
         name, text = map(escape, section.long)
         parts.append(f"<details><summary>{name}</summary><pre>{text}</pre></details>")
@@ -112,7 +113,8 @@ def _section(section: Section) -> str:
 
 
 def _table(table: Table) -> str:
-    right = [' class="n"' if name in table.numeric else "" for name in table.columns]
+    kinds = {name: ' class="n"' for name in table.numeric} | {name: ' class="long"' for name in table.wrapped}
+    right = [kinds.get(name, "") for name in table.columns]
     heads = "".join(f'<th scope="col"{kind}>{escape(name)}</th>' for name, kind in zip(table.columns, right, strict=True))
     rows = "".join(
         f"<tr>{''.join(_cell(text, kind) for text, kind in zip(row, right, strict=True))}</tr>" for row in table.rows
@@ -123,8 +125,6 @@ def _table(table: Table) -> str:
 def _cell(text: str, kind: str) -> str:
     verdict = next((word for word in VERDICTS if text.startswith(word)), None)
     inside = f'<span class="{verdict}">{escape(text)}</span>' if verdict else escape(text)
-    if not kind and len(text) > 60:
-        kind = ' class="long"'  # a sentence wraps; names and numbers stay on one line
     return f"<td{kind}>{inside}</td>"
 
 
@@ -172,7 +172,10 @@ dl { display: flex; flex-wrap: wrap; gap: .75rem 2rem; margin: 1rem 0 0; }
 dt { color: var(--soft); font-size: .85rem; }
 dd { margin: 0; font-weight: 600; font-variant-numeric: tabular-nums; overflow-wrap: anywhere; }
 .note { margin: 1rem 0 0; padding: .75rem 1.25rem; max-width: none; border: 1px solid var(--bad); border-radius: .25rem; }
-.scroll { overflow-x: auto; margin: 1rem 0; }
+.scroll { overflow-x: auto; margin: 1rem 0; background: linear-gradient(to right, var(--paper), transparent) 0 0 / 2rem 100%,
+  linear-gradient(to left, var(--paper), transparent) 100% 0 / 2rem 100%, linear-gradient(to right, var(--line), transparent)
+  0 0 / .6rem 100%, linear-gradient(to left, var(--line), transparent) 100% 0 / .6rem 100%; background-repeat: no-repeat;
+  background-attachment: local, local, scroll, scroll; } /* a shade where more can be scrolled into view */
 table { border-collapse: collapse; min-width: min(100%, 44rem); font-variant-numeric: tabular-nums; }
 th, td { padding: .45rem .9rem; text-align: left; border-bottom: 1px solid var(--line); white-space: nowrap; }
 th:first-child, td:first-child { padding-left: 0; }
@@ -188,7 +191,7 @@ pre { white-space: pre-wrap; overflow-wrap: anywhere; background: var(--card); p
   font: .85rem/1.5 ui-monospace, monospace; margin: .5rem 0 0; }
 figcaption { color: var(--soft); font-size: .9rem; margin-top: .4rem; position: sticky; left: 0;
   max-width: calc(100vw - 2.5rem); }
-td { max-width: 60rem; } td.long { white-space: normal; overflow-wrap: anywhere; min-width: 14rem; }
+td.long { white-space: normal; overflow-wrap: anywhere; min-width: 11rem; }
 @media print { @page { margin: 15mm; } main { max-width: none; padding: 0; } body { font-size: 10pt; }
   .scroll { overflow: visible; } th, td { white-space: normal; padding: .25rem .5rem; }
   img { min-width: 0; max-height: 240mm; object-fit: contain; object-position: left; }

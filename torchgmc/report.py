@@ -7,6 +7,7 @@ it again. Figures need the extra ``report``; without it the tables say the same.
 from __future__ import annotations
 
 import json
+import math
 import platform
 from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
@@ -28,6 +29,8 @@ __all__ = ["Picture", "Section", "Table", "fitted", "picture", "remake", "write"
 
 #: Rows of a table; what is beyond is in the JSON file of the audit.
 MOST_ROWS = 200
+#: Rows of a table of thresholds; the head's file has all.
+MOST_THRESHOLDS = 24
 #: Length of a setting in the table of settings; the whole is below it.
 MOST_LETTERS = 160
 
@@ -166,7 +169,7 @@ def remake(head: Head | None, audits: Mapping[str, Audit], settings: Mapping[str
         rows.append(["confidence", ", ".join(sorted({f"{100 * (1 - one.delta):g} %" for one in audits.values()}))])
     versions = f"torchgmc {torchgmc.__version__}, torch {torch.__version__}, Python {platform.python_version()}"
     rows.append(["versions", versions])
-    return Section("To make it again", tables=[Table(["setting", "value"], rows)], long=long)
+    return Section("To make it again", tables=[Table(["setting", "value"], rows, wrapped=["value"])], long=long)
 
 
 def _audits(audit: Any) -> dict[str, Audit]:
@@ -216,7 +219,9 @@ def _facts(audit: Audit | None) -> list[tuple[str, str]]:
     ]
     if audit.evidence is not None and not audit.certified:
         need = audit.examples_needed()
-        found.append((f"examples to certify {audit.alpha:g}", "none suffice" if need is None else f"about {_rounded(need):,}"))
+        found.append(
+            (f"examples to certify {audit.alpha:g}", "no number: it is beyond" if need is None else f"about {_rounded(need):,}")
+        )
     return found
 
 
@@ -257,8 +262,13 @@ def _summary(audits: Mapping[str, Audit]) -> Table:
 
 def _intervals(name: str, audit: Audit, several: bool) -> Section:
     columns = [key for key in audit.table if key not in ("group", "what", "verdict")]
+    digits = max(4, 2 - math.floor(math.log10(audit.alpha)))  # two figures of alpha
     rows = [
-        [f"{r['group']} / {r['what']}" if r["what"] else r["group"], *(_number(r[key]) for key in columns), r["verdict"]]
+        [
+            f"{r['group']} / {r['what']}" if r["what"] else r["group"],
+            *(_signed(r[key], digits) if key in ("estimate", "low", "high") else _number(r[key]) for key in columns),
+            r["verdict"],
+        ]
         for r in audit.rows()[:MOST_ROWS]
     ]
     text = [f"Worst first. {audit.certificate}" if several else "Worst first."]
@@ -275,7 +285,7 @@ def _thresholds(head: Any) -> Table:
     from torchgmc.plots.groups import _combination, _values, combinations
 
     patterns, mass = combinations(head)
-    patterns, mass = patterns[:MOST_ROWS], mass[:MOST_ROWS]
+    patterns, mass = patterns[:MOST_THRESHOLDS], mass[:MOST_THRESHOLDS]
     values = _values(head, patterns)
     names = [f"threshold, class {c}" for c in range(values.shape[1])] if values.shape[1] > 1 else ["threshold"]
     rows = [
@@ -290,13 +300,18 @@ def _setting(value: Any) -> str:
     return text if len(text) <= MOST_LETTERS else f"{text[:MOST_LETTERS]} ... ({len(text)} letters, see below)"
 
 
+def _signed(value: float, digits: int) -> str:
+    text = f"{value:+.{digits}f}"
+    return text if float(text) != 0 else text[1:]
+
+
 def _number(value: Any) -> str:
     if value is None:
         return "-"
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float):
-        return f"{value:.4f}" if value == 0 or 1e-3 <= abs(value) < 1e5 or value != value else f"{value:.3g}"
+        return f"{value:.3g}" if 1e-9 <= abs(value) < 1e-3 or abs(value) >= 1e5 else f"{value:.4f}"
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 

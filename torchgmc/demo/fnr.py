@@ -23,7 +23,7 @@ import torchgmc as gmc
 from torchgmc._extras import require
 from torchgmc.demo.faces import GROUPS, Faces, draw
 from torchgmc.demo.stage import Bar, Result, clock, folder, one_thread, percent, progress_bar, remake
-from torchgmc.report import Picture, Section, Table, write_file, write_html
+from torchgmc.report import Picture, Section, Table, write, write_file
 
 __all__ = ["QUICK", "DemoResult", "Setting", "run"]
 
@@ -95,7 +95,8 @@ def run(
     """Trains, calibrates, audits and writes the report.
 
     Args:
-        out: folder for ``report.html``, ``deviation.png``, ``masks.png``, ``results.json`` and ``head.safetensors``.
+        out: folder for ``report.html``, ``deviation.png``, ``masks.png``, ``thresholds.png``, ``results.json`` and
+            ``head.safetensors``.
         seed: of the pictures and of the model.
         progress: shows a progress bar; never when the output is not a terminal.
         setting: sizes; :data:`QUICK` for a trial run.
@@ -221,36 +222,37 @@ def _write(result: DemoResult, head: gmc.ThresholdHead, test: Faces, masks: dict
     rows = _examples(test, masks["conformal"])
     shown = {name: mask[rows] for name, mask in masks.items()}
     captions = [_combination(test.groups[row]).replace(" + ", " +\n") for row in rows]
-    title = "Deviation of the miss rate from the target, by group"
-    bars = [plots.png(plots.deviation(result.audits, setting.alpha, title=title, dark=dark)) for dark in (False, True)]
     faces = [
         plots.png(plots.masks(test.images[rows], test.masks[rows], shown, captions=captions, dark=dark))
         for dark in (False, True)
     ]
-    names = ("report.html", "deviation.png", "masks.png", "results.json", "head.safetensors")
+    names = ("report.html", "deviation.png", "masks.png", "thresholds.png", "results.json", "head.safetensors")
     result = replace(result, files={name: out / name for name in names})
     gmc.save(head, result.files["head.safetensors"])
-    write_file(result.files["deviation.png"], bars[0])
+    bars = plots.deviation(result.audits, setting.alpha, title="Deviation of the miss rate from the target, by group")
+    write_file(result.files["deviation.png"], plots.png(bars))
     write_file(result.files["masks.png"], faces[0])
-    write_html(
+    limits = plots.thresholds(head, test.groups, title="Threshold of each combination of groups")
+    write_file(result.files["thresholds.png"], plots.png(limits))
+    write(
         result.files["report.html"],
-        f"A miss rate of {percent(setting.target, 1)} for every group, not on average",
-        result.certificate,
-        _sections(result, Picture(bars[0], _BARS, bars[1]), Picture(faces[0], _FACES, faces[1])),
+        result.audits,
+        head,
+        title=f"A miss rate of {percent(setting.target, 1)} for every group, not on average",
         lead="A U-Net learned to find faces in drawn pictures, few of them dim, turned, faint or covered; in use such pictures "
         f"are common. Its threshold is chosen in three ways on {setting.num_calibration} calibration pictures, and each way is "
         f"audited on {setting.num_test} fresh ones.",
+        sections=_sections(result, Picture(faces[0], _FACES, faces[1])),
+        settings=remake(result, quick=setting == QUICK),
     )
     write_file(result.files["results.json"], (json.dumps(result.to_dict(), indent=2) + "\n").encode())
     return result
 
 
-_BARS = "Points: measured on the test pictures. Lines: intervals that hold all at once. Band: what was promised."
 _FACES = "The picture with the median miss rate under conformal risk control, for each of six combinations of groups."
 
 
-def _sections(result: DemoResult, bars: Picture, faces: Picture) -> list[Section]:
-    setting = result.setting
+def _sections(result: DemoResult, faces: Picture) -> list[Section]:
     risks = Table(
         ["group", "share", *METHODS],
         [
@@ -259,57 +261,8 @@ def _sections(result: DemoResult, bars: Picture, faces: Picture) -> list[Section
         ],
         numeric=["share", *METHODS],
     )
-    deviations = Table(
-        ["group", "method", "deviation", "interval", "verdict"],
-        [
-            [
-                row["group"],
-                name,
-                f"{row['deviation'][name]:+.4f}",
-                f"{row['low'][name]:+.4f} to {row['high'][name]:+.4f}",
-                row["verdict"][name],
-            ]
-            for row in result.rows()
-            for name in METHODS
-        ],
-        numeric=["deviation", "interval"],
-    )
-    cost = Table(
-        ["method", "worst deviation", f"within {setting.alpha:g}", "accuracy"],
-        [
-            [name, f"{audit.max_violation:.4f}", "yes" if audit.holds else "no", percent(result.accuracy[name], 2)]
-            for name, audit in result.audits.items()
-        ],
-        numeric=["worst deviation", "accuracy"],
-    )
-    thresholds = Table(
-        ["groups of the picture", "threshold"],
-        [[name, f"{value:.4f}"] for name, value in list(result.thresholds.items())[:10]],
-        numeric=["threshold"],
-    )
-    fit = result.report
-    steps = "step" if fit.iterations == 1 else "steps"
-    weighted = (
-        f"Each group's deviation is its share times (its miss rate - {setting.target:g}); "
-        f"the promise is at most {setting.alpha:g}. "
-        f"The intervals hold all at once with confidence {100 * (1 - setting.delta):g} %. "
-        '"undecided" means that the interval crosses the edge of the promise: more pictures would tell.'
-    )
-    return [
-        Section("Miss rate of each group", ["Share of a face's pixels that the mask leaves out, mean over pictures."], [risks]),
-        Section("Deviation from the promise", [weighted], [cost], [bars]),
-        Section("What it looks like", [], [], [faces]),
-        Section(
-            "What was fitted",
-            [
-                f"The head stopped after {fit.iterations} {steps} and {fit.seconds:.2f} s: {fit.message}",
-                "Thresholds of the most frequent combinations of groups; a pixel is marked when its score is above.",
-            ],
-            [thresholds],
-        ),
-        Section("Every interval", [], [deviations]),
-        Section("To make it again", [], [remake(result, quick=setting == QUICK)]),
-    ]
+    text = "Share of a face's pixels that the mask leaves out, mean over pictures."
+    return [Section("Miss rate of each group", [text], [risks]), Section("What it looks like", [], [], [faces])]
 
 
 def _rich_table(result: DemoResult) -> Any:

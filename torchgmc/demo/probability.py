@@ -22,7 +22,7 @@ from torch import Tensor, nn
 import torchgmc as gmc
 from torchgmc._extras import require
 from torchgmc.demo.stage import Bar, Result, clock, folder, one_thread, progress_bar, remake
-from torchgmc.report import Picture, Section, Table, write_file, write_html
+from torchgmc.report import Picture, Section, Table, write, write_file
 
 __all__ = ["QUICK", "ProbabilityResult", "Setting", "run"]
 
@@ -215,31 +215,23 @@ def _write(result: ProbabilityResult, head: gmc.ProbabilityHead) -> ProbabilityR
         [[group, *(f"{row[name]:.4f}" for name in METHODS)] for group, row in result.worst().items()],
         METHODS,
     )
-    cost = Table(
-        ["method", "worst deviation", "Brier score", "log loss"],
-        [
-            [name, f"{a.max_violation:.4f}", f"{a.cost['Brier score after']:.4f}", f"{a.cost['log loss after']:.4f}"]
-            for name, a in result.audits.items()
-        ],
-        ("worst deviation", "Brier score", "log loss"),
-    )
     text = (
         "Deviation of a cell: its share of all examples times (mean prediction - share of events). Shown is the worst of the "
         f"{setting.bins} levels of the prediction; promised is at most {setting.alpha:g}."
     )
     picture = Picture(pictures[0], "Share of events against the prediction, one panel a group", pictures[1])
-    fit = result.report
-    write_html(
+    write(
         result.files["report.html"],
-        "A probability that means the same in every group",
-        result.certificate,
-        [
-            Section("Worst deviation of each group", [text], [worst, cost]),
-            Section("Reliability", ["On the diagonal, predictions come true as often as they say."], [], [picture]),
-            Section("What was fitted", [f"{fit.iterations} rounds in {fit.seconds:.2f} s. {fit.message}"]),
-            Section("To make it again", [], [remake(result, quick=setting == QUICK)]),
-        ],
+        result.audits,
+        head,
+        title="A probability that means the same in every group",
         lead=f"A network predicts an event. Three ways to use its probabilities, audited on {setting.num_test} fresh examples.",
+        certificate=result.certificate,
+        sections=[
+            Section("Worst deviation of each group", [text], [worst]),
+            Section("Reliability", ["On the diagonal, predictions come true as often as they say."], [], [picture]),
+        ],
+        settings=remake(result, quick=setting == QUICK),
     )
     write_file(result.files["results.json"], (json.dumps(result.to_dict(), indent=2) + "\n").encode())
     return result

@@ -13,7 +13,6 @@ import torch
 
 import torchgmc as gmc
 from torchgmc._extras import require
-from torchgmc.report import Table
 
 __all__ = ["Bar", "Result", "clock", "folder", "one_thread", "percent", "progress_bar", "remake"]
 
@@ -76,12 +75,10 @@ class Result:
         return finite
 
 
-def remake(result: Result, quick: bool = False) -> Table:
+def remake(result: Result, quick: bool = False) -> dict[str, Any]:
     """The command and the settings that make a result again."""
     command = f"torchgmc demo {result.demo} --seed {result.seed}{' --quick' if quick else ''}"
-    rows = [["command", command], ["torchgmc, torch", f"{gmc.__version__}, {torch.__version__}"]]
-    rows += [[name.replace("_", " "), str(value)] for name, value in asdict(result.setting).items()]
-    return Table(["setting", "value"], rows)
+    return {"command": command, "seed": result.seed} | {k.replace("_", " "): v for k, v in asdict(result.setting).items()}
 
 
 def folder(out: str | Path, *extras: tuple[str, str]) -> Path:

@@ -24,7 +24,7 @@ import torchgmc as gmc
 from torchgmc._extras import require
 from torchgmc.demo.sentences import JOBS, PEOPLE, Corpus, draw, vocabulary
 from torchgmc.demo.stage import Bar, Result, clock, folder, one_thread, progress_bar, remake
-from torchgmc.report import Picture, Section, Table, write_file, write_html
+from torchgmc.report import Section, Table, write, write_file
 from torchgmc.text import Quality, words
 
 __all__ = ["QUICK", "Setting", "TextResult", "run"]
@@ -66,6 +66,7 @@ class Data:
     labels: Tensor
     attributes: dict[str, list[int]]
     groups: list[str]
+    names: Any  # of the tokens: a list, or the tokenizer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,7 +129,8 @@ def run(
     """Trains (or loads), calibrates, audits and writes the report.
 
     Args:
-        out: folder for ``report.html``, ``bias.png``, ``tradeoff.png``, ``results.json`` and ``head.safetensors``.
+        out: folder for ``report.html``, ``bias.png``, ``words.png``, ``tradeoff.png``, ``results.json`` and
+            ``head.safetensors``.
         seed: of the sentences and of the model, or of the split of the paper's templates.
         progress: shows a progress bar; never when the output is not a terminal.
         setting: sizes; :data:`QUICK` for a trial run.
@@ -170,7 +172,7 @@ def run(
             seconds=seconds,
         )
         with clock(seconds, "write"):
-            return _write(result, heads["kl"])
+            return _write(result, heads["kl"], data)
 
 
 # -- the model ---------------------------------------------------------------------------------------------------------------
@@ -193,7 +195,7 @@ def _from_scratch(setting: Setting, seed: int, bar: Bar) -> Data:
     member = [_groups(corpus, groups) for corpus in (calibration, test)]
     # A masked-out "she" no longer says who is meant.
     hidden = _groups(Corpus([[*s[:k], *s[k + 1 :]] for s, k in zip(test.sentences, random, strict=True)], random), groups)
-    return Data(prompts[0], member[0], prompts[1], member[1], masked, hidden, labels, attributes, groups)
+    return Data(prompts[0], member[0], prompts[1], member[1], masked, hidden, labels, attributes, groups, known)
 
 
 def _groups(corpus: Corpus, groups: Sequence[str]) -> Tensor:
@@ -288,7 +290,7 @@ def _from_folder(folder: Path, seed: int, bar: Bar) -> Data:
     order = torch.randperm(len(prompts), generator=g)
     one, two = order[: len(order) // 2], order[len(order) // 2 :]
     known, fresh = (logits[one], member[one]), (logits[two], member[two])
-    return Data(*known, *fresh, masked, hidden, torch.tensor(labels), attributes, groups.names)
+    return Data(*known, *fresh, masked, hidden, torch.tensor(labels), attributes, groups.names, tokenizer)
 
 
 @torch.inference_mode()
@@ -334,40 +336,49 @@ def _tradeoff(data: Data, worst: float, setting: Setting, bar: Bar) -> dict[str,
     return found
 
 
-def _write(result: TextResult, head: gmc.DistributionHead) -> TextResult:
+def _write(result: TextResult, head: gmc.DistributionHead, data: Data) -> TextResult:
     """Writes every file, each whole or not at all."""
     from torchgmc import plots
 
-    names = ("report.html", "bias.png", "tradeoff.png", "results.json", "head.safetensors")
+    names = ("report.html", "bias.png", "words.png", "tradeoff.png", "results.json", "head.safetensors")
     result = replace(result, files={name: result.out / name for name in names})
-    title = "Bias of each list of words, by group"
     start = (result.audits["unprocessed"].max_violation, result.quality["unprocessed"]["NLL before"])
-    bars = []
-    for dark in (False, True):
-        figure = plots.deviation(result.audits, result.alpha, title=title, dark=dark)
-        figure.axes[0].set_xlabel("bias P(group) (P(list | group) - P(list))")
-        bars.append(plots.png(figure))
-    curves = [
-        plots.png(plots.tradeoff(result.tradeoff, start, title="What the last bit of fairness costs", dark=dark))
-        for dark in (False, True)
-    ]
+
+    def moved(dark: bool, title: str | None = None) -> Any:
+        return plots.words(head, data.test, data.test_groups, data.names, title=title, dark=dark)
+
+    def curve(dark: bool, title: str | None = None) -> Any:
+        labels = {"bias": "worst |bias|", "cost": "NLL of masked words (nats)"}
+        return plots.tradeoff(result.tradeoff, start, title=title, dark=dark, **labels)
+
     gmc.save(head, result.files["head.safetensors"])
-    write_file(result.files["bias.png"], bars[0])
-    write_file(result.files["tradeoff.png"], curves[0])
-    pictures = (Picture(bars[0], title, bars[1]), Picture(curves[0], "Worst bias against NLL, both geometries", curves[1]))
-    write_html(
+    bars = plots.deviation(result.audits, result.alpha, title="Bias of each list of words, by group")
+    drawn = {
+        "bias.png": bars,
+        "words.png": moved(False, "Words whose probability moved most"),
+        "tradeoff.png": curve(False, "What the last bit of fairness costs"),
+    }
+    for name, figure in drawn.items():
+        write_file(result.files[name], plots.png(figure))
+    write(
         result.files["report.html"],
-        "The same chance of every job, whoever the sentence is about",
-        result.certificate,
-        _sections(result, *pictures),
+        result.audits,
+        head,
+        title="The same chance of every job, whoever the sentence is about",
         lead=f"A masked language model ({result.model}) predicts a masked word; its bias is removed in two geometries on "
         "calibration prompts and measured on fresh ones.",
+        sections=_sections(result),
+        figures={
+            "Words whose mean probability moved most, in each group": moved,
+            "Worst bias against NLL of masked words, both geometries, from a large alpha to a small one": curve,
+        },
+        settings=remake(result, quick=result.setting == QUICK),
     )
     write_file(result.files["results.json"], (json.dumps(result.to_dict(), indent=2) + "\n").encode())
     return result
 
 
-def _sections(result: TextResult, bars: Picture, curve: Picture) -> list[Section]:
+def _sections(result: TextResult) -> list[Section]:
     bias = Table(
         ["group", "list", *(f"bias, {name}" for name in METHODS), *(f"P(list | group), {name}" for name in METHODS)],
         [
@@ -402,7 +413,7 @@ def _sections(result: TextResult, bars: Picture, curve: Picture) -> list[Section
     )
     details = result.report.details
     return [
-        Section("Bias of each list, by group", ["Bias = P(group) (P(list | group) - P(list))."], [bias], [bars]),
+        Section("Bias of each list, by group", ["Bias = P(group) (P(list | group) - P(list))."], [bias]),
         Section(
             "What it costs",
             [
@@ -411,7 +422,6 @@ def _sections(result: TextResult, bars: Picture, curve: Picture) -> list[Section
                 "softmax(p) instead of p."
             ],
             [cost],
-            [curve],
         ),
         Section(
             "How near to the smallest change",
@@ -420,7 +430,6 @@ def _sections(result: TextResult, bars: Picture, curve: Picture) -> list[Section
                 f"has less than {details['kl_bound']:.6f}."
             ],
         ),
-        Section("To make it again", [], [remake(result, quick=result.setting == QUICK)]),
     ]
 
 

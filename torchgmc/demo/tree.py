@@ -22,7 +22,7 @@ from torch import Tensor, nn
 import torchgmc as gmc
 from torchgmc._extras import require
 from torchgmc.demo.stage import Result, clock, folder, percent, progress_bar, remake
-from torchgmc.report import Picture, Section, Table, write_file, write_html
+from torchgmc.report import Section, Table, write, write_file
 from torchgmc.trees import Tree
 
 __all__ = ["QUICK", "Setting", "TreeResult", "run"]
@@ -105,7 +105,7 @@ def run(
     """Trains, calibrates, audits and writes the report.
 
     Args:
-        out: folder for ``report.html``, ``deviation.png``, ``results.json`` and ``head.safetensors``.
+        out: folder for ``report.html``, ``deviation.png``, ``tree.png``, ``results.json`` and ``head.safetensors``.
         seed: of the documents and of the model.
         progress: shows a progress bar; never when the output is not a terminal.
         setting: sizes; :data:`QUICK` for a trial run.
@@ -195,26 +195,29 @@ def _write(result: TreeResult, head: gmc.TreeHead) -> TreeResult:
     from torchgmc import plots
 
     setting = result.setting
-    title = "Deviation of the coverage from the target, by set of answers"
-    bars = [plots.png(plots.deviation(result.audits, setting.alpha, title=title, dark=dark)) for dark in (False, True)]
-    names = ("report.html", "deviation.png", "results.json", "head.safetensors")
+    names = ("report.html", "deviation.png", "tree.png", "results.json", "head.safetensors")
     result = replace(result, files={name: result.out / name for name in names})
     gmc.save(head, result.files["head.safetensors"])
-    write_file(result.files["deviation.png"], bars[0])
-    write_html(
+    title = "Deviation of the coverage from the target, by set of answers"
+    write_file(result.files["deviation.png"], plots.png(plots.deviation(result.audits, setting.alpha, title=title)))
+    shelves = plots.tree(head, result.audits["GMC"], title="Coverage of the answers on each shelf")
+    write_file(result.files["tree.png"], plots.png(shelves))
+    write(
         result.files["report.html"],
-        f"Right {100 * setting.target:g} % of the time whatever the answer, not on average",
-        result.certificate,
-        _sections(result, Picture(bars[0], title, bars[1])),
+        result.audits,
+        head,
+        title=f"Right {100 * setting.target:g} % of the time whatever the answer, not on average",
         lead="A network files documents under the topics of a library, and may answer with a whole shelf. How broad its "
         f"answers are is chosen in three ways on calibration documents, and each is audited on {setting.num_test} fresh ones.",
+        certificate=result.certificate,
+        sections=[_coverage(result)],
+        settings=remake(result, quick=setting == QUICK),
     )
     write_file(result.files["results.json"], (json.dumps(result.to_dict(), indent=2) + "\n").encode())
     return result
 
 
-def _sections(result: TreeResult, bars: Picture) -> list[Section]:
-    setting, fit = result.setting, result.report
+def _coverage(result: TreeResult) -> Section:
     heads = [f"{what}, {name}" for name in METHODS for what in ("used", "right")]
     coverage = Table(
         ["answers on the shelf", *heads],
@@ -224,51 +227,8 @@ def _sections(result: TreeResult, bars: Picture) -> list[Section]:
         ],
         numeric=heads,
     )
-    kinds = ["worst deviation", "mean set size", "root", "leaf"]
-    cost = Table(
-        ["method", *kinds],
-        [
-            [
-                name,
-                f"{audit.max_violation:.4f}",
-                f"{audit.cost['mean set size']:.2f}",
-                percent(audit.cost["answers: root"]),
-                percent(audit.cost["answers: leaf"]),
-            ]
-            for name, audit in result.audits.items()
-        ],
-        numeric=kinds,
-    )
-    intervals = Table(
-        ["set of answers", "method", "deviation", "interval", "verdict"],
-        [
-            [
-                row["set"],
-                name,
-                f"{row['deviation'][name]:+.4f}",
-                f"{row['low'][name]:+.4f} to {row['high'][name]:+.4f}",
-                row["verdict"][name],
-            ]
-            for row in result.rows()
-            for name in METHODS
-        ],
-        numeric=["deviation", "interval"],
-    )
-    meaning = (
-        f"The deviation is the coverage of the answers on a shelf minus {setting.target:g}; the promise is at most "
-        f"{setting.alpha:g}. The intervals hold all at once with confidence {100 * (1 - setting.delta):g} %. The root, which "
-        'says nothing, belongs to "all" alone.'
-    )
-    rounds = fit.details["rounds"]
-    steps = f"The head took {fit.iterations} steps (replayed in {rounds} rounds) and {fit.seconds:.2f} s. {fit.message}"
-    return [
-        Section("How often each answer is used, and how often it is right", [], [coverage]),
-        Section("What it costs", [], [cost]),
-        Section("Deviation from the promise", [meaning], [], [bars]),
-        Section("What was fitted", [steps], []),
-        Section("Every interval", [], [intervals]),
-        Section("To make it again", [], [remake(result, quick=setting == QUICK)]),
-    ]
+    root = 'The root, which says nothing, belongs to "all" alone.'
+    return Section("How often each answer is used, and how often it is right", [root], [coverage])
 
 
 def _rich_table(result: TreeResult) -> Any:

@@ -91,7 +91,11 @@ def deviation(
     _row_names(axes, [f"{safe(shorten(_label(key)))}  ({share(mass[key])})" for key in order])
     axes.grid(axis="x", color=theme.faint, lw=0.8)
     own = "the group's own" if first.conditional else "weighted by the group's share"
-    axes.set_xlabel(f"deviation from the target ({own})" + (f"; {left_out} more rows deviate less" if left_out else ""))
+    relative = first.evidence is not None and first.evidence.relative
+    axes.set_xlabel(
+        f"deviation from {'the mean over all' if relative else 'the target'} ({own})"
+        + (f"; {left_out} more rows deviate less" if left_out else "")
+    )
     axes.xaxis.set_major_formatter(require("matplotlib.ticker", extra="report").FuncFormatter(signed))
     axes.xaxis.set_major_locator(require("matplotlib.ticker", extra="report").MaxNLocator(8))
     set_title(figure, title, theme)
