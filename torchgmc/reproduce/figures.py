@@ -60,21 +60,43 @@ def bars(
             panels.append((LABELS[measure], {m: {g: r for (n, g), r in found.items() if n == m} for m in methods}))
     if paper:
         cells = {m: {g: {"mean": v, "sd": None, "noise": None} for g, v in values.items()} for m, values in paper.items()}
-        panels.insert(1, ("the paper's own figures", cells))
+        panels.insert(1, ("the paper's own figures (mass-weighted, its data and model)", cells))
+    return stacked(panels, methods, alpha, f"{title}: {part}" if part else title)
+
+
+def stacked(
+    panels: Sequence[tuple[str, Mapping[str, Mapping[str, Any]]]], methods: Sequence[str], alpha: float, title: str = ""
+) -> Figure:
+    """Panels of bars below each other with one legend.
+
+    Args:
+        panels: a label, and by method and group ``mean``, ``sd`` and ``noise`` (None: not drawn).
+        methods: ours, in order; a method has the same colour in every panel.
+        alpha: drawn as a line.
+        title: of the figure.
+    """
     widest = max(sum(map(len, table.values())) for _, table in panels)
     size = (max(8.0, min(14.0, 2.5 + 0.2 * widest)), 3.1 * len(panels) + 0.7)
     figure: Figure = require("matplotlib.figure", extra="report").Figure(figsize=size, layout="constrained")
     axes = figure.subplots(len(panels), 1, squeeze=False)[:, 0]
-    order = [*methods, *(m for m in (paper or {}) if m not in methods)]
+    colours = {method: COLOURS[k % len(COLOURS)] for k, method in enumerate(methods)}
+    for name in (
+        name for _, table in panels for name in table
+    ):  # "GMC" of the paper has the colour of the first of ours that begins so
+        colours.setdefault(name, next((colours[m] for m in methods if m.startswith(name)), COLOURS[-1]))
     seen: dict[str, Any] = {}
     for place, (label, table) in zip(axes, panels, strict=True):
-        seen |= _panel(place, label, {m: table[m] for m in order if table.get(m)}, order, alpha)
-    figure.suptitle(f"{title}: {part}" if part else title, fontsize=12, color=INK)
-    figure.legend(seen.values(), seen.keys(), loc="outside lower center", ncols=min(4, len(seen)), frameon=False, fontsize=9)
+        seen |= _panel(place, label, {m: table[m] for m in (*methods, *colours) if table.get(m)}, colours, alpha)
+    last = [name for name in seen if name not in colours]  # lines after bars
+    shown = {name: seen[name] for name in (*(n for n in methods if n in seen), *last)}
+    figure.suptitle(title, fontsize=12, color=INK)
+    figure.legend(shown.values(), shown.keys(), loc="outside lower center", ncols=min(5, len(shown)), frameon=False, fontsize=9)
     return figure
 
 
-def _panel(axes: Any, label: str, table: Mapping[str, Mapping[str, Any]], order: Sequence[str], alpha: float) -> dict[str, Any]:
+def _panel(
+    axes: Any, label: str, table: Mapping[str, Mapping[str, Any]], colours: Mapping[str, str], alpha: float
+) -> dict[str, Any]:
     groups = list(dict.fromkeys(group for values in table.values() for group in values if group != WORST))
     groups += [WORST] * any(WORST in values for values in table.values())
     width = 0.82 / len(table)
@@ -83,8 +105,7 @@ def _panel(axes: Any, label: str, table: Mapping[str, Mapping[str, Any]], order:
         at = [i + (k - (len(table) - 1) / 2) * width for i, group in enumerate(groups) if group in values]
         rows = [values[group] for group in groups if group in values]
         height = [row["mean"] or 0.0 for row in rows]
-        colour = COLOURS[order.index(method) % len(COLOURS)]
-        seen[method] = axes.bar(at, height, width * 0.92, color=colour, label=method)
+        seen[method] = axes.bar(at, height, width * 0.92, color=colours[method])
         known = [(x, h, row["sd"]) for x, h, row in zip(at, height, rows, strict=True) if row["sd"]]
         if known:
             x, h, sd = zip(*known, strict=True)
@@ -103,6 +124,7 @@ def _panel(axes: Any, label: str, table: Mapping[str, Mapping[str, Any]], order:
     axes.set_ylim(bottom=0)
     axes.grid(axis="y", color=FAINT, lw=0.8)
     axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
     return seen
 
 
