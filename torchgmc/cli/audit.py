@@ -31,6 +31,11 @@ from torchgmc.cli.writers import check_file
 __all__ = ["audit"]
 
 REQUIREMENTS = ("unviolated", "holds", "certified", "nothing")
+FAILURES = {
+    "unviolated": "the promise is violated.",
+    "holds": "the promise does not hold on these data.",
+    "certified": "the promise is not certified by these data.",
+}
 
 
 def audit(
@@ -81,7 +86,7 @@ def audit(
         if report is not None:
             typer.echo(f"report: {report}")
         if not kept:
-            show.say(f"the promise is not {require}.")
+            show.say(FAILURES[require])
     if not kept:
         raise typer.Exit(1)
 
