@@ -187,8 +187,8 @@ def minimise(problem: CellProblem, slack: Tensor, *inputs: Tensor) -> Tensor:
     ahead = _solve(problem.hessian(theta, *inputs), active.flatten(), rest.flatten()).abs().max()
     if not (worst <= FINE and bool(ahead <= SETTLED * (1.0 + theta.abs().max()))):
         raise RuntimeError(
-            f"the optimum was not reached: a violation misses its condition by {worst:.2g}, an offset by {float(ahead):.2g}. There "
-            "may be no finite one (all outcomes of a group equal, or a list without mass in a group); raise `alpha` or "
+            f"the optimum was not reached: a violation misses its condition by {worst:.2g}, an offset by {float(ahead):.2g}. "
+            "There may be no finite one (all outcomes of a group equal, or a list without mass in a group); raise `alpha` or "
             "`temperature`, or use more data."
         )
     return theta

@@ -188,12 +188,13 @@ class TreeMapping(_OfHead):
         _, labels, _, _ = head._check_batch(probs.detach(), labels, member if head.grouped else None, None)
         paths, depths, order, spans = head._structure(probs.device)
         leaves, levels = path_levels(probs, paths, depths, order, spans, 0.0)  # noise breaks ties; soft answers have none
-        if head.is_fitted:
-            lam = head.threshold(probs.detach(), self.groups(member)).to(levels)
-        else:
-            lam = torch.full_like(levels[:, 0], head.init)
-        chance = soft.path(levels, lam, self.softness)  # (n, height + 1)
         routes = paths[leaves]
+        lam = torch.full_like(levels[:, 0], head.init)
+        if head.is_fitted:
+            inside = head.membership(self.groups(member), len(probs), probs)
+            shifts, base = head.shifts.to(probs.device), head.base.to(probs.device)
+            lam = soft.replay_tree(levels, routes, inside, shifts, base, self.softness)
+        chance = soft.path(levels, lam, self.softness)  # (n, height + 1)
         common = (routes == paths[labels]).sum(1) - 1  # depth at which the paths part
         covers = torch.arange(routes.shape[1], device=probs.device) <= common[:, None]
         sets = head._sets(probs.device)[routes].to(chance.dtype)  # (n, height + 1, q)

@@ -1,0 +1,545 @@
+"""GMCPenalty against plain loops, finite differences, hard violations, one process against two, and a real Trainer."""
+
+import copy
+import math
+import os
+import subprocess
+import sys
+import warnings
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+import torchgmc as gmc
+from torchgmc.penalty_mappings import Values, residual, soft_risk
+
+KINDS = ("smooth_max", "hinge", "squared")
+
+
+def loop(
+    who, s, kind: str, alpha: float, temperature: float, reduction: str, conditional: bool, centered: bool = False
+) -> float:
+    """The loss of one batch, one number at a time."""
+    n, a, u = len(who), len(who[0]), len(s[0])
+    table = []
+    for j in range(a):
+        for k in range(u):
+            mean = sum(row[k] for row in s) / n if centered else 0.0
+            inside = [s[i][k] - mean for i in range(n) if who[i][j]]
+            table.append(sum(inside) / ((len(inside) or 1) if conditional else n))
+    if kind == "smooth_max":
+        terms = [math.exp(sign * v / temperature) for v in table for sign in (1, -1)]
+        return temperature * math.log(sum(terms) / len(terms))
+    costs = [max(abs(v) - alpha, 0.0) if kind == "hinge" else v * v for v in table]
+    return {"sum": sum(costs), "mean": sum(costs) / len(costs), "max": max(costs)}[reduction]
+
+
+@settings(deadline=None, max_examples=60, derandomize=True)
+@given(
+    n=st.integers(1, 12),
+    a=st.integers(1, 4),
+    u=st.integers(1, 3),
+    kind=st.sampled_from(KINDS),
+    reduction=st.sampled_from(["sum", "mean", "max"]),
+    conditional=st.booleans(),
+    centered=st.booleans(),
+    seed=st.integers(0, 2**16),
+)
+def test_value_against_a_loop(n, a, u, kind, reduction, conditional, centered, seed):
+    rng = torch.Generator().manual_seed(seed)
+    who, s = torch.rand(n, a, generator=rng) < 0.5, torch.rand(n, u, generator=rng, dtype=torch.float64) - 0.5
+    options = {"alpha": 0.05, "temperature": 0.1, "reduction": reduction, "conditional": conditional}
+    mapping = "centered" if centered else lambda s: s
+    penalty = gmc.GMCPenalty(mapping, a, kind, decay=0.0, **options)
+    want = loop(who.tolist(), s.tolist(), kind, centered=centered, **options)
+    torch.testing.assert_close(penalty(s, who), torch.tensor(want, dtype=torch.float64))
+
+
+@settings(deadline=None, max_examples=25, derandomize=True)
+@given(kind=st.sampled_from(KINDS), conditional=st.booleans(), centered=st.booleans(), seed=st.integers(0, 2**16))
+def test_gradcheck_and_gradgradcheck(kind, conditional, centered, seed):
+    rng = torch.Generator().manual_seed(seed)
+    who = torch.rand(7, 3, generator=rng) < 0.6
+    s = (torch.rand(7, 2, generator=rng, dtype=torch.float64) - 0.3).requires_grad_()
+    mapping = "centered" if centered else lambda s: s.square()
+    penalty = gmc.GMCPenalty(mapping, 3, kind, alpha=1e-4, temperature=0.1, decay=0.0, conditional=conditional)
+    assert torch.autograd.gradcheck(lambda s: penalty(s, who), s)
+    assert torch.autograd.gradgradcheck(lambda s: penalty(s, who), s)
+
+
+def test_smooth_maximum_lies_between_its_bounds():
+    who, s = torch.rand(50, 4) < 0.5, torch.randn(50, 3, dtype=torch.float64)
+    worst = float(gmc.violations(who, s).abs().max())
+    for temperature in (1.0, 0.1, 0.001):
+        value = float(gmc.GMCPenalty(lambda s: s, 4, temperature=temperature)(s, who))
+        assert worst - temperature * math.log(24) - 1e-9 <= value <= worst + 1e-9
+    assert float(gmc.GMCPenalty(lambda s: s, 4)(torch.zeros(50, 3), who)) == pytest.approx(0.0, abs=1e-7)
+
+
+# -- running sums ------------------------------------------------------------------------------------------------------------
+
+
+def test_running_sums_are_those_of_a_loop_and_the_derivative_is_the_batches():
+    rng = torch.Generator().manual_seed(0)
+    decay = 0.7
+    penalty = gmc.GMCPenalty(lambda s: s, 2, "squared", decay=decay)
+    batches = [(torch.rand(5, 2, generator=rng) < 0.5, torch.randn(5, 1, generator=rng, dtype=torch.float64)) for _ in range(6)]
+    sums, total = torch.zeros(2, 1, dtype=torch.float64), 0.0
+    for who, s in batches:
+        s.requires_grad_()
+        loss = penalty(s, who)
+        sums = decay * sums + who.double().T @ s.detach()
+        total = decay * total + 5
+        running = sums / total
+        torch.testing.assert_close(loss.detach(), running.square().sum())
+        torch.testing.assert_close(penalty.violations(), running)
+        (grad,) = torch.autograd.grad(loss, s)
+        torch.testing.assert_close(grad, who.double() @ (2 * running) / 5)  # d loss/dV at the running V, dV of the batch
+    penalty.reset()
+    assert penalty.sums.numel() == 0
+
+
+def test_a_long_memory_reduces_the_bias_of_rare_groups():
+    """At true violations of 0, what is left of the loss and of its pull is noise; a memory of 20 batches leaves far less."""
+    rng = torch.Generator().manual_seed(0)
+    found = {}
+    for decay in (0.0, 0.95):
+        penalty = gmc.GMCPenalty(lambda s: s, 1, "squared", decay=decay, conditional=True)
+        losses, pulls = [], []
+        for step in range(400):
+            s = torch.randn(32, generator=rng, dtype=torch.float64).requires_grad_()
+            loss = penalty(s, torch.rand(32, 1, generator=rng) < 0.05)
+            (grad,) = torch.autograd.grad(loss, s)
+            if step >= 100:
+                losses.append(float(loss.detach()))
+                pulls.append(float((grad * s.detach()).sum()))  # along s itself: the bias shrinks every s
+        found[decay] = sum(losses) / len(losses), sum(pulls) / len(pulls)
+    assert found[0.95][0] < 0.2 * found[0.0][0]
+    assert abs(found[0.95][1]) < 0.3 * abs(found[0.0][1])
+
+
+def test_a_batch_without_a_group_neither_fails_nor_pulls():
+    penalty = gmc.GMCPenalty(lambda s: s, ["a", "b"], "squared", conditional=True)
+    penalty(torch.tensor([1.0, 1.0]), torch.tensor([[1, 0], [0, 1]]))
+    s = torch.tensor([0.0, 0.0], requires_grad=True)
+    loss = penalty(s, torch.tensor([[1, 0], [1, 0]]))
+    loss.backward()
+    assert bool(s.grad.isfinite().all()) and float(penalty.violations()[1]) == 1.0  # remembered
+    alone = gmc.GMCPenalty(lambda s: s, ["a", "b"], "squared", conditional=True, decay=0.0)
+    assert float(alone(torch.tensor([1.0]), torch.tensor([[1, 0]]))) == 1.0
+
+
+def test_evaluation_uses_the_sums_and_does_not_change_them():
+    penalty = gmc.GMCPenalty(lambda s: s, 1)
+    who = torch.ones(3, 1).bool()
+    penalty(torch.rand(3), who)
+    before = copy.deepcopy(penalty.state_dict())
+    penalty.eval()
+    assert float(penalty(torch.rand(3), who)) > 0
+    assert all(torch.equal(v, before[k]) for k, v in penalty.state_dict().items())
+
+
+def test_checkpoint_goes_on_where_it_stopped():
+    rng = torch.Generator().manual_seed(0)
+    batches = [(torch.rand(4, 2, generator=rng), torch.rand(4, 3, generator=rng) < 0.5) for _ in range(4)]
+    penalty, fresh = (gmc.GMCPenalty(lambda s: s, 3) for _ in range(2))
+    for batch in batches[:2]:
+        penalty(*batch)
+    fresh.load_state_dict(copy.deepcopy(penalty.state_dict()))
+    for batch in batches[2:]:
+        assert torch.equal(penalty(*batch), fresh(*batch))
+    assert penalty.half().sums.dtype == torch.float64 and copy.deepcopy(penalty).sums.shape == (3, 2)
+
+
+def test_weights_nan_and_directions():
+    who, s = torch.rand(8, 2) < 0.5, torch.randn(8, 3, dtype=torch.float64)
+    weight, what = torch.rand(8, dtype=torch.float64), torch.tensor([[1.0, 1.0, 0.0], [0.0, 0.0, 2.0]])
+    penalty = gmc.GMCPenalty(lambda s: s, 2, "squared", what=what)
+    want = gmc.violations(who, s, what.double(), weight).square().sum()
+    torch.testing.assert_close(penalty(s, who, weight=weight), want)
+    holes = s.clone()
+    holes[0, 1] = torch.nan
+    holes.requires_grad_()
+    loss = gmc.GMCPenalty(lambda s: s, 2, "squared")(holes, who)
+    keep = torch.ones(8, 3, dtype=torch.float64)
+    keep[0, 1] = 0
+    torch.testing.assert_close(loss.detach(), gmc.violations(who, s, weight=keep).square().sum())
+    loss.backward()
+    assert float(holes.grad[0, 1]) == 0.0 and bool(holes.grad.isfinite().all())
+
+
+# -- the mappings of the heads -----------------------------------------------------------------------------------------------
+
+
+def test_soft_risk_tends_to_the_risk():
+    rng = torch.Generator().manual_seed(0)
+    scores, masks = torch.rand(6, 2, 30, generator=rng, dtype=torch.float64), torch.rand(6, 2, 30, generator=rng) < 0.5
+    masks[0, 0] = False
+    lam = torch.rand(6, 2, generator=rng, dtype=torch.float64)
+    for name in ("fnr", "fpr"):
+        hard = gmc.risks.RISKS[name].values(scores, masks, lam)
+        soft = soft_risk(scores, masks, lam, name, 1e-6)
+        torch.testing.assert_close(soft, hard, atol=1e-4, rtol=0, equal_nan=True)
+
+
+def head_cases() -> dict[str, tuple]:
+    """Head, batch as for `observe`, and the index of the tensor that a model gives."""
+    rng = torch.Generator().manual_seed(0)
+    n, names = 400, ["a", "b", "c"]
+    groups = torch.rand(n, 3, generator=rng) < 0.5
+    double = {"generator": rng, "dtype": torch.float64}
+    masks = torch.rand(n, 2, 12, generator=rng) < 0.5
+    scores = torch.sigmoid(2 * masks - 1 + torch.randn(n, 2, 12, **double) - groups[:, :1, None].double())
+    p = torch.rand(n, **double)
+    y = torch.rand(n, generator=rng) < (p + 0.2 * groups[:, 0].double()).clamp(0, 1)
+    classes, labels = torch.randn(n, 4, **double).softmax(1), torch.randint(4, (n,), generator=rng)
+    logits = torch.randn(n, 8, **double) + groups[:, :1].double() * torch.eye(8, dtype=torch.float64)[2]
+    tree = {"x": ["p", "q"], "y": ["r", "s"]}
+    return {
+        "fnr": (gmc.ThresholdHead(0.1, 0.01, names, num_classes=2), (scores, masks, groups)),
+        "fpr conditional": (
+            gmc.ThresholdHead(0.1, 0.02, names, risk="fpr", conditional=True),
+            (scores[:, 0], masks[:, 0], groups),
+        ),
+        "kl": (gmc.DistributionHead({"u": [2, 3], "v": [3, 5]}, 0.005, names), (logits, groups)),
+        "multiaccuracy": (gmc.ProbabilityHead(0.01, names, bins=None), (p, y, groups)),
+        "multicalibration": (gmc.ProbabilityHead(0.01, names, bins=4, conditional=True), (p, y, groups)),
+        "classes": (gmc.ProbabilityHead(0.01, names, bins=2, num_classes=4), (classes, labels, groups)),
+        "quantile": (gmc.QuantileHead(0.8, 0.01, names, init=0.6), (p, groups)),
+        "quantile bins": (gmc.QuantileHead(0.8, 0.02, names, init=0.6, bins=3, range=(0.0, 1.0)), (p, groups)),
+        "tree": (gmc.TreeHead(tree, 0.8, 0.05, jitter=0.0), (classes, labels)),
+        "tree groups conditional": (
+            gmc.TreeHead(tree, 0.8, 0.05, groups=names, jitter=0.0, conditional=True),
+            (classes, labels, groups),
+        ),
+    }
+
+
+def tree_violations(head, probs: Tensor, labels: Tensor, groups: Tensor | None = None) -> Tensor:
+    """Coverage - target of the hard answers, by group and set, one at a time."""
+    nodes = head(probs, groups)
+    covered = head.leaves(nodes)[torch.arange(len(labels)), labels].double() - head.target
+    found = []
+    for group in [torch.ones(len(labels)).bool()] if groups is None else groups.T:
+        for inside in head.sets.values():
+            chosen = group & torch.isin(nodes, torch.tensor(inside))
+            found.append(covered[chosen].mean() if head.conditional else (covered * chosen).mean())
+    return torch.stack(found)
+
+
+@pytest.mark.parametrize("name", head_cases())
+def test_violations_tend_to_those_the_head_reports(name: str):
+    head, batch = head_cases()[name]
+    penalty = gmc.GMCPenalty.for_head(head, softness=1e-7)
+    x = batch[0].clone().requires_grad_()
+    penalty(x, *batch[1:])
+    head.fit(*batch)
+    before = head.report.violations_before
+    torch.testing.assert_close(penalty.violations().reshape(before.shape), before.double(), rtol=0, atol=2e-3)
+    after = head.report.violations_after
+    if name.startswith("tree"):  # fitted thresholds lie on levels exactly, where a soft step is 1/2: move them off
+        head.base.sub_(1e-5)
+        after = tree_violations(head, *batch).view_as(after)
+    fitted = gmc.GMCPenalty.for_head(head, softness=1e-7)  # the promise after the fit
+    loss = fitted(x, *batch[1:])
+    torch.testing.assert_close(fitted.violations().reshape(after.shape), after.double(), rtol=0, atol=2e-2)
+    assert loss.requires_grad
+    assert fitted.groups == (head.groups if head.grouped else ["all"]) and len(list(fitted.parameters())) == 0
+
+
+@pytest.mark.parametrize("name", head_cases())
+@pytest.mark.parametrize("fitted", [False, True])
+def test_derivative_in_what_the_model_gives(name: str, fitted: bool):
+    head, batch = head_cases()[name]
+    if fitted and name in ("multicalibration", "classes", "quantile bins"):
+        pytest.skip("rounds on level sets jump; their derivative is that inside a level set")
+    if fitted:
+        head.fit(*batch)
+    few = [t[:30] for t in batch]
+    penalty = gmc.GMCPenalty.for_head(head, kind="smooth_max", temperature=0.05, softness=0.05, decay=0.0)
+    rng = torch.Generator().manual_seed(1)
+    along = 1e-3 * torch.randn(2, *few[0].shape, generator=rng, dtype=torch.float64)
+
+    def function(weights: Tensor) -> Tensor:
+        x = few[0] + torch.tensordot(weights, along, 1)
+        return penalty(x.abs() if name.startswith("tree") else x, *few[1:])
+
+    weights = torch.zeros(2, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(function, weights, atol=1e-6, rtol=1e-4)
+    grad = torch.autograd.grad(function(weights), weights)[0]
+    assert bool((grad != 0).any())
+
+
+def test_own_promise_with_sets_that_depend_on_f():
+    x = torch.rand(300, dtype=torch.float64)
+    y = x + 0.2
+
+    def squared(y):
+        return lambda f: f - y
+
+    def halves(f, x):
+        return torch.cat([f < 0.5, f >= 0.5], 1)
+
+    head = gmc.GMCHead(squared, 0.01, who=halves)
+    penalty = gmc.GMCPenalty.for_head(head, kind="squared", decay=0.0)
+    f = x.clone().requires_grad_()
+    loss = penalty(f, y)
+    share = (x < 0.5).double().mean()
+    torch.testing.assert_close(loss.detach(), 0.04 * (share**2 + (1 - share) ** 2))
+    loss.backward()
+    assert bool((f.grad < 0).all())  # up, towards y
+    head.fit(x, y)
+    assert float(gmc.GMCPenalty.for_head(head, kind="hinge")(x, y)) < 1e-3
+
+    general = gmc.GMCHead(squared, 0.01, who=lambda f, x: torch.stack([f, 1 - f], 1))  # (n, 2, 1)
+    penalty = gmc.GMCPenalty.for_head(general, kind="squared")
+    penalty(x, y)
+    torch.testing.assert_close(penalty.violations()[0], gmc.violations(torch.stack([x, 1 - x], 1)[:, :, None], x - y)[:, 0])
+
+
+def test_training_with_the_penalty_meets_the_promise():
+    torch.manual_seed(0)
+    groups = torch.rand(600, 3) < torch.tensor([0.5, 0.3, 0.05])
+    x = torch.cat([torch.randn(600, 2), groups.float()], 1)
+    y = torch.rand(600) < torch.sigmoid(x[:, 0] + groups[:, 2] * 3.0 - groups[:, 0].float())
+    model = nn.Linear(5, 1)
+    penalty = gmc.GMCPenalty("residual", 3, "squared", conditional=True)
+    optimizer = torch.optim.Adam(model.parameters(), 0.02)
+
+    def worst() -> float:
+        with torch.no_grad():
+            return float(
+                (gmc.violations(groups, torch.sigmoid(model(x))[:, 0] - y.float())[:, 0] / groups.float().mean(0)).abs().max()
+            )
+
+    before = worst()
+    for step in range(300):
+        rows = torch.arange(40) + 40 * (step % 15)
+        loss = penalty(torch.sigmoid(model(x[rows]))[:, 0], y[rows].float(), groups[rows])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert before > 0.3 and worst() < 0.1
+
+
+# -- precision, devices, processes, Lightning ----------------------------------------------------------------------------------
+
+
+def test_autocast_does_not_reach_the_sums():
+    torch.manual_seed(0)
+    model, x, who = nn.Linear(4, 1), torch.randn(4096, 4), torch.rand(4096, 3) < 0.5
+    penalty, plain = (gmc.GMCPenalty("residual", 3, "squared") for _ in range(2))
+    y = (torch.rand(4096) < 0.5).float()
+    with torch.autocast("cpu", torch.bfloat16):
+        f = torch.sigmoid(model(x))[:, 0]
+        loss = penalty(f, y, who)
+    assert f.dtype == torch.bfloat16 and loss.dtype == torch.float32
+    torch.testing.assert_close(penalty.violations(), gmc.violations(who, f.double() - y))  # exact for what the model gave
+    loss.backward()
+    half = model.weight.grad.clone()
+    model.weight.grad = None
+    plain(torch.sigmoid(model(x))[:, 0], y, who).backward()
+    torch.testing.assert_close(half, model.weight.grad, rtol=0.05, atol=1e-4)
+
+
+def test_stays_on_the_device_without_looking():
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        s = torch.empty(5, 2, device="cuda", requires_grad=True)
+        who = torch.empty(5, 3, device="cuda", dtype=torch.bool)
+        penalty = gmc.GMCPenalty("centered", 3, conditional=True).cuda()
+        assert penalty(s, who).device.type == "cuda" and penalty.sums.device.type == "cuda"
+        risk = soft_risk(s[:, :, None], who[:, :2, None], torch.empty(5, 2, device="cuda"))
+        assert risk.device.type == "cuda"
+
+
+class Tiny(nn.Module):
+    """A classifier blind to the groups, its own loss, and the penalty."""
+
+    def __init__(self, decay: float) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1)).double()
+        self.penalty = gmc.GMCPenalty("residual", 3, "squared", decay=decay, conditional=True)
+
+    def forward(self, x: Tensor, y: Tensor, groups: Tensor) -> Tensor:
+        return self.penalty(torch.sigmoid(self.layers(x))[:, 0], y, groups)
+
+
+def batches() -> list[tuple[Tensor, Tensor, Tensor]]:
+    rng = torch.Generator().manual_seed(3)
+    double = {"generator": rng, "dtype": torch.float64}
+    return [
+        (torch.randn(20, 4, **double), torch.rand(20, **double).round(), torch.rand(20, 3, generator=rng) < 0.3)
+        for _ in range(4)
+    ]
+
+
+def train(model: nn.Module, rows: slice) -> dict[str, Tensor]:
+    optimizer, losses = torch.optim.SGD(model.parameters(), 0.5), []
+    for batch in batches():
+        loss = model(*(t[rows] for t in batch))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.detach())
+    plain = model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
+    return {**plain.state_dict(), "losses": torch.stack(losses)}
+
+
+def worker(rank: int, folder: Path) -> None:
+    """One of two ranks, with 6 and 14 of every 20 examples."""
+    store = torch.distributed.FileStore(str(folder / "store"), 2)
+    torch.distributed.init_process_group("gloo", store=store, rank=rank, world_size=2, timeout=timedelta(seconds=60))
+    rows = slice(0, 6) if rank == 0 else slice(6, 20)
+    for decay in (0.0, 0.9):
+        model = nn.parallel.DistributedDataParallel(Tiny(decay))
+        torch.save(train(model, rows), folder / f"{rank}-{decay}.pt")
+    torch.distributed.destroy_process_group()
+
+
+def test_two_processes_train_as_one(tmp_path: Path):
+    root = Path(__file__).parent.parent
+    env = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(root)}
+    command = [sys.executable, __file__]
+    ranks = [subprocess.Popen([*command, str(r), str(tmp_path)], env=env, stderr=subprocess.PIPE, text=True) for r in (0, 1)]
+    try:
+        errors = [rank.communicate(timeout=120)[1] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+    assert [rank.returncode for rank in ranks] == [0, 0], errors
+    for decay in (0.0, 0.9):
+        alone = train(Tiny(decay), slice(0, 20))
+        for r in (0, 1):
+            got = torch.load(tmp_path / f"{r}-{decay}.pt")
+            assert got.keys() == alone.keys()
+            for key in alone:
+                torch.testing.assert_close(got[key], alone[key], rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+def test_in_a_lightning_training_step(precision: str, tmp_path: Path):
+    lightning = pytest.importorskip("lightning")
+
+    class Module(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = nn.Linear(4, 1)
+            self.penalty = gmc.GMCPenalty("residual", ["a", "b", "c"])
+
+        def training_step(self, batch, index):
+            x, y, groups = batch
+            logits = self.model(x)[:, 0]
+            loss = nn.functional.binary_cross_entropy_with_logits(logits, y) + self.penalty(torch.sigmoid(logits), y, groups)
+            self.log("worst", self.penalty.violations().abs().max().float())
+            return loss
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), 0.1)
+
+    torch.manual_seed(0)
+    data = torch.utils.data.TensorDataset(torch.randn(64, 4), (torch.rand(64) < 0.5).float(), torch.rand(64, 3) < 0.5)
+    module = Module()
+    before = module.model.weight.detach().clone()
+    trainer = lightning.Trainer(
+        max_epochs=2,
+        accelerator="cpu",
+        devices=1,
+        precision=precision,
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        default_root_dir=tmp_path,
+        log_every_n_steps=1,
+        enable_checkpointing=False,
+    )
+    loader = torch.utils.data.DataLoader(data, batch_size=16)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Lightning's advice on workers
+        trainer.fit(module, loader)
+    assert not torch.equal(module.model.weight, before)
+    assert float(trainer.logged_metrics["worst"]) > 0
+    trainer.save_checkpoint(tmp_path / "last.ckpt")
+    saved = torch.load(tmp_path / "last.ckpt", weights_only=False)["state_dict"]
+    torch.testing.assert_close(saved["penalty.sums"], module.penalty.sums)
+    assert saved["penalty.sums"].shape == (3, 1) and saved["penalty.sums"].dtype == torch.float64
+
+
+# -- errors ------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "match"),
+    [
+        ({"kind": "cubed"}, ValueError, "`kind`.*'smooth_max'"),
+        ({"mapping": "risk"}, ValueError, "`mapping`.*'residual'"),
+        ({"alpha": -1.0}, ValueError, "`alpha`"),
+        ({"temperature": 0.0}, ValueError, "`temperature`"),
+        ({"decay": 1.0}, ValueError, "`decay`.*0 measures each batch"),
+        ({"reduction": "median"}, ValueError, "`reduction`"),
+        ({"groups": "women"}, TypeError, "`groups`"),
+        ({"groups": 0}, ValueError, "`groups`"),
+        ({"what": torch.zeros(3)}, ValueError, "`what`"),
+    ],
+)
+def test_bad_options(options, error, match):
+    with pytest.raises(error, match=match):
+        gmc.GMCPenalty(**options)
+
+
+def test_bad_batches_leave_the_sums_alone():
+    penalty = gmc.GMCPenalty("residual", ["a", "b"])
+    f, y, groups = torch.rand(4), torch.ones(4), torch.ones(4, 2)
+    penalty(f, y, groups)
+    before = copy.deepcopy(penalty.state_dict())
+    for batch, error, match in [
+        ((), TypeError, "nothing was given"),
+        ((f, y, groups[:3]), ValueError, "`groups`"),
+        ((f, y, groups[:, :1]), ValueError, "`groups`"),
+        ((f, groups), ValueError, "`target` is missing"),
+        ((f, y[:3], groups), ValueError, "`target` must have the shape"),
+        ((f.tolist(), y, groups), TypeError, "must be tensors"),
+        ((torch.rand(4, 2), torch.ones(4, 2), groups), ValueError, "call `reset`"),
+        ((torch.rand(4, 2), torch.tensor([0, 1, 2, 0]), groups), ValueError, "class ids"),
+    ]:
+        with pytest.raises(error, match=match):
+            penalty(*batch)
+    assert all(torch.equal(v, before[k]) for k, v in penalty.state_dict().items())
+    with pytest.raises(ValueError, match="the mapping must give"):
+        gmc.GMCPenalty(lambda s: s.sum())(f)
+    with pytest.raises(ValueError, match="`what` has 3 columns"):
+        gmc.GMCPenalty(lambda s: s, what=torch.eye(3))(torch.rand(4, 2))
+    with pytest.raises(ValueError, match="`weight`"):
+        penalty(f, y, groups, weight=-torch.ones(4))
+
+
+def test_heads_that_cannot_be_softened_say_so():
+    with pytest.raises(TypeError, match="Linear"):
+        gmc.GMCPenalty.for_head(nn.Linear(1, 1))
+    risk = gmc.MonotoneRisk(lambda s, m, t: (s <= t[..., None]).double().mean(-1), name="mine")
+    with pytest.raises(ValueError, match="'mine'"):
+        gmc.GMCPenalty.for_head(gmc.ThresholdHead(0.1, 0.1, risk=risk))
+    with pytest.raises(ValueError, match="no thresholds"):
+        gmc.GMCPenalty.for_head(gmc.QuantileHead(0.9, 0.1))(torch.rand(4))
+    with pytest.raises(ValueError, match="range="):
+        gmc.GMCPenalty.for_head(gmc.QuantileHead(0.9, 0.1, bins=3, init=0.5))(torch.rand(4))
+
+
+def test_residual_takes_class_ids_and_values_carry_sets():
+    assert residual(torch.rand(2, 3), torch.tensor([0, 2])).shape == (2, 3)
+    penalty = gmc.GMCPenalty(lambda s: Values(s, torch.full_like(s, 0.5)), conditional=True, kind="squared")
+    assert float(penalty(torch.full((4, 1), 0.25))) == pytest.approx(0.25)  # (0.25 / 0.5)^2
+    assert "residual, kind=hinge, alpha=0.1" in repr(gmc.GMCPenalty(kind="hinge", alpha=0.1))
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    worker(int(sys.argv[1]), Path(sys.argv[2]))
