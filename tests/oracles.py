@@ -73,3 +73,55 @@ def pinball(scores, masks, thresholds, target):
             total += sum(max(t - x, 0.0) for x in positive) / len(positive) - target * t
             count += 1
     return total / count
+
+
+def chernoff_ends(p: float, n: float, log: float) -> tuple[float, float]:
+    """Where n kl(p, q) = log on either side of p, by SciPy."""
+    from scipy.optimize import brentq
+
+    def excess(q: float) -> float:
+        first = p * math.log(p / q) if p > 0 else 0.0
+        second = (1 - p) * math.log((1 - p) / (1 - q)) if p < 1 else 0.0
+        return n * (first + second) - log
+
+    tiny = 1e-15
+    low = 0.0 if p <= tiny or excess(tiny) <= 0 else brentq(excess, tiny, p, xtol=1e-15)
+    high = 1.0 if p >= 1 - tiny or excess(1 - tiny) <= 0 else brentq(excess, p, 1 - tiny, xtol=1e-15)
+    return low, high
+
+
+def audit_interval(
+    s: list[float], inside: list[bool], weight: list[float], bounds: tuple[float, float], share: float, conditional: bool
+) -> tuple[float, float]:
+    """Interval of one group's violation; ``share`` is delta over the number of g."""
+    bottom, top = bounds
+    members = [(x, w) for x, a, w in zip(s, inside, weight, strict=True) if a]
+    mass, n = sum(w for _, w in members), len(s)
+    equal = max(weight) - min(weight) < 1e-12
+    own_mean = sum(w * x for x, w in members) / mass
+    share /= 2 if conditional else 3
+    sample = members if conditional else [(x if a else 0.0, w) for x, a, w in zip(s, inside, weight, strict=True)]
+    if not conditional:
+        bottom, top = min(bottom, 0.0), max(top, 0.0)
+    m, norm = len(sample), sum(w for _, w in sample)
+    mean = sum(w * x for x, w in sample) / norm
+    if equal:
+        low, high = (
+            bottom + (top - bottom) * q for q in chernoff_ends((mean - bottom) / (top - bottom), m, math.log(2 / share))
+        )
+    else:
+        half = (top - bottom) * math.sqrt(sum(w * w for _, w in sample) * math.log(2 / share) / 2) / norm
+        low, high = mean - half, mean + half
+    if m > 1:
+        second = sum((w * x) ** 2 for x, w in sample)
+        variance = max(((m / norm) ** 2 * second - m * mean**2) / (m - 1), 0.0)
+        log = math.log(4 / share)
+        half = math.sqrt(2 * variance * log / m) + 7 * (top - bottom) * m / norm * max(weight) * log / (3 * (m - 1))
+        low, high = max(low, mean - half), min(high, mean + half)
+    if equal and not conditional:
+        bottom, top = bounds
+        ends = chernoff_ends((own_mean - bottom) / (top - bottom), len(members), math.log(2 / (0.9 * share)))
+        few, many = chernoff_ends(len(members) / n, n, math.log(2 / (0.1 * share)))
+        corners = [(bottom + (top - bottom) * q) * p for q in ends for p in (few, many)]
+        low, high = max(low, min(corners)), min(high, max(corners))
+    return low, high

@@ -1,23 +1,21 @@
 """Audits: estimates by a loop, intervals that hold at once, verdicts."""
 
-import math
-
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from oracles import audit_interval
 
 import torchgmc as gmc
 from torchgmc.audit import summarize
 from torchgmc.moments import Moments
 
 
-def intervals(who, s, delta=0.05, conditional=False, weight=None, alpha=0.1):
+def intervals(who, s, delta=0.05, conditional=False, weight=None, alpha=0.1, bounds=(-0.4, 0.6)):
     weight = torch.ones(len(s), 1) if weight is None else weight[:, None]
     names = [f"g{j}" for j in range(who.shape[1])]
-    return summarize(
-        Moments.of(who, s[:, None], weight), alpha, delta, conditional, names, [""], torch.zeros(1).double(), (0.0, 1.0), len(s)
-    )
+    moments = Moments.of(who, s[:, None], weight)
+    return summarize(moments, alpha, delta, conditional, names, [""], torch.zeros(1).double(), bounds, len(s))
 
 
 def by_group(audit, key):
@@ -25,28 +23,29 @@ def by_group(audit, key):
 
 
 @settings(deadline=None, max_examples=30)
-@given(n=st.integers(3, 60), seed=st.integers(0, 1000), conditional=st.booleans())
-def test_table_by_the_loop(n, seed, conditional):
+@given(
+    n=st.integers(3, 300),
+    seed=st.integers(0, 1000),
+    conditional=st.booleans(),
+    binary=st.booleans(),
+    weighted=st.booleans(),
+)
+def test_table_by_the_loop(n, seed, conditional, binary, weighted):
     rng = torch.Generator().manual_seed(seed)
-    who, s = torch.rand(n, 2, generator=rng) < 0.6, torch.rand(n, generator=rng).double() - 0.4
+    who, s = torch.rand(n, 2, generator=rng) < 0.3, torch.rand(n, generator=rng).double()
+    s = (s.round() if binary else s) - 0.4
     who[0] = True
-    audit = intervals(who, s, conditional=conditional)
+    weight = torch.rand(n, generator=rng).double() + 0.1 if weighted else torch.full((n,), 2.0).double()
+    audit = intervals(who, s, conditional=conditional, weight=weight)
     for j, name in enumerate(["g0", "g1"]):
-        if conditional:
-            sample = [float(x) for x, inside in zip(s, who[:, j], strict=True) if inside]
-        else:
-            sample = [float(x) if inside else 0.0 for x, inside in zip(s, who[:, j], strict=True)]
-        m, mean = len(sample), sum(sample) / len(sample)
-        each = 0.05 / 4  # two groups, two bounds
-        hoeffding = math.sqrt(math.log(2 / each) / (2 * m))
-        half = hoeffding
-        if m > 1:
-            variance = sum((x - mean) ** 2 for x in sample) / (m - 1)
-            half = min(half, math.sqrt(2 * variance * math.log(4 / each) / m) + 7 * math.log(4 / each) / (3 * (m - 1)))
-        assert by_group(audit, "estimate")[name] == pytest.approx(mean, abs=1e-12)
-        assert by_group(audit, "low")[name] == pytest.approx(mean - half, abs=1e-9)
-        assert by_group(audit, "high")[name] == pytest.approx(mean + half, abs=1e-9)
-        assert by_group(audit, "mass")[name] == pytest.approx(float(who[:, j].double().mean()))
+        inside = who[:, j].tolist()
+        low, high = audit_interval(s.tolist(), inside, weight.tolist(), (-0.4, 0.6), 0.05 / 2, conditional)
+        mass, total = float(weight[who[:, j]].sum()), float(weight.sum())
+        mean = sum(w * x for w, x, a in zip(weight.tolist(), s.tolist(), inside, strict=True) if a)
+        assert by_group(audit, "estimate")[name] == pytest.approx(mean / (mass if conditional else total), abs=1e-12)
+        assert by_group(audit, "low")[name] == pytest.approx(low, abs=1e-9)
+        assert by_group(audit, "high")[name] == pytest.approx(high, abs=1e-9)
+        assert by_group(audit, "mass")[name] == pytest.approx(mass / total)
     assert [abs(v) for v in audit.table["estimate"]] == sorted((abs(v) for v in audit.table["estimate"]), reverse=True)
 
 
@@ -89,7 +88,8 @@ def test_all_intervals_hold_at_once(conditional, shape):
         who = torch.rand(400, 4, generator=rng) < rates
         x = torch.rand(400, generator=rng).double()
         s = (x < 0.1).double() - 0.1 if shape == "bernoulli" else x**8 - 1 / 9
-        table = intervals(who, s, conditional=conditional).table
+        bottom = 0.1 if shape == "bernoulli" else 1 / 9
+        table = intervals(who, s, conditional=conditional, bounds=(-bottom, 1 - bottom)).table
         held += all(low <= 0.0 <= high for low, high in zip(table["low"], table["high"], strict=True))
     assert held >= 950
 

@@ -237,22 +237,24 @@ def test_coverage_and_width(shape, conditional):
 
     Not needlessly wide: beside the oracle's, who knows the spread of every estimate and the joint law of the errors and takes
     the narrowest half-widths, in proportion to the spreads, that hold at once in 95 % of these draws. The bounds hold for every
-    distribution and every n, which has its price: 1.4 to 3 times the oracle's where a group has hundreds of examples, up to 4.8
-    times for groups of 20 to 100 (measured; printed with ``-s``).
+    distribution and every n, which has its price: 1.2 to 1.6 times the oracle's for s of two values conditional on the group, up
+    to 3.2 times for skewed s of a group of 100 (measured; printed with ``-s``).
     """
     rng = torch.Generator().manual_seed(4)
-    errors, halves = [], []
+    errors, halves, held = [], [], 0
+    bottom = 1 / 9 if shape == "skewed" else 0.1
     for _ in range(1000):
         who, s, means, masses = population(shape, 2000, rng)
         moments = Moments.of(who, s[:, None], torch.ones(2000, 1))
         truth = means if conditional else means * masses
         errors.append((moments.estimates(conditional)[:, 0] - truth).abs())
-        halves.append(moments.half_widths(conditional, 1.0, 0.05)[:, 0])
+        low, high = (end[:, 0] for end in moments.intervals(conditional, (-bottom, 1 - bottom), 0.05))
+        halves.append((high - low) / 2)
+        held += bool(((low <= truth) & (truth <= high)).all())
     error, half = torch.stack(errors), torch.stack(halves)
-    held = int((error <= half).all(1).sum())
     assert held >= 950
     spread = error.square().mean(0).sqrt()
     oracle = float((error / spread).amax(1).quantile(0.95)) * spread
     ratio = half.mean(0) / oracle
     print(f"{shape}, conditional={conditional}: held in {held} of 1000, width / oracle {[round(r, 2) for r in ratio.tolist()]}")
-    assert float(ratio.min()) >= 1.0 and float(ratio.max()) <= 5.0 and float(ratio.median()) <= 2.5
+    assert float(ratio.min()) >= 1.0 and float(ratio.max()) <= 3.3 and float(ratio.median()) <= 2.5

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from torchgmc import checks
-from torchgmc.moments import Moments
+from torchgmc.moments import Bounds, Moments
 from torchgmc.overlap import Sketch
 
 if TYPE_CHECKING:
@@ -126,8 +126,8 @@ class Audit:
         evidence = self._evidence()
 
         def enough(n: int) -> bool:
-            estimate, half = evidence.intervals(self.conditional, self.delta, n / self.num_examples)
-            return bool((estimate.abs() + half <= alpha).all())
+            _, low, high = evidence.intervals(self.conditional, self.delta, n / self.num_examples)
+            return bool((torch.maximum(-low, high) <= alpha).all())
 
         high = 1
         while not enough(high):
@@ -238,7 +238,7 @@ class Evidence:
         moments: of s = risk - target; with ``relative``, a last row for everybody.
         groups, what: names of the rows and columns of G.
         target: target of each column, shape ``(u,)``.
-        bounds: range of s.
+        bounds: range of s: two numbers, or two tensors ``(u,)``.
         sign: sign that turns s into risk - target.
         relative: the target is everybody's mean, itself estimated: its interval becomes part of each.
         cells: mass and count ``(a, u)`` to show mass-weighted, where a column is a part of the group (a level set).
@@ -249,30 +249,34 @@ class Evidence:
     groups: tuple[str, ...]
     what: tuple[str, ...]
     target: Tensor
-    bounds: tuple[float, float]
+    bounds: Bounds
     sign: float = 1.0
     relative: bool = False
     cells: tuple[Tensor, Tensor] | None = None
     columns: dict[str, Tensor] = field(default_factory=dict)
 
-    def intervals(self, conditional: bool, delta: float, factor: float = 1.0) -> tuple[Tensor, Tensor]:
-        """Estimates and half-widths ``(a, u)``, as they would be with ``factor`` times the examples.
+    def intervals(self, conditional: bool, delta: float, factor: float = 1.0) -> tuple[Tensor, Tensor, Tensor]:
+        """Estimates, low and high ends ``(a, u)``, as they would be with ``factor`` times the examples.
 
         A set without examples has violation 0 in an interval as wide as the range of s: undecided.
         """
         moments = self.moments.times(factor)
-        half = moments.half_widths(conditional, self.bounds[1] - self.bounds[0], delta)
-        if self.relative:
+        low, high = moments.intervals(conditional, self.bounds, delta)
+        if self.relative:  # E[s - E s | A] lies between the ends of A minus those of everybody, the last row
             moments = moments.rows(len(self.groups))
-            half = half[:-1] + half[-1] * (1.0 if conditional else moments.mass / moments.total)
+            part = 1.0 if conditional else moments.mass / moments.total
+            low, high = low[:-1] - part * high[-1], high[:-1] - part * low[-1]
+        if self.sign < 0:
+            low, high = -high, -low
         estimate = self.sign * moments.estimates(conditional)
         empty = (moments.mass <= 0) & estimate.isnan()
-        half = half.masked_fill(empty, max(abs(self.bounds[0]), abs(self.bounds[1])))
-        return estimate.masked_fill(empty, 0.0), half
+        reach = torch.maximum(*(torch.as_tensor(b).abs().to(estimate) for b in self.bounds)).expand_as(estimate)
+        low, high = torch.where(empty, -reach, low), torch.where(empty, reach, high)
+        return estimate.masked_fill(empty, 0.0), low, high
 
     def table(self, alpha: float, delta: float, conditional: bool) -> dict[str, list[Any]]:
         """Columns of an audit's table, worst g first."""
-        estimate, half = (t.flatten() for t in self.intervals(conditional, delta))
+        estimate, low, high = (t.flatten() for t in self.intervals(conditional, delta))
         moments = self.moments.rows(len(self.groups))
         if self.cells is not None and not conditional:  # what each cell itself holds; the estimates do not use it
             moments = replace(moments, mass=self.cells[0], count=self.cells[1])
@@ -283,8 +287,8 @@ class Evidence:
             "count": moments.count.flatten(),
             "risk": (self.sign * moments.estimates(True) + self.target).flatten(),
             "estimate": estimate,
-            "low": estimate - half,
-            "high": estimate + half,
+            "low": low,
+            "high": high,
         }
         table: dict[str, list[Any]] = {
             "group": [self.groups[row] for row, _ in places],
@@ -307,7 +311,7 @@ def summarize(
     groups: Sequence[str],
     what: Sequence[str],
     target: Tensor,
-    bounds: tuple[float, float],
+    bounds: Bounds,
     num_examples: int,
     excluded: int = 0,
     sign: float = 1.0,

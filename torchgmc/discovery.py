@@ -97,8 +97,8 @@ def find_groups(
     column and every intersection that occurs is searched, by counting: time is a few dozen passes over the rows, and no
     membership table is made.
 
-    Intervals are those of an audit (the tighter of Hoeffding and empirical Bernstein) with a union bound over **all** candidate
-    groups, both views and both bounds, so that picking the worst of them stays honest: with probability at least 1 - delta no
+    Intervals are those of an audit (:meth:`torchgmc.moments.Moments.intervals`) with a union bound over **all** candidate
+    groups and both views, so that picking the worst of them stays honest: with probability at least 1 - delta no
     interval of any searched group misses its mean, and no group within alpha is called violated. Which groups are
     candidates is decided by the columns alone, never by s.
 
@@ -146,27 +146,29 @@ def find_groups(
     w = checks.weights(weight, len(values), values)
     moments = _moments(groups, values, w)
     # Both views are shown, so each has half of delta.
-    own, own_half = moments.estimates(True)[:, 0], moments.half_widths(True, high - low, delta / 2)[:, 0]
-    part, part_half = moments.estimates(False)[:, 0], moments.half_widths(False, high - low, delta / 2)[:, 0]
+    own, part = moments.estimates(True)[:, 0], moments.estimates(False)[:, 0]
+    own_low, own_high = (end[:, 0] for end in moments.intervals(True, (low, high), delta / 2))
+    part_low, part_high = (end[:, 0] for end in moments.intervals(False, (low, high), delta / 2))
     empty = moments.mass[:, 0] <= 0  # all of its rows have weight 0
-    own, own_half = own.masked_fill(empty, 0.0), own_half.masked_fill(empty, max(abs(low), abs(high)))
-    estimate, half = (own, own_half) if order == "conditional" else (part, part_half)
+    own, own_low, own_high = own.masked_fill(empty, 0.0), own_low.masked_fill(empty, low), own_high.masked_fill(empty, high)
+    conditional = order == "conditional"
+    estimate, least, most = (own, own_low, own_high) if conditional else (part, part_low, part_high)
     # The side of the interval nearest to 0 first; where the interval holds 0, the mean decides, below all of those.
-    nearest = estimate.abs() - half
-    key = torch.where(nearest > 0, high - low + nearest, estimate.abs()) if order == "conditional" else estimate.abs()
+    nearest = torch.maximum(least, -most)
+    key = torch.where(nearest > 0, high - low + nearest, estimate.abs()) if conditional else estimate.abs()
     chosen = key.argsort(descending=True, stable=True)[:top]
     verdicts = ["undecided", "holds", "violated"]
     beyond = nearest > alpha
-    code = torch.where(beyond, 2, (estimate.abs() + half <= alpha).long())
+    code = torch.where(beyond, 2, (torch.maximum(-least, most) <= alpha).long())
     figures = {
         "count": moments.count[:, 0],
         "mass": moments.mass[:, 0] / moments.total,
         "estimate": own,
-        "low": own - own_half,
-        "high": own + own_half,
+        "low": own_low,
+        "high": own_high,
         "weighted": part,
-        "weighted low": part - part_half,
-        "weighted high": part + part_half,
+        "weighted low": part_low,
+        "weighted high": part_high,
     }
     table: dict[str, list[Any]] = {"group": [groups.name(index) for index in chosen.tolist()]}
     table |= {name: column[chosen].tolist() for name, column in figures.items()}

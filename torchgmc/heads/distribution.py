@@ -424,7 +424,7 @@ class DistributionHead(Head):
             self.groups,
             list(self.attributes),
             mean,
-            (0.0, 1.0),
+            (-mean, 1.0 - mean),
             tally.examples,
             cost={key: float(total / weights.sum()) for key, total in tally.sums.items()},
             name=type(self).__name__,
