@@ -237,8 +237,8 @@ def test_coverage_and_width(shape, conditional):
 
     Not needlessly wide: beside the oracle's, who knows the spread of every estimate and the joint law of the errors and takes
     the narrowest half-widths, in proportion to the spreads, that hold at once in 95 % of these draws. The bounds hold for every
-    distribution and every n, which has its price: 1.2 to 1.6 times the oracle's for s of two values conditional on the group, up
-    to 3.2 times for skewed s of a group of 100 (measured; printed with ``-s``).
+    distribution and every n, which has its price: 1.2 to 1.6 times the oracle's for s of two values conditional on the group,
+    up to 3.2 times for skewed s of a group of 100 (measured; printed with ``-s``).
     """
     rng = torch.Generator().manual_seed(4)
     errors, halves, held = [], [], 0
