@@ -10,8 +10,8 @@ loopback), headers and padding included.
 """
 
 import argparse
+import importlib.util
 import tempfile
-import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -23,7 +23,8 @@ from torch import distributed as dist
 from torch import multiprocessing as mp
 
 import torchgmc as gmc
-from benchmarks.timing import header
+from benchmarks.rows import Row
+from benchmarks.timing import header, quickest
 from torchgmc.distributed import exchanged_bytes
 
 GROUPS = ["a", "b", "c", "d"]
@@ -31,18 +32,6 @@ GROUPS = ["a", "b", "c", "d"]
 
 def membership(n: int) -> Tensor:
     return torch.arange(n)[:, None] % len(GROUPS) == torch.arange(len(GROUPS))
-
-
-def quickest(*works: Callable[[], object], repeat: int) -> list[float]:
-    """Least seconds of each work; the works take turns, so that a busy machine disturbs all of them alike."""
-    times: list[list[float]] = [[] for _ in works]
-    for turn in range(repeat + 1):
-        for work, found in zip(works, times, strict=True):
-            start = time.perf_counter()
-            work()
-            if turn:  # the first one warms up
-                found.append(time.perf_counter() - start)
-    return [min(found) for found in times]
 
 
 def unet(size: int, batch: int, encoder: str) -> tuple[nn.Module, gmc.CalibratedModel, tuple[Tensor, ...]]:
@@ -132,6 +121,62 @@ def bytes_against_n(sizes: list[int]) -> list[tuple[str, int, int]]:
     with tempfile.TemporaryDirectory() as folder:
         mp.spawn(exchange, (f"{folder}/store", sizes, queue), nprocs=2)
     return [queue.get() for _ in range(2 * len(sizes))]
+
+
+def run(small: bool = False, tiny: bool = False) -> list[Row]:
+    """The figures of design section 5: the head's share of a forward pass, in percent."""
+    little = small or tiny
+    sizes = (1, 24, 500, 2, 8) if little else (6, 384, 30522, 8, 32)
+    cases: list[tuple[str, str, Callable[[], Any]]] = [
+        (
+            "segmentation_models_pytorch",
+            "U-Net resnet18 64x64, batch 2" if little else "U-Net resnet18 256x256, batch 4",
+            lambda: unet(*((64, 2, "resnet18") if little else (256, 4, "resnet18"))),
+        ),
+        (
+            "transformers",
+            f"encoder {sizes[0]}x{sizes[1]}, {sizes[2]:,} tokens, at the mask",
+            lambda: encoder(*sizes, masked=True),
+        ),
+    ]
+    rows = []
+    for package, name, make in cases:
+        work, target = f"head's share of a forward pass: {name}", "<= 2 %"
+        if importlib.util.find_spec(package) is None:
+            rows.append(Row("overhead", work, "%", None, target, note=f"{package} is not installed"))
+            continue
+        torch.manual_seed(0)
+        net, model, inputs = make()
+        same_as_plain(net, model, inputs)
+        repeat = 1 if tiny else 15
+        share, _ = eager(net, model, inputs, repeat)
+        other, _ = scripted(net, model, inputs, repeat)
+        rows.append(
+            Row(
+                benchmark="overhead",
+                work=work,
+                unit="% of the pass",
+                ours=100 * share,
+                limit=0.0,
+                target=target,
+                reached=None if little else share <= 0.02,
+                note=f"scripted: {100 * other:.3g} % of the exported file's pass",
+            )
+        )
+    return rows
+
+
+def same_as_plain(net: nn.Module, model: gmc.CalibratedModel, inputs: tuple[Tensor, ...]) -> None:
+    """The calibrated pass is the model's own scores through the head, done by hand."""
+    with torch.inference_mode():
+        scores, found = model.scores(*inputs[:-1]), model(*inputs)
+        if model.adapter.position is not None:
+            position = inputs[0].shape[1] // 2
+            expected = model.head(scores[:, position].contiguous(), inputs[-1])
+            torch.testing.assert_close(getattr(found, "logits", found)[:, position], expected)
+        else:
+            flat = scores.squeeze(1) if scores.dim() == 4 else scores
+            torch.testing.assert_close(found.reshape(flat.shape), model.head(flat, inputs[-1]))
 
 
 def main() -> None:

@@ -1,0 +1,96 @@
+"""Every benchmark, one table: what we take, what the plain way takes, what others take, and what nobody can go below.
+
+    python -m benchmarks                        # all, at the sizes of design section 5: some minutes (more with peers)
+    python -m benchmarks --small                # small sizes, at most 3 minutes on two quiet cores
+    python -m benchmarks --only fnr --only text
+    python -m benchmarks --json speed.json --markdown benchmarks/results/speed.md
+
+Figures are ratios within one run. A benchmark checks that its results agree with a plain version before it takes a time, and
+one that fails does not keep the others from running; the exit code is then 1.
+"""
+
+import argparse
+import importlib
+import json
+import sys
+import time
+import traceback
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from benchmarks.rows import Row, as_markdown, as_text
+from benchmarks.timing import machine
+
+BENCHMARKS = ("fnr", "text", "multicalibration", "search", "calibrate", "overhead", "processes", "audit")
+
+
+def collect(names: Sequence[str], small: bool, tiny: bool = False) -> tuple[list[Row], dict[str, str], dict[str, float]]:
+    """Rows, errors by benchmark, and seconds that each benchmark took in all."""
+    rows: list[Row] = []
+    errors: dict[str, str] = {}
+    seconds: dict[str, float] = {}
+    for name in names:
+        print(f"{name} ...", end=" ", file=sys.stderr, flush=True)
+        start = time.perf_counter()
+        try:
+            rows += importlib.import_module(f"benchmarks.{name}").run(small=small, tiny=tiny)
+        except Exception as error:
+            errors[name] = f"{type(error).__name__}: {error}"
+            traceback.print_exc()
+        seconds[name] = time.perf_counter() - start
+        print(f"{seconds[name]:.0f} s", file=sys.stderr, flush=True)
+    return rows, errors, seconds
+
+
+def command(arguments: Sequence[str]) -> str:
+    """What to type to have this again."""
+    return " ".join(["python -m benchmarks", *arguments])
+
+
+def page(rows: Sequence[Row], errors: dict[str, str], where: dict[str, str], small: bool) -> str:
+    """The Markdown page: command, machine and versions, table, notes."""
+    lines = ["# Speed", "", *(f"- {name}: {value}" for name, value in where.items()), ""]
+    if small:
+        lines += ["Small sizes: the targets are for the full ones, so most are not judged.", ""]
+    lines.append(as_markdown(rows))
+    lines += ["", *(f"- **{name} failed**: {error}" for name, error in errors.items())] if errors else []
+    return "\n".join(lines) + "\n"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run, print, write; 0 if every benchmark ran."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--small", action="store_true", help="small sizes, at most 3 minutes")
+    parser.add_argument("--tiny", action="store_true", help=argparse.SUPPRESS)  # for the tests: no time worth reading
+    parser.add_argument("--only", action="append", choices=BENCHMARKS, metavar="NAME", help=f"one of {', '.join(BENCHMARKS)}")
+    parser.add_argument("--json", type=Path, help="write everything to this file")
+    parser.add_argument("--markdown", type=Path, help="write the page to this file")
+    options = parser.parse_args(arguments)
+    where = {"command": command(arguments), **machine()}
+    for name, value in where.items():
+        print(f"{name}: {value}")
+    rows, errors, seconds = collect(options.only or BENCHMARKS, options.small, options.tiny)
+    where["took"] = f"{sum(seconds.values()):.0f} s"
+    print(f"took: {where['took']}\n")
+    print(as_text(rows))
+    for name, error in errors.items():
+        print(f"{name} FAILED: {error}")
+    content: dict[str, Any] = {"machine": where, "small": options.small, "rows": [asdict(row) for row in rows]}
+    content |= {"errors": errors, "seconds": seconds}
+    for path, text in (
+        (options.json, json.dumps(content, indent=1) + "\n"),
+        (options.markdown, page(rows, errors, where, options.small)),
+    ):
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+    return 1 if errors else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
