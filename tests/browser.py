@@ -54,7 +54,7 @@ MEASURE = r"""
     if ((a + 0.05) / (b + 0.05) < 4.5) found.faint.push(name(e, node.data));
   }
   for (const image of document.images)
-    found.images.push({ loaded: image.complete && image.naturalWidth > 0, dark: image.currentSrc !== image.src, alt: image.alt });
+    found.images.push({ loaded: image.complete && image.naturalWidth > 0, dark: image.currentSrc !== image.src });
   found.background = getComputedStyle(document.body).backgroundColor;
   found.pictures = document.querySelectorAll("picture source").length;
   return found;

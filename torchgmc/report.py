@@ -241,7 +241,8 @@ def _deviations(audits: Mapping[str, Audit]) -> Section:
         "examples would tell."
     ]
     caption = "Points: measured on the held-out examples. Lines: intervals that hold all at once. Band: what was promised."
-    pictures = [picture(lambda dark: _plots().deviation(audits, dark=dark), caption)] if _can_draw() else []
+    rows = max(10, 36 // len(audits))  # a figure that fits a screen or two; the tables have every row
+    pictures = [picture(lambda dark: _plots().deviation(audits, top=rows, dark=dark), caption)] if _can_draw() else []
     return Section("Side by side" if len(audits) > 1 else "Deviation from the promise", text, [_summary(audits)], pictures)
 
 
@@ -311,7 +312,8 @@ def _number(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float):
-        return f"{value:.3g}" if 1e-9 <= abs(value) < 1e-3 or abs(value) >= 1e5 else f"{value:.4f}"
+        value = 0.0 if abs(value) < 1e-9 else value  # rounding, of either sign
+        return f"{value:.3g}" if 0 < abs(value) < 1e-3 or abs(value) >= 1e5 else f"{value:.4f}"
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 

@@ -67,7 +67,7 @@ def deviation(
     rows = {name: _rows(audit) for name, audit in audits.items()}
     order, left_out = _order(rows, top)
     theme = DARK if dark else LIGHT
-    height = max(3.4, 1.7 + len(order) * (0.34 + 0.17 * len(audits)))
+    height = max(3.4, 1.7 + len(order) * (0.30 + 0.15 * len(audits)))
     figure, (axes,) = new_figure(theme, (10, height))
     axes.axvspan(-alpha, alpha, color=theme.band, alpha=0.32 if dark else 0.16, lw=0, label=f"promised: within {alpha:g}")
     axes.axvline(0, color=theme.ink, lw=1)
@@ -78,7 +78,7 @@ def deviation(
         axes.errorbar(
             [v["estimate"] for v in value],
             place,
-            xerr=[[v["estimate"] - v["low"] for v in value], [v["high"] - v["estimate"] for v in value]],
+            xerr=[[max(v["estimate"] - v["low"], 0.0) for v in value], [max(v["high"] - v["estimate"], 0.0) for v in value]],
             fmt=MARKERS[k % len(MARKERS)],
             color=theme.series[k % len(theme.series)],
             markersize=8,

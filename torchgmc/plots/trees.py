@@ -218,4 +218,4 @@ def _caption(below: bool, left_out: int, shape: Tree, shown: list[int], alpha: f
         parts.append(f"{left_out} rarer ones not shown")
     elif len(shown) < shape.num_nodes:
         parts.append("deeper levels folded in" if below else "deeper levels not shown")
-    return "; ".join(parts)
+    return "; ".join(parts[:2]) + "\n" + "; ".join(parts[2:])

@@ -77,7 +77,7 @@ def words(
         axes.set_yticks(place, [safe(shorten(name, 18)) for name in labels] if k % columns == 0 else [""] * len(place))
         axes.set_ylim(len(place) - 0.5, -0.5)
         axes.set_xlim(-0.04 * high, high)
-        axes.locator_params(axis="x", nbins=5)
+        axes.locator_params(axis="x", nbins=4, prune="upper")  # the last tick would touch the next panel's first
         axes.tick_params(axis="y", length=0)
         axes.tick_params(axis="x", labelsize=SMALL)
         axes.grid(axis="x", color=theme.faint, lw=0.8)
