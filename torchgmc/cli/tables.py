@@ -3,7 +3,8 @@
 =================  =======================================================================================
 ``.npz``           arrays as ``numpy.savez`` or ``savez_compressed`` writes them; decompressed as rows are needed
 ``.safetensors``   numbers only (a group column holds integers)
-``.parquet``       columns; a matrix is a column of lists, or columns ``probs[0]``, ``probs[1]``, ... (extra ``tables``)
+``.parquet``       columns; a matrix is a column of lists, or columns ``probs[0]``, ``probs[1]``, ... (extra ``tables``);
+                   a row group at a time is in memory
 ``.csv``           columns under a header line, UTF-8; a matrix is columns ``probs[0]``, ``probs[1]``, ...
 =================  =======================================================================================
 
