@@ -8,10 +8,14 @@ import re
 import shutil
 import socket
 import subprocess
+import tempfile
 import threading
 import urllib.parse
+from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from torchgmc.datasets import FASSEG, GenderPrompts, HierarchicalText, _download, _prompts, _texts
 from torchgmc.datasets._download import DownloadError, Progress, Remote, fetch, fetch_all, github_files, tree_id
@@ -150,6 +154,16 @@ def test_an_older_copy_is_replaced_only_by_a_good_one(server, tmp_path):
     assert fetch(remote(server, sha256=SHA), tmp_path).read_bytes() == CONTENT
 
 
+@settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(breaks=st.lists(st.integers(0, len(CONTENT)), max_size=3), ranges=st.booleans(), left=st.integers(0, len(CONTENT)))
+def test_however_it_breaks_off_the_file_is_right(server, breaks, ranges, left):
+    server.breaks, server.ranges = list(breaks), ranges
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "sub").mkdir()
+        (Path(folder) / "sub" / "a.bin.part").write_bytes(CONTENT[:left])
+        assert fetch(remote(server, sha256=SHA), Path(folder)).read_bytes() == CONTENT
+
+
 def test_not_found_is_not_tried_again(server, tmp_path):
     with pytest.raises(DownloadError, match=r"could not fetch .*/b.bin: the server says 404 .*by hand.*TORCHGMC_DATA"):
         fetch(Remote(f"{server.url}/b.bin", "b.bin"), tmp_path)
@@ -179,6 +193,13 @@ def test_many_files_and_one_bad(server, tmp_path):
     assert all((tmp_path / "many" / str(k)).read_bytes() == bytes([k]) * 1000 for k in range(20))
     with pytest.raises(DownloadError, match="404"):
         fetch_all([*many, Remote(f"{server.url}/none", "none", size=1)], tmp_path, "many")
+
+
+@pytest.mark.parametrize("path", ["../a.bin", "sub/../../a.bin", "/a.bin"])
+def test_nothing_is_written_elsewhere(server, tmp_path, path):
+    with pytest.raises(DownloadError, match="outside of the folder"):
+        fetch(Remote(f"{server.url}/a.bin", path), tmp_path / "root")
+    assert not server.asked and not (tmp_path / "a.bin").exists()
 
 
 def test_progress_line(capsys, monkeypatch):
@@ -263,6 +284,7 @@ def test_files_of_a_repository(github, tmp_path):
     github.files[tree] = json.dumps(listing).encode()
     with pytest.raises(DownloadError, match="does not have the hash"):
         github_files("me/data", "abc1234", "elsewhere", tmp_path, lambda p: True)
+    assert not list((tmp_path / "elsewhere").iterdir())  # the wrong answer is not kept
     github.files[tree] = json.dumps(listing | {"truncated": True}).encode()
     with pytest.raises(DownloadError, match="truncated; clone"):
         github_files("me/data", "abc1234", "other", tmp_path, lambda p: True)

@@ -53,7 +53,7 @@ class Remote:
         size = file.stat().st_size
         if self.size is not None and size != self.size:
             return f"it has {size} bytes instead of {self.size}"
-        digests = {"sha256": hashlib.sha256(), "blob": hashlib.sha1(b"blob %d\0" % size)}
+        digests = {"sha256": hashlib.sha256(), "blob": hashlib.sha1(b"blob %d\0" % size, usedforsecurity=False)}
         for name, digest in digests.items():
             wanted = getattr(self, name)
             if wanted is None:
@@ -106,6 +106,8 @@ def fetch(remote: Remote, root: Path, progress: Progress | None = None) -> Path:
     Raises:
         DownloadError: it cannot be reached, is not there, or is not what it should be.
     """
+    if ".." in Path(remote.path).parts or Path(remote.path).is_absolute():
+        raise DownloadError(f"{remote.url} would be written outside of the folder: {remote.path!r}.")
     target = root / remote.path
     if target.is_file() and remote.problem(target) is None:
         if progress:
@@ -236,19 +238,13 @@ def github_files(repository: str, commit: str, folder: str, root: Path, select: 
         select: which paths are wanted.
     """
     at = f"{GITHUB_API}/repos/{repository}"
-    known = _json(Remote(f"{at}/commits/{commit}", f"{folder}/.commit-{commit}.json"), root)
-    full, tree = str(known["sha"]), str(known["commit"]["tree"]["sha"])
-    if not full.startswith(commit):
-        raise DownloadError(f"asked {at} for commit {commit}, got {full}.")
-    listing = _json(Remote(f"{at}/git/trees/{tree}?recursive=1", f"{folder}/.tree-{commit}.json"), root)
-    if listing.get("truncated"):
-        raise DownloadError(
-            f"the listing of {repository} at {commit} is truncated; clone the repository by hand to {str(root / folder)!r}."
-        )
-    if tree_id(listing["tree"]) != tree:
-        raise DownloadError(
-            f"the listing of {repository} at {commit} does not have the hash {tree} of its tree; try again later."
-        )
+    answers = [root / folder / f".{kind}-{commit}.json" for kind in ("commit", "tree")]
+    try:
+        full, entries = _listing(at, commit, folder, root)
+    except DownloadError:
+        for path in answers:  # ask again next time
+            path.unlink(missing_ok=True)
+        raise
     return [
         Remote(
             f"{GITHUB_RAW}/{repository}/{full}/{urllib.parse.quote(entry['path'])}",
@@ -256,9 +252,23 @@ def github_files(repository: str, commit: str, folder: str, root: Path, select: 
             size=int(entry["size"]),
             blob=entry["sha"],
         )
-        for entry in listing["tree"]
+        for entry in entries
         if entry["type"] == "blob" and select(entry["path"])
     ]
+
+
+def _listing(at: str, commit: str, folder: str, root: Path) -> tuple[str, list[dict[str, Any]]]:
+    """The full id of a commit and all entries of its tree."""
+    known = _json(Remote(f"{at}/commits/{commit}", f"{folder}/.commit-{commit}.json"), root)
+    full, tree = str(known["sha"]), str(known["commit"]["tree"]["sha"])
+    if not full.startswith(commit):
+        raise DownloadError(f"asked {at} for commit {commit}, got {full}.")
+    listing = _json(Remote(f"{at}/git/trees/{tree}?recursive=1", f"{folder}/.tree-{commit}.json"), root)
+    if listing.get("truncated"):
+        raise DownloadError(f"the listing of {at} at {commit} is truncated; clone it by hand to {str(root / folder)!r}.")
+    if tree_id(listing["tree"]) != tree:
+        raise DownloadError(f"the listing of {at} at {commit} does not have the hash {tree} of its tree; try again later.")
+    return full, list(listing["tree"])
 
 
 def _json(remote: Remote, root: Path) -> dict[str, Any]:
@@ -293,6 +303,6 @@ def tree_id(entries: Sequence[dict[str, Any]], below: str = "") -> str:
             mode = "40000" if is_tree else entry["mode"]
             lines.append((name + "/" * is_tree, f"{mode} {name}\0".encode() + bytes.fromhex(identity)))  # git sorts so
         body = b"".join(line for _, line in sorted(lines, key=lambda pair: pair[0].encode()))
-        return hashlib.sha1(b"tree %d\0" % len(body) + body).hexdigest()
+        return hashlib.sha1(b"tree %d\0" % len(body) + body, usedforsecurity=False).hexdigest()
 
     return of(below)
