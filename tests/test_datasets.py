@@ -409,5 +409,37 @@ def test_real_data():
     assert wos.labels[wos.scored("crossfit")].equal(wos.scores("crossfit").labels)
     prompts = GenderPrompts()
     assert (prompts.groups.numpy() == np.stack([prompts.outputs()[key] for key in ("is_female", "is_male")], 1)).all()
-    assert [_prompts.indicators(t)[g] for t, g in zip(prompts.texts[:1], prompts.metadata["group"][:1], strict=True)]
-    assert tuple(wos.node_names[134:141]) == _texts.DOMAINS
+    rows = zip(prompts.texts, *(prompts.metadata[key] for key in ("word", "group", "lists")), strict=True)
+    for text, word, group, lists in rows:  # our rules find every prompt of the compact layout
+        whole = text.replace("[MASK]", word)
+        found = {row["text"]: row for row in _prompts.prompts_of({"id": "x", "text": whole})}
+        mentioned = list(_prompts.indicators(whole))
+        assert found[text]["lists"] == lists and (mentioned == [group] or (group == "both" and len(mentioned) == 2))
+
+
+@pytest.mark.skipif("TORCHGMC_DATA" not in os.environ, reason="the real data is not here")
+@pytest.mark.parametrize("name", ["wos", "newsgroups", "amazon"])
+def test_real_trees(name):
+    """A tree grown from its leaves is the tree of the compact layout."""
+    texts = HierarchicalText(name=name)
+
+    def route(node):
+        above = texts.parents[node]
+        return (*route(above), texts.node_names[node]) if above >= 0 else ()
+
+    leaves = [route(leaf) for leaf in range(texts.num_leaves)]
+    tops = {"wos": _texts.DOMAINS, "newsgroups": _texts.SECTIONS, "amazon": sorted({path[0] for path in leaves})}[name]
+    tree = _texts.grow(leaves, tops)
+    assert tree["parent"] == texts.parents and tree["names"] == texts.node_names
+
+
+@pytest.mark.skipif("TORCHGMC_DATA" not in os.environ, reason="the real data is not here")
+def test_real_skin_tones():
+    """What is measured in the small pictures is what the compact layout measured in the large ones, nearly."""
+    faces = FASSEG(subset="all")
+    for k in range(0, len(faces), 30):
+        height, width = faces.hw[k].tolist()
+        image, label = faces.images[k, :, :height, :width].permute(1, 2, 0).numpy(), faces.labels[k, :height, :width].numpy()
+        got = _faces.measure(image, label)
+        for key, near in {"ita": 2.0, "skin_L": 0.3, "image_L": 0.05, "hair_frac": 0.002, "face_frac": 0.002}.items():
+            assert abs(got[key] - faces.metadata[key][k]) <= near, (k, key)
