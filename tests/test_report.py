@@ -6,12 +6,17 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+import torch
+from heads_zoo import NAMES, ZOO
 
-from torchgmc.report import Picture, Section, Table, write_file, write_html
+import torchgmc as gmc
+from torchgmc import report
+from torchgmc.report import Picture, Section, Table, write, write_file, write_html
 
 NASTY = "<script>alert('x & \"y\"')</script> $title ${title}"
 PNG = b"\x89PNG\r\n\x1a\n not a real one"
 VOID = {"meta", "link", "img", "source", "br"}
+ENTRIES = {entry.name: entry for entry in ZOO}
 
 
 class Balance(HTMLParser):
@@ -93,3 +98,106 @@ def test_a_file_has_the_usual_permissions(tmp_path: Path) -> None:
 def test_a_missing_folder_is_named(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="nowhere"):
         write_file(tmp_path / "nowhere" / "f", b"")
+
+
+# -- the whole report --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def plain(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As without matplotlib: tables alone."""
+    monkeypatch.setattr(report, "_can_draw", lambda: False)
+
+
+def read(path: Path) -> Balance:
+    parser = Balance()
+    parser.feed(path.read_text(encoding="utf-8"))
+    assert parser.open == [] and "script" not in parser.tags
+    return parser
+
+
+@pytest.mark.usefixtures("plain")
+@pytest.mark.parametrize("name", NAMES)
+def test_every_head_has_a_report(name: str, tmp_path: Path) -> None:
+    entry = ENTRIES[name]
+    head = entry.fitted(80)
+    audit = head.audit(*entry.data(90, 4).observe)
+    path = audit.to_html(tmp_path / "r.html", head=head, settings={"command": "torchgmc calibrate", "seed": 7})
+    text = read(path).text
+    assert audit.certificate in text and type(head).__name__ in text
+    for row in audit.rows():
+        assert row["group"] in text and row["verdict"] in text
+    for setting in ("command", "torchgmc calibrate", "seed", "versions", torch.__version__, "audited examples", *head.config()):
+        assert setting in text, setting
+    assert head.report is not None and head.report.message in text
+    assert all(key in text for key in audit.cost)
+
+
+def test_figures_are_there_in_both_themes(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    entry = ENTRIES["tree"]
+    head = entry.fitted(80)
+    audit = head.audit(*entry.data(90, 4).observe)
+    page = audit.to_html(tmp_path / "r.html", head=head, figures={"my own": lambda dark: audit.plot(dark=dark)}).read_text()
+    assert page.count("<img") == page.count("(prefers-color-scheme: dark)") - 1 == 4  # deviation, own, tree, convergence
+    for light, dark in zip(
+        re.findall(r'<img src="([^"]+)"', page), re.findall(r'<source [^>]*srcset="([^"]+)"', page), strict=True
+    ):
+        assert light != dark and light.startswith("data:image/png;base64,iVBOR")
+
+
+@pytest.mark.usefixtures("plain")
+def test_names_of_groups_are_escaped(tmp_path: Path) -> None:
+    entry = ENTRIES["threshold"]
+    names = ["<script>alert(1)</script>", "a & b", '"quoted"']
+    head = gmc.ThresholdHead(0.1, 0.02, names).fit(*entry.data(80, 0).observe)
+    audits = {"<img src=x>": head.audit(*entry.data(80, 1).observe), "two": head.audit(*entry.data(80, 2).observe)}
+    path = gmc.compare(audits).to_html(tmp_path / "r.html", head=head, settings={"<b>": "<i>"}, title=NASTY, lead=NASTY)
+    parser = read(path)
+    assert "img" not in parser.tags and "b" not in parser.tags and "i" not in parser.tags
+    assert all(name in parser.text for name in (*names, *audits, "<b>", "<i>"))
+
+
+@pytest.mark.usefixtures("plain")
+def test_without_an_audit_the_page_says_so(tmp_path: Path) -> None:
+    head = ENTRIES["quantile"].fitted(80)
+    text = read(write(tmp_path / "r.html", None, head)).text
+    assert "Nothing was audited" in text and "Calibration of QuantileHead" in text and "Every interval" not in text
+    with pytest.raises(ValueError, match="nothing to report"):
+        write(tmp_path / "n.html", None)
+    assert not (tmp_path / "n.html").exists()
+
+
+@pytest.mark.usefixtures("plain")
+def test_the_card_follows_the_verdict_and_notes_are_shown(tmp_path: Path) -> None:
+    from dataclasses import replace
+
+    entry = ENTRIES["threshold"]
+    audit = replace(entry.fitted(80).audit(*entry.data(90, 4).observe), note="mind the <gap>")
+    for alpha, verdict in ((0.9, "holds"), (1e-4, "undecided")):
+        page = audit.view("mass-weighted", alpha).to_html(tmp_path / "r.html").read_text()
+        assert f'<div class="card {verdict}">' in page and '<p class="note">mind the &lt;gap&gt;</p>' in page
+    far = {**audit.table, "low": [0.5] * 3, "high": [0.6] * 3, "verdict": ["violated"] * 3}
+    assert '<div class="card violated">' in replace(audit, table=far).to_html(tmp_path / "r.html").read_text()
+
+
+@pytest.mark.usefixtures("plain")
+def test_long_tables_and_settings_are_shortened_and_the_whole_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report, "MOST_ROWS", 2)
+    head = gmc.DistributionHead({"list": list(range(100))}, 0.01, ["a", "b", "c"])
+    head.fit(torch.randn(40, 120), torch.rand(40, 3) < 0.7)
+    audit = head.audit(torch.randn(40, 120), torch.rand(40, 3) < 0.7)
+    text = read(audit.to_html(tmp_path / "r.html", head=head)).text
+    assert "1 rows that deviate less are left out" in text
+    assert "see below" in text and " 99\n" in text  # the JSON has every token
+
+
+def test_what_the_report_refuses(tmp_path: Path) -> None:
+    audit = ENTRIES["quantile"].fitted(80).audit(*ENTRIES["quantile"].data(50, 1).observe)
+    with pytest.raises(ValueError, match="`ours` must be one of 'x', got 'y'"):
+        write(tmp_path / "r.html", {"x": audit}, ours="y")
+    with pytest.raises(TypeError, match="an audit, a comparison or a mapping"):
+        write(tmp_path / "r.html", [audit])  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="`verdict` must be one of"):
+        write_html(tmp_path / "r.html", "t", "c", [], verdict="perhaps")
+    assert list(tmp_path.iterdir()) == []

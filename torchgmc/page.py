@@ -172,7 +172,8 @@ dl { display: flex; flex-wrap: wrap; gap: .75rem 2rem; margin: 1rem 0 0; }
 dt { color: var(--soft); font-size: .85rem; }
 dd { margin: 0; font-weight: 600; font-variant-numeric: tabular-nums; overflow-wrap: anywhere; }
 .note { margin: 1rem 0 0; padding: .75rem 1.25rem; max-width: none; border: 1px solid var(--bad); border-radius: .25rem; }
-.scroll { overflow-x: auto; margin: 1rem 0; background: linear-gradient(to right, var(--paper), transparent) 0 0 / 2rem 100%,
+.scroll { overflow-x: auto; margin: 1rem 0; }
+div.scroll { background: linear-gradient(to right, var(--paper), transparent) 0 0 / 2rem 100%,
   linear-gradient(to left, var(--paper), transparent) 100% 0 / 2rem 100%, linear-gradient(to right, var(--line), transparent)
   0 0 / .6rem 100%, linear-gradient(to left, var(--line), transparent) 100% 0 / .6rem 100%; background-repeat: no-repeat;
   background-attachment: local, local, scroll, scroll; } /* a shade where more can be scrolled into view */
@@ -184,7 +185,7 @@ th.n, td.n { text-align: right; }
 @media (max-width: 40rem) { table { font-size: .9rem; } th, td { padding: .4rem .5rem; } }
 td .holds { color: var(--good); } td .violated { color: var(--bad); font-weight: 600; } td .undecided { color: var(--wait); }
 figure { margin: 1rem 0; }
-img { display: block; width: 100%; min-width: 34rem; height: auto; border-radius: .25rem; }
+img { display: block; width: 100%; min-width: 38rem; height: auto; border-radius: .25rem; }
 details { margin: 1rem 0; }
 summary { cursor: pointer; color: var(--soft); }
 pre { white-space: pre-wrap; overflow-wrap: anywhere; background: var(--card); padding: 1rem; border-radius: .25rem;

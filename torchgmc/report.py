@@ -283,17 +283,17 @@ def _intervals(name: str, audit: Audit, several: bool) -> Section:
 
 
 def _thresholds(head: Any) -> Table:
-    from torchgmc.plots.groups import _combination, _values, combinations
+    from torchgmc.plots.groups import _values, combination_names, combinations
 
     patterns, mass = combinations(head)
     patterns, mass = patterns[:MOST_THRESHOLDS], mass[:MOST_THRESHOLDS]
     values = _values(head, patterns)
     names = [f"threshold, class {c}" for c in range(values.shape[1])] if values.shape[1] > 1 else ["threshold"]
     rows = [
-        [_combination(pattern, head), f"{100 * part:.1f} %" if part == part else "-", *(f"{v:.5g}" for v in row)]
-        for pattern, part, row in zip(patterns, mass.tolist(), values.tolist(), strict=True)
+        [name, f"{100 * part:.1f} %" if part == part else "-", *(f"{v:.5g}" for v in row)]
+        for name, part, row in zip(combination_names(head, patterns), mass.tolist(), values.tolist(), strict=True)
     ]
-    return Table(["groups", "share", *names], rows, ["share", *names])
+    return Table(["groups", "share", *names], rows, ["share", *names], wrapped=["groups"])
 
 
 def _setting(value: Any) -> str:

@@ -172,7 +172,7 @@ def thresholds(
                 axes.annotate(text, at, (9, 0), textcoords="offset points", va="center", fontsize=SMALL, color=theme.ink)
         if name in starts and math.isfinite(starts[name]):
             axes.axvline(starts[name], color=theme.ink, lw=1.2, ls="--", label="before calibration")
-    names = [_combination(pattern, first) for pattern in patterns]
+    names = combination_names(first, patterns)
     labels = [f"{name} / class {c}" if classes > 1 else name for name in names for c in range(classes)]
     shown = [s for s in mass.tolist() for _ in range(classes)]
     _row_names(
@@ -222,11 +222,15 @@ def _values(head: Any, patterns: Tensor) -> Tensor:
     return found.detach().cpu().reshape(len(patterns), -1)
 
 
-def _combination(pattern: Tensor, head: Head) -> str:
-    """Name of one row of the membership; a group of everyone is named only where nothing else is."""
-    inside = [name for name, member in zip(head.groups, pattern.tolist(), strict=True) if member]
-    some = [name for name in inside if name != "all"]
-    return " + ".join(some or inside) or "none of the groups"
+def combination_names(head: Head, patterns: Tensor) -> list[str]:
+    """Name of each combination; a group that all of them belong to is named only where there is no other."""
+    common = patterns.all(0).tolist() if len(patterns) > 1 else [False] * head.num_groups
+    names = []
+    for pattern in patterns.tolist():
+        inside = [name for name, member in zip(head.groups, pattern, strict=True) if member]
+        own = [name for name, member, shared in zip(head.groups, pattern, common, strict=True) if member and not shared]
+        names.append(" + ".join(own or inside) or "none of the groups")
+    return names
 
 
 def _row_names(axes: Any, names: list[str]) -> None:
