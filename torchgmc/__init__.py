@@ -3,21 +3,24 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from torchgmc import baselines, conformity, distributed, func, projections, theory
+from torchgmc import distributed, projections, theory
 from torchgmc.adapters import Adapter
 from torchgmc.attach import CalibratedModel, attach
 from torchgmc.audit import Audit, audit
-from torchgmc.comparison import Comparison, compare
 from torchgmc.dense import Solution, replay, solve
-from torchgmc.discovery import Discovery, find_groups
 from torchgmc.groups import Groups
 from torchgmc.heads import DistributionHead, GMCHead, Head, ProbabilityHead, QuantileHead, ThresholdHead, TreeHead
 from torchgmc.io import load, save
-from torchgmc.penalty import GMCPenalty
 from torchgmc.risks import MonotoneRisk
 from torchgmc.search import Cells, violations
 from torchgmc.solver import Report
-from torchgmc.text.tokens import TokenGroups
+
+if TYPE_CHECKING:
+    from torchgmc import baselines, conformity, func
+    from torchgmc.comparison import Comparison, compare
+    from torchgmc.discovery import Discovery, find_groups
+    from torchgmc.penalty import GMCPenalty
+    from torchgmc.text.tokens import TokenGroups
 
 __version__ = "0.1.0"
 
@@ -59,16 +62,27 @@ __all__ = [
     "violations",
 ]
 
-# Integrations need an extra each, so they are imported when first used.
-_INTEGRATIONS = ("datasets", "lightning", "metrics", "text")
+# Imported when first used: integrations need an extra each, and what few programs use should not cost all of them time.
+_MODULES = ("baselines", "conformity", "datasets", "func", "lightning", "metrics", "text")
+_LATER = {
+    "Comparison": "comparison",
+    "Discovery": "discovery",
+    "GMCPenalty": "penalty",
+    "TokenGroups": "text.tokens",
+    "compare": "comparison",
+    "find_groups": "discovery",
+}
 
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:
-        if name in _INTEGRATIONS:
+        if name in _MODULES:
             return import_module(f"{__name__}.{name}")
+        if name in _LATER:
+            value = globals()[name] = getattr(import_module(f"{__name__}.{_LATER[name]}"), name)
+            return value
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_INTEGRATIONS})
+    return sorted({*globals(), *_MODULES, *_LATER})
