@@ -223,7 +223,7 @@ def _changed(setting: Any, changes: Sequence[str]) -> Any:
         kind = type(known[name])
         try:
             new = value if kind is str else json.loads(value)
-            new = tuple(new) if kind is tuple else float(new) if kind is float else new
+            new = tuple(new) if kind is tuple else float(new) if kind is float and type(new) is int else new
         except (ValueError, TypeError) as error:
             raise ValueError(f"--set {change!r}: {value!r} is no {kind.__name__}.") from error
         if not isinstance(new, kind) or isinstance(new, bool) != (kind is bool):

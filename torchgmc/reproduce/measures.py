@@ -7,10 +7,11 @@ A promise j has members (who) and values s_ij whose mean over the members should
 
 Noise. An *oracle* knows the true distribution and meets every promise on it exactly. On a test set of n examples it still shows
 a deviation, about normal with mean 0 and standard deviation sd / sqrt(n), where sd is that of who (s - mean of s over the
-group): the spread that is left when the group's mean is right. So ``noise`` = sqrt(2 / pi) sd / sqrt(n) is the mean |deviation|
-of the oracle. A *fitted* predictor meets its promise at best on its m calibration examples; its test deviation is a difference
-of two means, so ``noise_fitted`` = sqrt(2 / pi) sd sqrt(1 / n + 1 / m). ``worst_noise`` is the oracle's mean of the largest
-|deviation| over all promises, from draws of the joint normal distribution (promises overlap).
+group): the spread that is left when the group's mean is right, estimated from the method's own test examples. So ``noise`` =
+sqrt(2 / pi) sd / sqrt(n) is the mean |deviation| of the oracle. A *fitted* predictor meets its promise at best on its m
+calibration examples; its test deviation is a difference of two means: ``noise_fitted`` = sqrt(2 / pi) sd sqrt(1 / n + 1 / m).
+``worst_noise`` is the oracle's mean of the largest |deviation| over all promises, from draws of the joint normal distribution
+(promises overlap).
 """
 
 from __future__ import annotations
@@ -54,7 +55,8 @@ def measure(
         cost: what the method costs, the same in every row: accuracy, set size, ...
 
     Returns:
-        JSON rows. ``deviation`` is signed. A group without test examples has mass 0, and None where nothing can be said.
+        JSON rows. ``deviation`` is signed. A group without test examples has mass 0, and None where nothing can be said; so
+        has the noise of a group with a single one.
 
     Example:
         >>> who = torch.tensor([[True, True], [True, False]])
@@ -73,10 +75,12 @@ def measure(
     within = (member * s).mean(0)
     mean = within / mass  # NaN for an empty group
     risk = mean + torch.as_tensor(target, dtype=torch.float64)
-    centred = member * (s - mean.nan_to_num(0.0))
+    count = member.sum(0)
+    unbiased = (count / (count - 1.0).clamp_min(1.0)).sqrt()  # the group's mean is estimated from its own examples
+    centred = member * (s - mean.nan_to_num(0.0)) * unbiased
     rows: list[dict[str, Any]] = []
     for name, scale in zip(MEASURES, (torch.ones_like(mass), mass), strict=True):
-        present = mass > 0 if name == "conditional" else torch.ones_like(mass, dtype=torch.bool)
+        present = count != 1 if name == "mass" else count > 1  # one example shows no spread; an empty group adds 0 to its mass
         found = noise(centred[:, present] / scale[present], num_calibration)
         oracle, fitted = torch.full_like(mass, math.nan), torch.full_like(mass, math.nan)
         oracle[present], fitted[present] = found[0], found[1]
@@ -123,13 +127,9 @@ def noise(centred: Tensor, num_calibration: int | None = None) -> tuple[Tensor, 
     if m == 0:
         return oracle, fitted, centred.new_tensor(math.nan)
     generator = torch.Generator().manual_seed(0)  # the same rows whatever ran before
-    # A sum of the examples with normal weights has exactly their covariance: no factorisation of a singular matrix.
-    step = max(1, (1 << 22) // n)
-    largest = [
-        (torch.randn(min(step, DRAWS - k), n, generator=generator, dtype=torch.float64) @ centred / n).abs().amax(1)
-        for k in range(0, DRAWS, step)
-    ]
-    return oracle, fitted, torch.cat(largest).mean()
+    size, axes = torch.linalg.eigh(centred.T @ centred / n**2)  # overlapping promises may make it singular
+    draws = torch.randn(DRAWS, m, generator=generator, dtype=torch.float64) * size.clamp_min(0).sqrt()
+    return oracle, fitted, (draws @ axes.T).abs().amax(1).mean()
 
 
 def _plain(value: Any) -> float | None:
