@@ -43,8 +43,8 @@ def test_multicalibration_same_violations():
     level = (data.probs * multicalibration.BINS).long()
     cells = torch.stack([data.groups & (level == k)[:, None] for k in range(multicalibration.BINS)], 2)
     torch.testing.assert_close(table, gmc.violations(cells.flatten(1), data.probs - data.y).reshape(table.shape))
-    f, steps = multicalibration.naive_patches(data, 0.01)
-    after = multicalibration.search(f, data.y, data.groups.float())
+    predict, steps = multicalibration.naive_patches(data, 0.01)
+    after = multicalibration.search(predict(data), data.y, data.groups.float())
     assert steps > 0 and float(after.abs().max()) <= 0.01 < float(table.abs().max())
     multicalibration.check(300, 0.01)
 
