@@ -275,6 +275,67 @@ def test_a_head_from_python_takes_a_matrix_or_a_column_for_each_group(tmp_path: 
         assert torch.from_numpy(read_array(tmp_path / "o.npz", "masks")).equal(expected)
 
 
+@pytest.mark.parametrize("suffix", FORMATS)
+def test_a_membership_matrix_in_every_format(suffix: str, tmp_path: Path) -> None:
+    if suffix == "parquet":
+        pytest.importorskip("pyarrow")
+    arrays = CASES["quantile"].data(N, 0)
+    member = groups(arrays).membership
+    data = write(tmp_path / f"d.{suffix}", {"scores": arrays["scores"], "who": member.numpy(), "site": arrays["site"]})
+    words = ["--task", "quantile", "--target", "0.8", "--alpha", "0.05", "--groups", "who,site", "--overall", "--chunk", "50"]
+    assert main(["calibrate", str(data), *words, "--out", str(tmp_path / "h.safetensors")]) == 0
+    head = gmc.load(tmp_path / "h.safetensors")
+    assert head.groups == ["all", "site=1", "site=2", "site=3", *(f"who[{k}]" for k in range(5))]
+    whole = torch.cat([torch.ones(N, 1).bool(), member[:, 2:], member], 1)
+    assert main(["apply", str(tmp_path / "h.safetensors"), str(data), "--out", str(tmp_path / "o.npz")]) == 0
+    assert torch.from_numpy(read_array(tmp_path / "o.npz", "thresholds")).equal(head(whole))
+
+
+def test_missing_values_can_be_a_group(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = [f"{k / 60},{['f', 'm', ''][k % 3]}" for k in range(60)]
+    (tmp_path / "d.csv").write_text("\n".join(["scores,sex", *lines]))
+    words = [
+        "--task",
+        "quantile",
+        "--target",
+        "0.8",
+        "--alpha",
+        "0.1",
+        "--groups",
+        "sex",
+        "--out",
+        str(tmp_path / "h.safetensors"),
+    ]
+    assert main(["calibrate", str(tmp_path / "d.csv"), *words]) == 2
+    assert "column `sex` has" in capsys.readouterr().err
+    assert main(["calibrate", str(tmp_path / "d.csv"), *words, "--missing", "level"]) == 0
+    assert gmc.load(tmp_path / "h.safetensors").groups == ["sex=f", "sex=m", "sex=missing"]
+    assert main(["apply", str(tmp_path / "h.safetensors"), str(tmp_path / "d.csv"), "--out", str(tmp_path / "o.csv")]) == 0
+    assert len(read_array(tmp_path / "o.csv", "thresholds")) == 60
+
+
+def test_starting_thresholds_and_weights_are_asked_for_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arrays = CASES["quantile"].data(N, 0) | {"start": np.linspace(0, 1, N), "w": np.ones(N)}
+    words = ("--task", "quantile", "--target", "0.8", "--alpha", "0.05", "--base", "start", "--weight", "w")
+    _, head = calibrated(tmp_path, arrays, *words)
+    made = gmc.QuantileHead(0.8, 0.05).fit(torch.from_numpy(arrays["scores"]), base=torch.from_numpy(arrays["start"]))
+    torch.testing.assert_close(head.state_dict(), made.state_dict())
+    file = str(tmp_path / "h.safetensors")
+    data = write(tmp_path / "new.npz", {name: arrays[name] for name in ("scores", "start")})
+    capsys.readouterr()
+    assert main(["audit", file, str(data), "--require", "nothing"]) == 0
+    printed = capsys.readouterr()
+    assert "were also used to calibrate this head" in printed.out
+    assert printed.err.startswith("torchgmc: warning: no array 'w' in ") and printed.err.count("\n") == 1
+    assert main(["apply", file, str(data), "--out", str(tmp_path / "o.npz")]) == 0
+    expected = head(None, torch.from_numpy(arrays["start"]))
+    assert torch.from_numpy(read_array(tmp_path / "o.npz", "thresholds")).equal(expected)
+    write(tmp_path / "new.npz", {"scores": arrays["scores"]})
+    capsys.readouterr()
+    assert main(["audit", file, str(data)]) == 2
+    assert "has no array 'start'" in capsys.readouterr().err
+
+
 def test_not_reaching_alpha_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arrays = {"scores": np.repeat(np.float32(0.5), 20), "site": np.arange(20) % 2}  # ties: no threshold covers 80 %
     words = ("--task", "quantile", "--target", "0.8", "--alpha", "0.01", "--groups", "site")

@@ -54,6 +54,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     try:
         words = None if arguments is None else list(arguments)
         with _ended_gently(), warnings.catch_warnings():
+            warnings.simplefilter("always", UserWarning)
             warnings.showwarning = _show_warning
             code = typer.main.get_command(app).main(words, prog_name="torchgmc", standalone_mode=False)
         return _fail("interrupted", 130) if code == 130 else code if isinstance(code, int) else 0

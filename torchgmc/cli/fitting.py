@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -103,7 +104,9 @@ def audit(head: gmc.Head, source: Source, delta: float, held: Rows | None = None
                 advance(block.stop - block.start)
 
         try:
-            return gmc.audit(head, batches(), delta, **view)
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", message=".*also used to calibrate")  # it is the note of the audit, shown
+                return gmc.audit(head, batches(), delta, **view)
         except (ValueError, TypeError) as error:
             raise error if here is None else source.locate(here, error) from error
 

@@ -46,7 +46,8 @@ class ParquetTable:
                 stop = start + batch.num_rows
                 arrays: dict[str, Array] = {}
                 for name in labels:
-                    arrays[name] = np.array(batch.column(name).to_pylist(), dtype=object)
+                    values = [batch.column(self.header[j]).to_pylist() for j in places[name]]
+                    arrays[name] = np.array(values[0] if name in self.header else list(zip(*values, strict=True)), dtype=object)
                 for name in numbers:
                     parts = [_values(name, batch.column(self.header[j]), start) for j in places[name]]
                     arrays[name] = parts[0] if name in self.header else np.stack(parts, 1)

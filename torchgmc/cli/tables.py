@@ -354,15 +354,16 @@ class CsvTable:
         self, start: int, cells: list[list[str]], numbers: Sequence[str], labels: Sequence[str], places: dict[str, list[int]]
     ) -> Block:
         arrays: dict[str, Array] = {}
-        for name in numbers:
+        for name in (*numbers, *labels):
             columns = places[name]
             matrix = name not in self.header  # made of numbered columns, perhaps of one
             text = [[row[j] for j in columns] for row in cells] if matrix else [row[columns[0]] for row in cells]
+            if name not in numbers:
+                arrays[name] = np.array(text, dtype=object)
+                arrays[name][arrays[name] == ""] = None
+                continue
             try:
                 arrays[name] = np.array(text, dtype=np.float64)
             except ValueError:
                 arrays[name] = to_numbers(name, np.array(text, dtype=object), start)
-        for name in labels:
-            column = [row[places[name][0]] for row in cells]
-            arrays[name] = np.array([cell if cell != "" else None for cell in column], dtype=object)
         return Block(start, start + len(cells), arrays)

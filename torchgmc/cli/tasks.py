@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -105,8 +106,12 @@ def find_arrays(table: Table, task: Task, given: Arrays, stored: Mapping[str, st
                 f"{str(table.path)!r} has no array {' or '.join(map(repr, dict.fromkeys(names)))}; it has "
                 f"{listing(table.names)}. Say which with --{role} NAME."
             )
-    for role in ("weight", "base"):
-        found[role] = found[role] or (stored[role] if role in stored and stored[role] in table.names else None)
+    found["base"] = found["base"] or stored.get("base")
+    if found["weight"] is None and "weight" in stored:
+        if stored["weight"] in table.names:
+            found["weight"] = stored["weight"]
+        else:
+            warnings.warn(f"no array {stored['weight']!r} in {str(table.path)!r}: all rows weigh the same.", stacklevel=2)
     arrays = Arrays(**found)
     check_names(table, arrays.used())
     return arrays
