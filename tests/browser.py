@@ -20,7 +20,8 @@ PATIENCE = 120.0
 
 MEASURE = r"""
 (() => {
-  const page = document.documentElement, wide = innerWidth;
+  // Not innerWidth: a phone zooms out of a page that is too wide, and innerWidth grows with it.
+  const page = document.documentElement, wide = page.clientWidth;
   const found = { width: wide, scroll: page.scrollWidth, clipped: [], images: [], faint: [] };
   const name = (e, text) => e.tagName.toLowerCase() + ": " + text.trim().slice(0, 60);
   const scrolls = e => ["auto", "scroll"].includes(getComputedStyle(e).overflowX);

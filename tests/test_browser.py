@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(
     CHROMIUM is None, reason="no Chromium here (chromium, chromium-browser or google-chrome): apt-get install chromium"
 )
 
-KINDS = ("threshold", "threshold-classes", "probability-bins", "quantile", "distribution", "tree", "tree-groups", "gmc")
+KINDS = ("threshold", "probability-bins", "quantile", "distribution", "tree-groups", "gmc")
 ENTRIES = {entry.name: entry for entry in ZOO}
 WINDOWS = [(width, dark) for width in (1280, 390) for dark in (False, True)]
 NEEDS = {"fnr": "segmentation_models_pytorch", "text": "transformers"}
@@ -70,6 +70,7 @@ def test_long_names_and_many_rows(browser: Browser, tmp_path: Path) -> None:
     check(browser, page, figures=2)
 
 
+@pytest.mark.slow  # trains their models
 @pytest.mark.parametrize("name", list(DEMOS))
 def test_the_reports_of_the_demos(name: str, browser: Browser, tmp_path: Path) -> None:
     pytest.importorskip("rich")

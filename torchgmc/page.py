@@ -158,6 +158,7 @@ _PAGE = Template("""<!doctype html>
 @media (prefers-color-scheme: dark) { :root { --paper: #14171f; --ink: #e8eaf0; --soft: #a3abbd; --line: #3a4152;
   --card: #1d222d; --good: #4cc9a4; --bad: #f5924f; --wait: #a3abbd; } }
 * { box-sizing: border-box; }
+h1, h2, figcaption, summary { overflow-wrap: anywhere; }
 body { margin: 0; background: var(--paper); color: var(--ink); font: 1rem/1.55 system-ui, sans-serif; }
 main { max-width: 62rem; margin: 0 auto; padding: 2.5rem 1.25rem 4rem; }
 h1 { font-size: clamp(1.5rem, 4vw, 2.1rem); line-height: 1.2; margin: 0 0 .75rem; text-wrap: balance; }
