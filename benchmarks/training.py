@@ -12,10 +12,11 @@ adds: the loss of (c) without calibration, and groups as inputs of the model.
 
 import argparse
 import math
+import multiprocessing
 import statistics
-import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,6 +32,7 @@ RESULTS = Path(__file__).parent / "results"
 SOFTNESS = 0.1
 Batch = tuple[Tensor, Tensor, Tensor]
 Loss = Callable[[nn.Module, Batch], Tensor]
+Table = dict[str, dict[str, dict[str, tuple[float, float]]]]
 
 
 @dataclass(frozen=True)
@@ -266,24 +268,38 @@ def mean_and_error(values: list[float]) -> tuple[float, float]:
     return statistics.fmean(values), spread
 
 
-def compare(seeds: int, small: bool) -> dict[str, dict[str, dict[str, tuple[float, float]]]]:
-    """By task and method: every figure, and "gain", what it is better by than (a) at the same seed; means and errors."""
-    table = {}
-    for task, (run, main, more) in TASKS.items():
-        runs = []
-        for seed in range(seeds):
-            print(f"{task}, seed {seed} ...", file=sys.stderr, flush=True)
-            runs.append(run(seed, small))
+def measure(task: str, seed: int, small: bool) -> tuple[dict[str, dict[str, float]], float]:
+    """Figures of one task at one seed, and the seconds of a core they took."""
+    torch.set_num_threads(1)  # as in every worker, so that figures do not depend on their number
+    began = time.process_time()
+    return TASKS[task][0](seed, small), time.process_time() - began
+
+
+def compare(seeds: int, small: bool, workers: int = 1) -> tuple[Table, float]:
+    """By task and method: every figure, and "gain", what it is better by than (a) at the same seed; means and errors.
+
+    Also the seconds of a core that all took.
+    """
+    jobs = [(task, seed, small) for task in TASKS for seed in range(seeds)]
+    if workers > 1:
+        context = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(workers, mp_context=context) as pool:
+            done = list(pool.map(measure, *zip(*jobs, strict=True)))
+    else:
+        done = [measure(*job) for job in jobs]
+    table: Table = {}
+    for task, (_, main, more) in TASKS.items():
+        runs = [figures for (name, _, _), (figures, _) in zip(jobs, done, strict=True) if name == task]
         first = next(iter(runs[0]))
         table[task] = {
             name: {key: mean_and_error([r[name][key] for r in runs]) for key in runs[0][name]}
             | {"gain": mean_and_error([(1 if more else -1) * (r[name][main] - r[first][main]) for r in runs])}
             for name in runs[0]
         }
-    return table
+    return table, sum(seconds for _, seconds in done)
 
 
-def markdown(table: dict[str, dict[str, dict[str, tuple[float, float]]]]) -> str:
+def markdown(table: Table) -> str:
     """One table a task; each figure with its standard error over the seeds."""
     lines = []
     for task, methods in table.items():
@@ -299,7 +315,7 @@ def markdown(table: dict[str, dict[str, dict[str, tuple[float, float]]]]) -> str
     return "\n".join(lines)
 
 
-def draw(table: dict[str, dict[str, dict[str, tuple[float, float]]]]) -> bytes:
+def draw(table: Table) -> bytes:
     """Gain over (a) of every method, one panel a task, as PNG."""
     from torchgmc.plots import LIGHT, new_figure, png, set_title
 
@@ -331,15 +347,17 @@ def main(arguments: list[str] | None = None) -> int:
     """Run, print, and write the page and its figure at full size."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=5, help="independent repetitions, at least 1")
+    parser.add_argument("--workers", type=int, default=1, help="processes; the figures do not depend on it")
     parser.add_argument("--small", action="store_true", help="small sizes; nothing is written unless --output is given")
     parser.add_argument("--output", type=Path, help=f"folder for training.md and training.png (full size: {RESULTS.name})")
     options = parser.parse_args(arguments)
-    if options.seeds < 1:
-        parser.error("--seeds must be at least 1")
-    began = time.process_time()
-    table = compare(options.seeds, options.small)
+    if options.seeds < 1 or options.workers < 1:
+        parser.error("--seeds and --workers must be at least 1")
+    threads = torch.get_num_threads()
+    table, seconds = compare(options.seeds, options.small, options.workers)
+    torch.set_num_threads(threads)
     command = f"python -m benchmarks.training --seeds {options.seeds}{' --small' if options.small else ''}"
-    where = {"command": command, **machine(), "took": f"{time.process_time() - began:.0f} s of one core"}
+    where = {"command": command, **machine(), "took": f"{seconds:.0f} s of one core"}
     where = {key: value for key, value in where.items() if key not in ("load before", "peers")}
     page = "\n".join(["# Training for the promise", "", *(f"- {k}: {v}" for k, v in where.items()), "", markdown(table)])
     print(page)

@@ -134,6 +134,16 @@ def test_a_batch_without_a_group_neither_fails_nor_pulls():
     assert float(alone(torch.tensor([1.0]), torch.tensor([[1, 0]]))) == 1.0
 
 
+def test_an_empty_batch_has_the_loss_of_what_is_remembered():
+    penalty = gmc.GMCPenalty(lambda s: s, 1, "squared")
+    penalty(torch.tensor([0.5, 0.5]), torch.ones(2, 1))
+    s = torch.zeros(0, requires_grad=True)
+    loss = penalty(s, torch.ones(0, 1))
+    loss.backward()
+    assert float(loss.detach()) == pytest.approx(0.25)
+    assert float(gmc.GMCPenalty(lambda s: s, 1)(torch.zeros(0), torch.ones(0, 1))) == pytest.approx(0.0, abs=1e-9)
+
+
 def test_evaluation_uses_the_sums_and_does_not_change_them():
     penalty = gmc.GMCPenalty(lambda s: s, 1)
     who = torch.ones(3, 1).bool()

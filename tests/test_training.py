@@ -11,7 +11,11 @@ from benchmarks import training
 
 @pytest.fixture(scope="module")
 def table():
-    return training.compare(seeds=1, small=True)
+    threads = torch.get_num_threads()
+    found, seconds = training.compare(seeds=1, small=True)
+    torch.set_num_threads(threads)
+    assert seconds > 0
+    return found
 
 
 def test_every_method_is_measured_on_both_tasks(table):
@@ -38,7 +42,7 @@ def test_the_same_seed_gives_the_same_figures(table):
 
 def test_page_and_figure(table, tmp_path, monkeypatch, capsys):
     pytest.importorskip("matplotlib")
-    monkeypatch.setattr(training, "compare", lambda seeds, small: table)
+    monkeypatch.setattr(training, "compare", lambda seeds, small, workers: (table, 7.0))
     assert training.main(["--seeds", "1", "--small", "--output", str(tmp_path)]) == 0
     page = (tmp_path / "training.md").read_text()
     assert page.splitlines()[2] == "- command: python -m benchmarks.training --seeds 1 --small"
