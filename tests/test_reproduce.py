@@ -30,8 +30,15 @@ def data(tmp_path_factory):
     return made_up_data.hierarchy(tmp_path_factory.mktemp("data"))
 
 
+LOOSE = ["--set", "alpha=0.1", "--set", "tight=0.08", "--set", "steps=10"]  # fits of a few steps
+
+
+def command(data, out, *words, seeds=3):
+    return ["reproduce", "tree", "--data", str(data), "--out", str(out), "--quick", *LOOSE, "--seeds", str(seeds), *words]
+
+
 def run(data, out, *words, seeds=3):
-    return main(["reproduce", "tree", "--data", str(data), "--out", str(out), "--quick", "--seeds", str(seeds), *words])
+    return main(command(data, out, *words, seeds=seeds))
 
 
 def kept(out, name="tree"):
@@ -50,7 +57,9 @@ def done(data, tmp_path_factory):
 
 def test_page_and_tables_hold_what_the_seeds_hold(done):
     page = (done / "tree.md").read_text()
-    assert "torchgmc reproduce tree --data DIR --seeds 3 --quick" in page and "torch " in page and "cores" in page
+    assert (
+        "torchgmc reproduce tree --data DIR --seeds 3 --quick --set alpha=0.1" in page and "torch " in page and "cores" in page
+    )
     assert "/tmp" not in page and str(done) not in page and os.uname().nodename not in page
     with (done / "tree.csv").open() as file:
         table = list(csv.DictReader(file))
@@ -126,7 +135,7 @@ def test_settings_change_by_name():
 
 @pytest.mark.parametrize("blow", [signal.SIGKILL, signal.SIGINT])
 def test_a_blow_in_the_middle_costs_nothing_but_time(blow, data, done, tmp_path):
-    words = ["reproduce", "tree", "--data", str(data), "--out", str(tmp_path), "--quick", "--seeds", "400", "--jobs", "2"]
+    words = command(data, tmp_path, "--jobs", "2", seeds=400)
     environment = {**os.environ, "PYTHONPATH": str(Path(frame.__file__).parents[2]), "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(
         [sys.executable, "-m", "torchgmc.cli", *words], env=environment, start_new_session=True, stderr=subprocess.PIPE

@@ -201,6 +201,7 @@ def page(results: Any, summary: Summary, command: str, figures: Sequence[str] = 
     lines += [f"- {note}" for note in results.prepared.notes] + [""] * bool(results.prepared.notes)
     lines += [
         "Deviation: mean |deviation| on test over the seeds ± its standard error / standard deviation. "
+        "Seeds are splits of the same examples: the standard error is that of the mean over splits. "
         "Mass: share of the group times (its risk - target), the paper's measure. Conditional: the group's own risk - target. "
         f"The last row is the worst group of each seed. Tolerance alpha = {_alphas(summary)}.",
         "",
