@@ -47,9 +47,9 @@ class Size:
 
 
 SIZES = {
-    ("segmentation", False): Size(400, 1000, 1500, 400, 64),
+    ("segmentation", False): Size(400, 1000, 1500, 300, 64),
     ("segmentation", True): Size(80, 120, 120, 12, 40),
-    ("outcome", False): Size(2000, 10000, 20000, 400, 250),
+    ("outcome", False): Size(2000, 10000, 20000, 300, 250),
     ("outcome", True): Size(300, 400, 1000, 20, 150),
 }
 
@@ -110,8 +110,7 @@ def segmentation(seed: int, small: bool = False) -> dict[str, dict[str, float]]:
 
     def model() -> nn.Module:
         torch.manual_seed(seed)
-        layers = [nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=2, dilation=2), nn.ReLU()]
-        return nn.Sequential(*layers, nn.Conv2d(8, 1, 3, padding=1))
+        return nn.Sequential(nn.Conv2d(1, 8, 5, padding=2), nn.ReLU(), nn.Conv2d(8, 1, 3, padding=1))
 
     def entropy(logits: Tensor, truth: Tensor) -> Tensor:
         return functional.binary_cross_entropy_with_logits(logits, truth.float())

@@ -36,8 +36,8 @@ __all__ = ["CellProblem", "minimise", "optimum"]
 
 #: Newton steps, and halvings of one.
 STEPS, HALVINGS = 200, 50
-#: Violation by which a step of the fit may miss the optimality conditions before the last, quadratic steps; and at the end.
-ROUGH, FINE = 1e-8, 1e-7
+#: Violation by which the optimality conditions may be missed: on the way, before the last, quadratic steps, and at the end.
+WARM, ROUGH, FINE = 1e-3, 1e-8, 1e-7
 #: Length of a further Newton step at the optimum, relative to the offsets.
 SETTLED = 1e-3
 #: Eigenvalues below this share of the largest count as 0.
@@ -168,7 +168,7 @@ def minimise(problem: CellProblem, slack: Tensor, *inputs: Tensor) -> Tensor:
     """
     theta = torch.zeros_like(slack)
     for stage in problem.stages():
-        theta = _descend(stage, theta, slack, inputs)
+        theta = _descend(stage, theta, slack, inputs, ROUGH if stage is problem else WARM)
     gradient = problem.gradient(theta, *inputs)
     for _ in range(4):  # quadratic convergence inside the active set
         missed = _missed(theta, gradient, slack)
@@ -194,13 +194,13 @@ def minimise(problem: CellProblem, slack: Tensor, *inputs: Tensor) -> Tensor:
     return theta
 
 
-def _descend(problem: CellProblem, theta: Tensor, slack: Tensor, inputs: tuple[Tensor, ...]) -> Tensor:
+def _descend(problem: CellProblem, theta: Tensor, slack: Tensor, inputs: tuple[Tensor, ...], enough: float) -> Tensor:
     """Damped Newton steps until the conditions hold roughly, or no step lowers the objective."""
     value, slope = problem.measure(problem.tilt @ theta, *inputs)
     for _ in range(STEPS):
         gradient = problem.tilt.T @ slope
         missed = _missed(theta, gradient, slack)
-        if bool(missed.max() <= ROUGH):
+        if bool(missed.max() <= enough):
             break
         hessian = problem.hessian(theta, *inputs)
         goal = solve_lasso(hessian, hessian @ theta.flatten() - gradient.flatten(), slack.flatten(), theta.flatten())
