@@ -78,7 +78,7 @@ def test_a_model_never_trains_on_the_fold_it_scores(data, monkeypatch):
 
 def test_training_learns_and_is_repeatable(data):
     faces = gmc.datasets.FASSEG(data, subset="all")
-    setting = fnr.Setting(size=32, epochs=8, batch_size=8)
+    setting = fnr.Setting(size=32, epochs=6, batch_size=8)
     rows, fresh = torch.arange(30), torch.arange(30, 40)
     scores = [
         training.score(

@@ -17,8 +17,8 @@ from torchgmc.demo.stage import Bar
 
 __all__ = ["scores"]
 
-BUCKETS, EPOCHS, BATCH, RATE, DECAY = 1 << 16, 20, 64, 0.05, 1e-5
-SETTINGS = {"buckets": BUCKETS, "epochs": EPOCHS, "batch": BATCH, "rate": RATE, "decay": DECAY, "share": 1 / 3}
+BUCKETS, EPOCHS, BATCH, RATE = 1 << 16, 10, 64, 0.05
+SETTINGS = {"buckets": BUCKETS, "epochs": EPOCHS, "batch": BATCH, "rate": RATE, "share": 1 / 3}
 
 
 def scores(texts: Sequence[str], labels: Tensor, num_leaves: int, bar: Bar) -> dict[str, Tensor]:
@@ -41,7 +41,7 @@ def scores(texts: Sequence[str], labels: Tensor, num_leaves: int, bar: Bar) -> d
         table = nn.EmbeddingBag(BUCKETS, num_leaves, mode="sum", include_last_offset=True)
     nn.init.zeros_(table.weight)
     bias = nn.Parameter(torch.zeros(num_leaves))
-    optimiser = torch.optim.Adam([*table.parameters(), bias], RATE, weight_decay=DECAY)
+    optimiser = torch.optim.Adam([*table.parameters(), bias], RATE)
 
     def logits(rows: Tensor) -> Tensor:
         length = starts[rows + 1] - starts[rows]
