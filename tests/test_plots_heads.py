@@ -266,17 +266,10 @@ def test_words_of_an_empty_group_are_refused() -> None:
         ("probability-bins", "Brier score after"),
     ],
 )
-def test_a_sweep_fits_every_alpha_and_leaves_the_head_alone(name: str, cost: str) -> None:
+def test_tradeoff_of_a_sweep(name: str, cost: str) -> None:
     entry = ENTRIES[name]
-    head = entry.fitted(60)
-    alpha, state = head.alpha, {k: v.clone() for k, v in head.state_dict().items()}
-    known, fresh = entry.data(60, 0).observe, entry.data(60, 1).observe
-    audits = plots.sweep(head, known, fresh, [0.01, 0.2])
-    assert [a.alpha for a in audits] == [0.2, 0.01] and head.alpha == alpha
-    assert all(torch.equal(v, state[k]) for k, v in head.state_dict().items())
-    one = entry.make()
-    one.alpha = 0.01
-    assert audits[1].max_violation == gmc.audit(one.fit(*known), fresh).max_violation
+    fresh = entry.data(60, 1).observe
+    audits = [gmc.audit(head, fresh) for head in gmc.func.sweep(entry.fitted(60), [0.2, 0.01])]
     axes = plots.tradeoff({"GMC": audits}, start=audits[0]).axes[0]
     assert axes.get_ylabel().split(" (")[0] == cost.removesuffix(" after")
     assert axes.lines[0].get_xdata().tolist() == [a.max_violation for a in audits]
@@ -284,14 +277,9 @@ def test_a_sweep_fits_every_alpha_and_leaves_the_head_alone(name: str, cost: str
     assert axes.lines[1].get_ydata().tolist() == [audits[0].cost[cost]]
 
 
-def test_what_a_sweep_and_a_tradeoff_refuse() -> None:
+def test_what_a_tradeoff_refuses() -> None:
     known = events(50, 0).observe
-    head = gmc.ProbabilityHead(0.1, GROUPS)
-    with pytest.raises(ValueError, match="at least one alpha"):
-        plots.sweep(head, known, known, [])
-    with pytest.raises(ValueError, match="alphas"):
-        plots.sweep(head, known, known, [0.1, -1.0])
-    audits = plots.sweep(head, known, known, [0.1])
+    audits = [gmc.audit(gmc.ProbabilityHead(0.1, GROUPS).fit(*known), known)]
     with pytest.raises(ValueError, match=r"`cost` must be one of 'Brier score before'.*got 'price'"):
         plots.tradeoff(audits, cost="price")
     with pytest.raises(ValueError, match="at least one method"):

@@ -12,13 +12,13 @@ figure              shows                                                 of
 :func:`thresholds`  threshold of each combination of groups               ``ThresholdHead``, ``QuantileHead``, baselines
 :func:`tree`        coverage of the answers at each node                  ``TreeHead`` and its audit
 :func:`words`       words whose probability moved most                    ``DistributionHead`` and prompts
-:func:`tradeoff`    worst violation against cost, over alphas             any head (:func:`sweep`)
+:func:`tradeoff`    worst violation against cost, over alphas             any head (``gmc.func.sweep``)
 :func:`convergence` worst violation after each step                       any fitted head (``head.report.plot()``)
 :func:`masks`       found, missed and falsely marked pixels               pictures and masks
 ==================  ====================================================  ==============================================
 """
 
-from torchgmc.plots.curves import convergence, sweep, tradeoff
+from torchgmc.plots.curves import convergence, tradeoff
 from torchgmc.plots.groups import deviation, thresholds
 from torchgmc.plots.pictures import masks
 from torchgmc.plots.style import DARK, LIGHT, MARKERS, Theme, new_figure, png, set_legend, set_title
@@ -37,7 +37,6 @@ __all__ = [
     "png",
     "set_legend",
     "set_title",
-    "sweep",
     "thresholds",
     "tradeoff",
     "tree",

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from torchgmc import checks
 from torchgmc._extras import require
 from torchgmc.audit import Audit
 from torchgmc.plots.style import DARK, LIGHT, MARKERS, new_figure, safe, set_legend, set_title
@@ -84,38 +82,6 @@ def convergence(
     return figure
 
 
-def sweep(
-    head: Head, known: Sequence[Any], fresh: Any, alphas: Sequence[float], *, delta: float = 0.05, **options: Any
-) -> list[Audit]:
-    """Audits of a head fitted anew for every alpha, from large to small: the points of :func:`tradeoff`.
-
-    Args:
-        head: any head; it is copied and stays as it is.
-        known: arguments of ``fit``.
-        fresh: held-out data as for :func:`torchgmc.audit`: one batch (a tuple of the arguments of ``audit``) or a list of them.
-        alphas: to fit.
-        delta: of the audits.
-        options: of ``fit``, e.g. ``solver="paper"``.
-
-    Example:
-        >>> probs, y = torch.rand(400), torch.rand(400) < 0.5
-        >>> audits = gmc.plots.sweep(gmc.ProbabilityHead(0.1, bins=2), (probs, y), (probs, y), [0.02, 0.1])
-        >>> [audit.alpha for audit in audits]
-        [0.1, 0.02]
-    """
-    from torchgmc.audit import audit
-
-    if not alphas:
-        raise ValueError("`alphas` must have at least one alpha to fit, got none.")
-    found = []
-    for alpha in sorted((checks.positive("alphas", a, "Each is the largest violation allowed.") for a in alphas), reverse=True):
-        one = copy.deepcopy(head)
-        one.alpha = alpha
-        one.fit(*known, **options)
-        found.append(audit(one, fresh, delta))
-    return found
-
-
 def tradeoff(
     series: Mapping[str, Sequence[tuple[float, float] | Audit]] | Sequence[Audit],
     start: tuple[float, float] | Audit | None = None,
@@ -128,8 +94,8 @@ def tradeoff(
     """What a smaller alpha costs: a point for every alpha, from large to small, of one or several methods.
 
     Args:
-        series: a name and its points, or the points alone: audits (see :func:`sweep`), or pairs (worst violation, cost). A cost
-            that is infinite is drawn as an open mark at the upper edge.
+        series: a name and its points, or the points alone: audits of the heads of :func:`torchgmc.func.sweep`, or pairs (worst
+            violation, cost). A cost that is infinite is drawn as an open mark at the upper edge.
         start: the unprocessed model: its audit, or its worst violation and cost.
         bias: name of the horizontal axis.
         cost: which of the audits' costs, e.g. ``"accuracy after"``, ``"mean set size"``, ``"NLL after"``; the first that is
@@ -139,7 +105,8 @@ def tradeoff(
 
     Example:
         >>> probs, y = torch.rand(400), torch.rand(400) < 0.5
-        >>> audits = gmc.plots.sweep(gmc.ProbabilityHead(0.1, bins=2), (probs, y), (probs, y), [0.1, 0.05, 0.02])
+        >>> head = gmc.ProbabilityHead(0.1, bins=2).fit(probs, y)
+        >>> audits = [gmc.audit(one, (probs, y)) for one in gmc.func.sweep(head, [0.1, 0.05, 0.02])]
         >>> figure = gmc.plots.tradeoff({"GMC": audits})
         >>> figure.axes[0].get_ylabel()
         'Brier score'
