@@ -16,7 +16,7 @@ FOLDER = Path(__file__).parents[1] / "notebooks/figures"
 #: What each figure shows: the file, the method of the demonstration, the title.
 FIGURES = (
     ("average.png", "conformal", "One threshold for all: right on average"),
-    ("groups.png", "GMC", "Thresholds by group: right for everyone"),
+    ("groups.png", "GMC", "After calibration: right for each group"),
 )
 
 
