@@ -88,7 +88,7 @@ def test_euclidean_with_cells_stays_close_to_exact():
         assert head.report.iterations > 2
         torch.testing.assert_close(head.report.violations_after, tables[cells], rtol=0, atol=2e-6)
     torch.testing.assert_close(tables[512], tables[None], rtol=0, atol=2e-6)
-    assert head.statistics.all("counts").shape == (80, 512)
+    assert head.statistics.counts.shape == (80, 512)
 
 
 @settings(deadline=None, max_examples=8)
@@ -110,7 +110,7 @@ def test_statistics_do_not_grow_with_the_vocabulary():
         for geometry, width in (("kl", 4), ("euclidean", 3 + 4 + 2 * 40)):
             head = make([[1, 2], [2, 3]], geometry=geometry, cells=40)
             head.observe(torch.randn(10, vocabulary), torch.arange(10)[:, None] % 3 == torch.arange(3))
-            kept = sum(head.statistics.all(name).shape[1] for name in ("log_mass", "words", "counts", "masses"))
+            kept = sum(getattr(head.statistics, name).shape[1] for name in ("log_mass", "words", "counts", "masses"))
             assert kept == width
 
 

@@ -45,7 +45,7 @@ class Flat(nn.Module):
         super().__init__()
         self.scorer, self.adapter = Scorer(calibrated, names, keywords), calibrated.adapter
         self.head = copy.deepcopy(calibrated.head)
-        self.head.statistics = None  # type: ignore[assignment]  # a file holds the state, not the data
+        self.head.statistics = None  # a file holds the state, not the data
         self.head.report = None
         for name, buffer in self.head._buffers.items():  # torch.export warns of views, e.g. of a transposed table
             self.head._buffers[name] = None if buffer is None else buffer.detach().clone(memory_format=torch.contiguous_format)

@@ -24,26 +24,22 @@ class MassStatistics:
         counts, masses: for ``euclidean``, number and mass of the tail's tokens in each cell, ``(n, K)``; else ``(n, 0)``.
     """
 
-    log_mass: list[Tensor]
-    member: list[Tensor]
-    weight: list[Tensor]
-    key: list[Tensor]
-    words: list[Tensor]
-    counts: list[Tensor]
-    masses: list[Tensor]
+    log_mass: Tensor
+    member: Tensor
+    weight: Tensor
+    key: Tensor
+    words: Tensor
+    counts: Tensor
+    masses: Tensor
 
     def __add__(self, other: "MassStatistics") -> "MassStatistics":
-        """Both sets of prompts. Batches are joined when they are needed, so that adding one never copies the others."""
-        return MassStatistics(**{name: getattr(self, name) + getattr(other, name) for name in self.__dataclass_fields__})
-
-    def all(self, name: str) -> Tensor:
-        """One field over all batches."""
-        return torch.cat(getattr(self, name))
+        """Both sets of prompts."""
+        return MassStatistics(*(torch.cat([getattr(self, k), getattr(other, k)]) for k in self.__dataclass_fields__))
 
     @property
-    def examples(self) -> int:
+    def rows(self) -> int:
         """Number of prompts."""
-        return sum(len(part) for part in self.weight)
+        return len(self.weight)
 
 
 class DistributionProblem:

@@ -48,6 +48,11 @@ class Examples:
         """Examples of both sets."""
         return Examples(*(torch.cat([getattr(self, name), getattr(other, name)]) for name in self.__dataclass_fields__))
 
+    @property
+    def rows(self) -> int:
+        """Number of examples."""
+        return len(self.weight)
+
 
 @dataclass(frozen=True)
 class Promise:

@@ -22,6 +22,11 @@ class ScoreExamples:
         """Examples of both sets."""
         return ScoreExamples(*(torch.cat([getattr(self, name), getattr(other, name)]) for name in self.__dataclass_fields__))
 
+    @property
+    def rows(self) -> int:
+        """Number of examples."""
+        return len(self.weight)
+
 
 class QuantileProblem(LevelProblem):
     """Thresholds q = z, one per example; the potential is the pinball loss, so line searches are exact.

@@ -96,6 +96,11 @@ class SampleStatistics:
             self.excluded + other.excluded,
         )
 
+    @property
+    def rows(self) -> int:
+        """Number of scores and examples kept."""
+        return len(self.scores) + len(self.split)
+
     def curves(self, cells: Tensor, num_cells: int, chosen: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Sorted scores ``(c, C, k)`` padded with +inf, cumulative shares ``(c, C, k + 1)`` and masses ``(c, C)``.
 

@@ -52,6 +52,11 @@ class TreeStatistics:
         """Statistics of both sets of examples."""
         return TreeStatistics(*(torch.cat([getattr(self, k), getattr(other, k)]) for k in self.__dataclass_fields__))
 
+    @property
+    def rows(self) -> int:
+        """Number of examples."""
+        return len(self.weight)
+
 
 class TreeProblem:
     """Lambda per example; see :class:`torchgmc.solver.Problem`. Who = group * q + set, what = 0.

@@ -1,6 +1,7 @@
 """What every head shares: names, options, the fitted flag, fit = reset + observe + calibrate."""
 
 import copy
+import functools
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
@@ -21,10 +22,11 @@ class Head(nn.Module):
     A subclass gives ``observe`` (a batch becomes statistics), ``calibrate`` (statistics become buffers), ``forward`` (buffers
     change an output) and ``audit`` (a promise is measured on held-out data).
 
-    ``observe`` keeps its statistics in ``self.statistics`` (None before the first example): a dataclass with ``__add__`` whose
-    fields are tensors. ``calibrate`` is decorated with :func:`torchgmc.distributed.pooled`: under ``torch.distributed`` it
-    finds the sum over all ranks there, so that every rank ends with the state of one process over all the data. A new head need
-    do no more for it.
+    ``observe`` gives the statistics of a batch to ``self._keep``: a dataclass with ``__add__`` whose fields are tensors of its
+    own (the caller may use the batch's memory again). Their sum is ``self.statistics``, None before the first example;
+    statistics that keep something of every example say of how many in ``rows``. ``calibrate`` is decorated with
+    :func:`torchgmc.distributed.pooled`: under ``torch.distributed`` it finds the sum over all ranks there, so that every rank
+    ends with the state of one process over all the data. A new head need do no more for it.
 
     Args:
         alpha: largest violation allowed.
@@ -41,7 +43,7 @@ class Head(nn.Module):
     _growing: ClassVar[tuple[str, ...]] = ()
     #: Does ``calibrate`` fit something to the data? If not, an audit may use the same data.
     _fits: ClassVar[bool] = True
-    __jit_unused_properties__: ClassVar[list[str]] = []
+    __jit_unused_properties__: ClassVar[list[str]] = ["statistics"]
 
     def __init__(self, alpha: float, groups: Any = None, conditional: bool = False, jitter: float = 0.0) -> None:
         super().__init__()
@@ -57,6 +59,7 @@ class Head(nn.Module):
         self.is_fitted = False  # mirrors the buffer: forward may read it without looking at a tensor's value
         self.report: Optional[Report] = None  # noqa: UP045  # TorchScript reads Optional
         self.register_buffer("seen", overlap.nothing())  # keys of the calibration data, for audits
+        self._parts: tuple[Any, ...] = ()  # statistics, see `_keep`
         self.observed: overlap.Sketch | None = None  # the same of this process's examples, while they come in
 
     # -- what a subclass gives ---------------------------------------------------------------------------------------
@@ -82,6 +85,30 @@ class Head(nn.Module):
         raise NotImplementedError  # abstract
 
     # -- what is shared ----------------------------------------------------------------------------------------------
+
+    @property
+    def statistics(self) -> Any:
+        """Of all batches observed; None before the first example."""
+        parts = self.__dict__.get("_parts", ())
+        if len(parts) > 1:
+            parts = self._parts = (functools.reduce(lambda late, early: early + late, reversed(parts)),)
+        return parts[0] if parts else None
+
+    @statistics.setter
+    def statistics(self, value: Any) -> None:
+        self._parts = () if value is None else (value,)
+
+    def _keep(self, batch: Any) -> None:
+        """Add a batch's statistics to those of the others.
+
+        Rows are joined once the later ones are half as many as those before, so n examples are copied O(log n) times each in
+        however many batches they come, and lie in O(log n) pieces; sums (no ``rows``) are added at once.
+        """
+        parts = [*self.__dict__.get("_parts", ()), batch]
+        while len(parts) > 1 and 2 * getattr(parts[-1], "rows", 0) >= getattr(parts[-2], "rows", 0):
+            late = parts.pop()
+            parts[-1] = parts[-1] + late
+        self._parts = tuple(parts)
 
     def fit(
         self, *data: Any, solver: str = "exact", eta: float | None = None, max_iter: int | None = None, **options: Any

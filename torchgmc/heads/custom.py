@@ -35,6 +35,11 @@ class Rows:
         """Both sets of examples."""
         return Rows(*(torch.cat([getattr(self, k), getattr(other, k)]) for k in self.__dataclass_fields__))
 
+    @property
+    def rows(self) -> int:
+        """Number of examples."""
+        return len(self.weight)
+
 
 class _Static(nn.Module):
     """Sets that do not depend on f: x is the membership."""
@@ -123,7 +128,7 @@ class GMCHead(Head):
     log_step: Tensor
     scale: Tensor
     directions: Tensor
-    __jit_unused_properties__: ClassVar[list[str]] = []
+    __jit_unused_properties__: ClassVar[list[str]] = ["statistics"]
     _growing: ClassVar[tuple[str, ...]] = ("log_who", "log_what", "log_step", "scale")
     settings: ClassVar[tuple[str, ...]] = ("alpha", "groups", "conditional", "bounds")
 
@@ -176,7 +181,7 @@ class GMCHead(Head):
         """
         rows = self._check_batch(f0, y, x, weight)
         if len(rows.f0):
-            self.statistics = rows if self.statistics is None else self.statistics + rows
+            self._keep(Rows(*(getattr(rows, name).clone() for name in rows.__dataclass_fields__)))
             self._remember(rows.f0, rows.y)
 
     def _check_batch(self, f0: Any, y: Any, x: Any, weight: Any) -> Rows:

@@ -142,8 +142,8 @@ class DistributionHead(Head):
         key = jitter.keys(log_mass.clamp_min(-1e3)) / 4194304.0
         none = log_mass[:, :0]
         words, counts, masses = self._tail(logits) if self.euclidean else (none, none, none)
-        batch = MassStatistics([log_mass], [member.clone()], [weights.clone()], [key], [words], [counts], [masses])
-        self.statistics = batch if self.statistics is None else self.statistics + batch
+        batch = MassStatistics(log_mass, member.clone(), weights.clone(), key, words, counts, masses)
+        self._keep(batch)
         self._remember(logits)
 
     def _tail(self, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -203,19 +203,19 @@ class DistributionHead(Head):
         statistics = self.statistics
         if statistics is None:
             raise ValueError("no prompts observed: call `observe` (or `fit`) with at least one prompt first.")
-        device = statistics.weight[0].device
-        member, weight = statistics.all("member"), statistics.all("weight")
-        dual = Dual(statistics.all("log_mass"), self.atom_lists.to(device), member, weight, self.conditional)
-        self._check_share(dual.mean, statistics.examples)
+        device = statistics.weight.device
+        member, weight = statistics.member, statistics.weight
+        dual = Dual(statistics.log_mass, self.atom_lists.to(device), member, weight, self.conditional)
+        self._check_share(dual.mean, statistics.rows)
         if not self.euclidean and solver == "exact":
             found = project(dual, self.alpha, checks.count("max_iter", max_iter, 100))
             return self._finish(dual, found.theta, None, self._newton_report(dual, found, began))
-        split = (statistics.all("key") * self._working_splits).long()
+        split = (statistics.key * self._working_splits).long()
         common = (member, weight, self.conditional, split, self.groups, list(self.attributes))
         problem: TiltProblem | SimplexProblem
         if self.euclidean:
-            tail = tail_from_cells(statistics.all("counts"), statistics.all("masses"))
-            problem = SimplexProblem(statistics.all("words"), tail, self.directions.to(device), *common)
+            tail = tail_from_cells(statistics.counts, statistics.masses)
+            problem = SimplexProblem(statistics.words, tail, self.directions.to(device), *common)
         else:
             problem = TiltProblem(dual, *common)
         if solver != "exact":
@@ -271,7 +271,7 @@ class DistributionHead(Head):
 
     def _finish(self, dual: Dual, theta: Tensor | None, log: Log | None, report: Report) -> "DistributionHead":
         assert self.statistics is not None
-        details = {"examples": self.statistics.examples, "atoms": len(self.atom_lists), **report.details}
+        details = {"examples": self.statistics.rows, "atoms": len(self.atom_lists), **report.details}
         self.mean_membership.copy_(dual.mean)
         if theta is not None:
             self.offsets.copy_(theta / dual.scale[:, None])  # forward multiplies by W - EW alone

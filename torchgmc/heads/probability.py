@@ -128,8 +128,7 @@ class ProbabilityHead(Head):
         z, outcome, member, weights = self._check_batch(probs, y, groups, weight)
         if len(z) == 0:
             return
-        batch = probabilities.Examples(z, outcome, member, weights)
-        self.statistics = batch if self.statistics is None else self.statistics + batch
+        self._keep(probabilities.Examples(z, outcome, member.clone(), weights.clone()))
         self._remember(z, outcome)
 
     def _check_batch(self, probs: Any, y: Any, groups: Any, weight: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:

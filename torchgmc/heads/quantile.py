@@ -114,9 +114,9 @@ class QuantileHead(Head):
         batch = self._check_batch(scores, groups, weight, base)
         if len(batch.scores) == 0:
             return
-        if self.statistics is not None and bool(batch.base[0].isnan()) != bool(self.statistics.base[0].isnan()):
+        if any(bool(batch.base[0].isnan()) != bool(part.base[0].isnan()) for part in self._parts[:1]):
             raise ValueError("`base` must be given with every batch, or with none.")
-        self.statistics = batch if self.statistics is None else self.statistics + batch
+        self._keep(ScoreExamples(*(getattr(batch, name).clone() for name in batch.__dataclass_fields__)))
         self._remember(batch.scores)
 
     def _check_batch(self, scores: Any, groups: Any, weight: Any, base: Any) -> ScoreExamples:

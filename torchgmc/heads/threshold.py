@@ -66,7 +66,7 @@ class ThresholdHead(Head):
     base: Tensor
     offsets: Tensor
     limits: Tensor
-    __jit_unused_properties__: ClassVar[list[str]] = ["lattice"]
+    __jit_unused_properties__: ClassVar[list[str]] = ["lattice", "statistics"]
     settings: ClassVar[tuple[str, ...]] = (
         *("target", "alpha", "groups", "num_classes", "conditional", "logits", "resolution", "init"),
         *("jitter", "splits"),
@@ -154,7 +154,7 @@ class ThresholdHead(Head):
             values = self._flat(jitter.add(scores[one], self.jitter))
             split = self._split(scores[one])
             batch = self._summarize(values, self._flat(masks[one]), member[one], weights[one], split)
-            self.statistics = batch if self.statistics is None else self.statistics + batch  # type: ignore[operator]  # same kind
+            self._keep(batch)
         self._remember(scores, masks)
 
     def _split(self, scores: Tensor) -> Tensor:
@@ -177,7 +177,7 @@ class ThresholdHead(Head):
             share = (weight[:, None] / counts.clamp_min(1))[example, label]
             mass = weight[:, None] * (counts > 0)
             return SampleStatistics(
-                member,
+                member.clone(),
                 mass,
                 split,
                 scores[chosen].double(),

@@ -85,7 +85,7 @@ class TreeHead(Head):
     order: Tensor
     spans: Tensor
     place: Tensor
-    __jit_unused_properties__: ClassVar[list[str]] = ["promises"]
+    __jit_unused_properties__: ClassVar[list[str]] = ["promises", "statistics"]
     _growing: ClassVar[tuple[str, ...]] = ("shifts",)
     settings: ClassVar[tuple[str, ...]] = ("target", "alpha", "conditional", "init", "jitter", "splits")
 
@@ -151,7 +151,7 @@ class TreeHead(Head):
         for start in range(0, len(probs), rows):
             one = slice(start, start + rows)
             batch = self._summarize(probs[one], labels[one], member[one], weights[one])
-            self.statistics = batch if self.statistics is None else self.statistics + batch
+            self._keep(batch)
         self._remember(probs, labels)
 
     def _summarize(self, probs: Tensor, labels: Tensor, member: Tensor, weight: Tensor) -> TreeStatistics:
@@ -161,7 +161,7 @@ class TreeHead(Head):
         split = torch.zeros_like(leaves)
         if self._working_splits > 1:  # by content: the order of the examples does not matter
             split = torch.floor(jitter.keys(probs) * (self._working_splits / 4194304.0)).to(torch.int64)
-        return TreeStatistics(levels, leaves, common, labels, member, weight, split)
+        return TreeStatistics(levels, leaves, common, labels.clone(), member.clone(), weight.clone(), split)
 
     def _structure(self, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         return self.paths.to(device), self.depths.to(device), self.order.to(device), self.spans.to(device)
