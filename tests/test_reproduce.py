@@ -260,6 +260,17 @@ def test_noise_is_what_an_oracle_and_a_fitted_predictor_show():
     torch.testing.assert_close(measured, torch.stack(said).mean(0), rtol=0.04, atol=0)
 
 
+def test_copies_of_an_example_add_no_information():
+    g = torch.Generator().manual_seed(0)
+    who, s = torch.rand(20, 3, generator=g) < 0.6, torch.randn(20, generator=g)
+    once = measure("x", ["a", "b", "c"], who, s, num_calibration=40)
+    copies = torch.arange(20).repeat(4)
+    four = measure("x", ["a", "b", "c"], who[copies], s[copies], num_calibration=160, clusters=copies)
+    for one, many in zip(once, four, strict=True):
+        for key in ("deviation", "risk", "mass", "noise", "noise_fitted", "worst_noise"):
+            assert many[key] == pytest.approx(one[key], abs=1e-9), key
+
+
 def test_measure_refuses_what_does_not_fit():
     with pytest.raises(ValueError, match="`who` must be bool"):
         measure("x", ["a"], torch.ones(2, 1), torch.ones(2))

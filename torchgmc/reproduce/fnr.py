@@ -110,7 +110,7 @@ def prepare(data: Path, out: Path, bar: Bar, setting: Setting) -> Prepared:
         "annotations of gender and race are not public and were not guessed, so its groups cannot be compared one by one.",
         "Which 118 images the paper took is not known; these are the 70 frontal ones and the 48 multipose test images at -30, "
         "0 and 30 degrees. They are split at random 7:3 as in the paper, so images of one multipose subject may be on both "
-        "sides; the 345 are split by subject.",
+        "sides; the 345 are split by subject, and their sampling noise is that of drawing subjects.",
         "Cost: over all pixels of the test photographs; fit converged: share of seeds whose violations on the calibration "
         "images are within alpha.",
     ]
@@ -158,6 +158,7 @@ def run_seed(prepared: Prepared, seed: int) -> list[dict[str, Any]]:
                 calibration={"mass": mass, "conditional": mass / sides[0][2].double().mean(0)},
                 num_calibration=len(known),
                 part=part,
+                clusters=None if subjects is None else tensors["subjects"][fresh],
                 cost=_cost(head, *sides[1], tensors["valid"][fresh]),
             )
     return rows

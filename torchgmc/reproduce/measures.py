@@ -11,7 +11,7 @@ group): the spread that is left when the group's mean is right, estimated from t
 sqrt(2 / pi) sd / sqrt(n) is the mean |deviation| of the oracle. A *fitted* predictor meets its promise at best on its m
 calibration examples; its test deviation is a difference of two means: ``noise_fitted`` = sqrt(2 / pi) sd sqrt(1 / n + 1 / m).
 ``worst_noise`` is the oracle's mean of the largest |deviation| over all promises, from draws of the joint normal distribution
-(promises overlap).
+(promises overlap). Where whole subjects are drawn, the spread is that of the sums over subjects.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ def measure(
     num_calibration: int | None = None,
     part: str = "",
     cost: Mapping[str, float] | None = None,
+    clusters: Tensor | None = None,
 ) -> list[dict[str, Any]]:
     """Rows of one method on the test examples: one per measure and promise.
 
@@ -53,6 +54,8 @@ def measure(
         num_calibration: number of calibration examples; without it there is no ``noise_fitted``.
         part: which data of the experiment.
         cost: what the method costs, the same in every row: accuracy, set size, ...
+        clusters: number of the subject of each test example, ``(n,)``, where whole subjects are drawn: examples of one subject
+            vary together. The noise of a group is then that of its subjects' sums.
 
     Returns:
         JSON rows. ``deviation`` is signed. A group without test examples has mass 0, and None where nothing can be said; so
@@ -75,13 +78,13 @@ def measure(
     within = (member * s).mean(0)
     mean = within / mass  # NaN for an empty group
     risk = mean + torch.as_tensor(target, dtype=torch.float64)
-    count = member.sum(0)
+    count = _summed(member, clusters).sign().sum(0)  # independent members
     unbiased = (count / (count - 1.0).clamp_min(1.0)).sqrt()  # the group's mean is estimated from its own examples
     centred = member * (s - mean.nan_to_num(0.0)) * unbiased
     rows: list[dict[str, Any]] = []
     for name, scale in zip(MEASURES, (torch.ones_like(mass), mass), strict=True):
         present = count != 1 if name == "mass" else count > 1  # one example shows no spread; an empty group adds 0 to its mass
-        found = noise(centred[:, present] / scale[present], num_calibration)
+        found = noise(centred[:, present] / scale[present], num_calibration, clusters)
         oracle, fitted = torch.full_like(mass, math.nan), torch.full_like(mass, math.nan)
         oracle[present], fitted[present] = found[0], found[1]
         known = (calibration or {}).get(name)
@@ -104,12 +107,13 @@ def measure(
     return rows
 
 
-def noise(centred: Tensor, num_calibration: int | None = None) -> tuple[Tensor, Tensor, Tensor]:
+def noise(centred: Tensor, num_calibration: int | None = None, clusters: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
     """Mean |deviation| that sampling alone gives: of an oracle, of a fitted predictor, and the oracle's largest.
 
     Args:
         centred: contributions of the test examples to each deviation, centred in each group, ``(n, m)``.
         num_calibration: number of calibration examples; the second result is NaN without it.
+        clusters: number of the subject of each example, ``(n,)``; every example by itself if omitted.
 
     Returns:
         Two of shape ``(m,)`` and a number, see the module's text.
@@ -120,16 +124,24 @@ def noise(centred: Tensor, num_calibration: int | None = None) -> tuple[Tensor, 
         (0.3989, 1.4142)
     """
     n, m = centred.shape
-    centred = centred.double()
+    sums = _summed(centred.double(), clusters)
     mean_size = math.sqrt(2.0 / math.pi)
-    oracle = mean_size * centred.square().mean(0).sqrt() / math.sqrt(n)
+    oracle = mean_size * sums.square().sum(0).sqrt() / n
     fitted = oracle * (math.sqrt(1.0 + n / num_calibration) if num_calibration else math.nan)
     if m == 0:
-        return oracle, fitted, centred.new_tensor(math.nan)
+        return oracle, fitted, sums.new_tensor(math.nan)
     generator = torch.Generator().manual_seed(0)  # the same rows whatever ran before
-    size, axes = torch.linalg.eigh(centred.T @ centred / n**2)  # overlapping promises may make it singular
+    size, axes = torch.linalg.eigh(sums.T @ sums / n**2)  # overlapping promises may make it singular
     draws = torch.randn(DRAWS, m, generator=generator, dtype=torch.float64) * size.clamp_min(0).sqrt()
     return oracle, fitted, (draws @ axes.T).abs().amax(1).mean()
+
+
+def _summed(values: Tensor, clusters: Tensor | None) -> Tensor:
+    """Sums over each cluster, ``(c, m)``."""
+    if clusters is None:
+        return values
+    names, index = torch.unique(clusters, return_inverse=True)
+    return values.new_zeros(len(names), values.shape[1]).index_add_(0, index, values)
 
 
 def _plain(value: Any) -> float | None:
