@@ -30,8 +30,8 @@ from benchmarks.timing import machine
 RESULTS = Path(__file__).parent / "results"
 #: Softness of thresholds, in units of a probability.
 SOFTNESS = 0.1
-NOTE = """Means and standard errors over seeds; "better than (a)" is the mean difference at the same seed. All methods take the same
-number of steps on the same batches. The small network of the segmentation has not reached its limit by then (four times as
+NOTE = """Means and standard errors over seeds; "better than (a)" is the mean difference at the same seed. All methods take the
+same number of steps on the same batches. The small network of the segmentation has not reached its limit by then (four times as
 many steps raise the Dice of (a) by 0.013 at the first seed): gains are gains at equal steps. The worst violation is measured on
 fresh data: of each group's own miss rate, and of its sum of f - y."""
 Batch = tuple[Tensor, Tensor, Tensor]
