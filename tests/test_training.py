@@ -42,7 +42,7 @@ def test_the_same_seed_gives_the_same_figures(table):
 
 def test_page_and_figure(table, tmp_path, monkeypatch, capsys):
     pytest.importorskip("matplotlib")
-    monkeypatch.setattr(training, "compare", lambda seeds, small, workers: (table, 7.0))
+    monkeypatch.setattr(training, "compare", lambda seeds, small, workers, longer: (table, 7.0))
     assert training.main(["--seeds", "1", "--small", "--output", str(tmp_path)]) == 0
     page = (tmp_path / "training.md").read_text()
     assert page.splitlines()[2] == "- command: python -m benchmarks.training --seeds 1 --small"
