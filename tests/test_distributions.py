@@ -314,6 +314,20 @@ def test_step_has_the_projections_derivative():
     assert torch.autograd.gradcheck(fast, logits.requires_grad_())
 
 
+def test_the_floor_never_falls_below_zero():
+    """Seen on a real model: a step along a list that is at 0 already moves nothing but rounding, and log p became NaN."""
+    g = torch.Generator().manual_seed(0)
+    logits = 2 * torch.randn(1000, 300, generator=g)
+    logits[:, 30:60] -= 25.0  # the second list
+    p = torch.softmax(logits, -1)
+    tail = tail_of(p[:, 60:])
+    point = start(p[:, :60].double(), tail)
+    first, second = torch.eye(2, dtype=torch.float64).repeat_interleave(30, 1)
+    for direction, size in ((first, -0.002), (first, -0.002), (second, 0.4), (second, 0.4)):
+        point = step(point, tail, direction, torch.full((1000,), size, dtype=torch.float64))
+        assert float(point.floor.min()) >= 0
+
+
 def test_cells_stand_for_the_tail():
     g = torch.Generator().manual_seed(0)
     p = torch.softmax(3 * torch.randn(6, 4000, generator=g, dtype=torch.float64), 1)

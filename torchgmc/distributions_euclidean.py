@@ -117,7 +117,8 @@ def step(point: Point, tail: Tail, direction: Tensor, amount: Tensor) -> Point:
     return Point(
         torch.where(moved[:, None], (f - tau[:, None]).clamp_min(0.0), point.words),
         torch.where(moved, point.shift + tau, point.shift),
-        torch.where(moved, torch.where(whole, point.floor - tau, torch.zeros_like(tau)), point.floor),
+        # Rounding must not take the floor below 0, where the logarithm of p would be NaN.
+        torch.where(moved, torch.where(whole, (point.floor - tau).clamp_min(0.0), torch.zeros_like(tau)), point.floor),
         torch.where(moved & ~whole, count, point.number),
         torch.where(moved & ~whole, total, point.total),
     )

@@ -99,7 +99,7 @@ class Setting:
     alpha: float = 0.002
     rule: float = 0.5
     strength: float = 1.5
-    masked: int = 1000
+    masked: int = 400
     max_steps: int = 10_000
     limit: int = 0
 
