@@ -17,7 +17,7 @@ from torchgmc.demo.stage import Bar
 
 __all__ = ["scores"]
 
-BUCKETS, EPOCHS, BATCH, RATE = 1 << 16, 10, 64, 0.05
+BUCKETS, EPOCHS, BATCH, RATE = 1 << 16, 40, 64, 5.0
 SETTINGS = {"buckets": BUCKETS, "epochs": EPOCHS, "batch": BATCH, "rate": RATE, "share": 1 / 3}
 
 
@@ -41,7 +41,7 @@ def scores(texts: Sequence[str], labels: Tensor, num_leaves: int, bar: Bar) -> d
         table = nn.EmbeddingBag(BUCKETS, num_leaves, mode="sum", include_last_offset=True)
     nn.init.zeros_(table.weight)
     bias = nn.Parameter(torch.zeros(num_leaves))
-    optimiser = torch.optim.Adam([*table.parameters(), bias], RATE)
+    optimiser = torch.optim.SGD([*table.parameters(), bias], RATE, momentum=0.9)
 
     def logits(rows: Tensor) -> Tensor:
         length = starts[rows + 1] - starts[rows]
