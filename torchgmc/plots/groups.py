@@ -94,7 +94,7 @@ def deviation(
     relative = first.evidence is not None and first.evidence.relative
     axes.set_xlabel(
         f"deviation from {'the mean over all' if relative else 'the target'} ({own})"
-        + (f"; {left_out} more rows deviate less" if left_out else "")
+        + (f"\n{left_out} more rows deviate less" if left_out else "")
     )
     axes.xaxis.set_major_formatter(require("matplotlib.ticker", extra="report").FuncFormatter(signed))
     axes.xaxis.set_major_locator(require("matplotlib.ticker", extra="report").MaxNLocator(8))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from io import BytesIO
 from typing import TYPE_CHECKING
 
@@ -50,6 +51,8 @@ def new_figure(theme: Theme, size: tuple[float, float], rows: int = 1, columns: 
         figsize=size, layout="constrained", facecolor=theme.paper
     )
     figure.set_layout_engine("constrained", w_pad=0.08, h_pad=0.08)
+    # Notebooks show a figure that was made without pyplot as its name alone, unless it can draw itself.
+    figure._repr_png_ = partial(png, figure, dpi=80)  # type: ignore[attr-defined]
     panels: list[Axes] = list(figure.subplots(rows, columns, squeeze=False).ravel())
     for axes in panels:
         axes.set_facecolor(theme.paper)
@@ -73,11 +76,13 @@ def set_legend(figure: Figure, axes: Axes, theme: Theme) -> None:
     """Every labelled series, below the axes."""
     handles, names = axes.get_legend_handles_labels()
     wide = max((len(name) for name in names), default=0)
+    columns = max(1, min(len(names), 4, 100 // max(wide + 6, 1)))
+    rows = -(-len(names) // columns)
     figure.legend(
         handles,
         names,
         loc="outside lower center",
-        ncols=max(1, min(len(names), 4, 100 // max(wide + 6, 1))),
+        ncols=max(1, -(-len(names) // max(rows, 1))),  # rows of equal length
         frameon=False,
         fontsize=13,
         labelcolor=theme.ink,
