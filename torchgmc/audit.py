@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Audit", "Evidence", "Tally", "audit", "summarize"]
 
+#: Rows of a printed audit; there may be one for every group, level set and class.
+MAX_SHOWN = 40
+
 
 @dataclass(frozen=True)
 class Audit:
@@ -202,12 +205,18 @@ class Audit:
         return [dict(zip(self.table, row, strict=True)) for row in zip(*self.table.values(), strict=True)]
 
     def __str__(self) -> str:
-        head = f"{'group':28s} {'mass':>7s} {'estimate':>9s}  {'interval':^19s}  verdict"
+        rows = self.rows()
+        shown = rows[:MAX_SHOWN]  # the largest estimates come first
+        names = [r["group"] + (" / " + r["what"] if r["what"] else "") for r in shown]
+        width = min(max([28, *map(len, names)]), 60)
+        head = f"{'group':{width}s} {'mass':>7s} {'estimate':>9s}  {'interval':^19s}  verdict"
         lines = [
-            f"{(r['group'] + (' / ' + r['what'] if r['what'] else ''))[:28]:28s} {r['mass']:7.4f} {r['estimate']:+9.4f}  "
+            f"{name[:width]:{width}s} {r['mass']:7.4f} {r['estimate']:+9.4f}  "
             f"[{r['low']:+8.4f},{r['high']:+8.4f}]  {r['verdict']}"
-            for r in self.rows()
+            for name, r in zip(names, shown, strict=True)
         ]
+        if len(rows) > len(shown):
+            lines.append(f"... and {len(rows) - len(shown)} more with smaller estimates: all are in `audit.table`.")
         cost = ", ".join(f"{k} {v:.4f}" for k, v in self.cost.items())
         return "\n".join([head, *lines, self.certificate, cost, *([self.note] if self.note else [])])
 

@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -45,7 +45,8 @@ def names(groups: Any) -> list[str]:
         return ["all"]
     if isinstance(groups, str):
         raise TypeError(f"`groups` must be a list of names, got the string {groups!r}; write [{groups!r}].")
-    found = list(getattr(groups, "names", groups)) if not isinstance(groups, Tensor) else []
+    listed = getattr(groups, "names", groups)
+    found = list(listed) if isinstance(listed, Iterable) and not isinstance(groups, Tensor) else []
     if not found or not all(isinstance(name, str) for name in found):
         raise TypeError(
             "`groups` must be a non-empty list of names (one per column of the membership), or a Groups object, got "

@@ -239,6 +239,27 @@ class Groups:
         """Where the codes are."""
         return self.codes.device
 
+    def __getitem__(self, rows: Any) -> "Groups":
+        """The same groups on some of the rows: a slice, indices or a mask.
+
+        Example:
+            >>> Groups.from_columns({"sex": ["f", "m", "f"]})[:2].sizes
+            tensor([1, 1])
+        """
+        if not isinstance(rows, slice):
+            try:
+                rows = torch.as_tensor(rows, device=self.device)
+            except (TypeError, ValueError, RuntimeError):  # no numbers at all
+                rows = torch.tensor(0.0)
+            if rows.dim() != 1 or rows.is_floating_point() or rows.is_complex():
+                raise TypeError(
+                    "`Groups` are indexed by rows: a slice, indices or a bool mask of shape (n,); one group is "
+                    "`groups.member(i)`, its name `groups.name(i)`, and one row `groups.membership[i]`."
+                )
+            if rows.dtype == torch.bool and len(rows) != self.num_rows:
+                raise ValueError(f"a mask of rows must have shape ({self.num_rows},), got {tuple(rows.shape)}.")
+        return Groups(self.columns, self.codes.T[:, rows].T, self._blocks, self._gaps, self._plan)
+
     def __len__(self) -> int:
         return sum(len(keys) for _, keys in self._blocks)
 
