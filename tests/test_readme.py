@@ -35,7 +35,7 @@ def test_every_block_runs_in_order(tmp_path, monkeypatch, capsys):
                 commands += 1
         else:
             assert kind == "bash"  # two of them, see tests/test_package.py
-    assert commands == 4 and [kind for kind, _ in BLOCKS].count("python") == 5
+    assert commands == 4 and [kind for kind, _ in BLOCKS].count("python") == 6
     check(names, tmp_path)
 
 
@@ -44,6 +44,7 @@ def check(names, folder):
     assert names["head"].is_fitted and names["audit"].max_violation < 0.05
     for file in ("head.safetensors", "calibrated.pt2", "fnr.safetensors", "audit.html", "masks.npz", "fnr.pt"):
         assert (folder / file).stat().st_size > 0, file
+    assert names["mask2"].shape == (1, 32, 32) and len(names["named"]) == 8
     site, y, probs, calibrated = (names[key] for key in ("site_b", "y", "probs", "calibrated"))
     off = [abs(float((p - y.float())[site[:, 0]].mean())) for p in (probs, calibrated)]
     assert off[1] < 0.02 < 0.1 < off[0]
