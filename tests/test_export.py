@@ -273,3 +273,18 @@ def test_torchvision_segmentation(format: str, pictures, tmp_path: Path):
     run = OPEN[format](path)
     with torch.no_grad():
         assert (run(*(t[:3] for t in pictures)) != model(*(t[:3] for t in pictures))["out"]).float().mean() < 1e-2
+
+
+@pytest.mark.parametrize("format", export.FORMATS)
+def test_no_example_stays_in_the_file(format: str, pictures, tmp_path: Path):
+    """Example inputs are somebody's data, and a slice drags the whole data set along."""
+    images, groups = pictures
+    many = torch.cat([torch.full((2, *images.shape[1:]), 0.7310585), torch.rand(2000, *images.shape[1:])])
+    net = nn.Sequential(nn.Conv2d(3, 1, 1), nn.Sigmoid())
+    model = gmc.attach(net, fit_on(net, images, groups))
+    path = model.export(tmp_path / "model", format, (many[:2], groups[:2]))
+    assert path.stat().st_size < many.element_size() * many.numel() / 10
+    assert many[0, 0, 0, :8].numpy().tobytes() not in path.read_bytes()
+    if format == "torch.export":
+        kept, _ = torch.export.load(str(path.rename(tmp_path / "model.pt2"))).example_inputs
+        assert not any(t.any() for t in kept)

@@ -178,7 +178,10 @@ def _program(flat: Flat, tensors: tuple[Tensor, ...]) -> Any:
 
 def _write_export(flat: Flat, tensors: tuple[Tensor, ...], path: Path, body: str) -> None:
     buffer = io.BytesIO()  # torch wants a certain ending of a path's name
-    torch.export.save(_program(flat, tensors), buffer, extra_files={KEY: body})
+    program = _program(flat, tensors)
+    # torch keeps the example inputs in the file, with all that their storage holds: nobody's data belongs into a model's file.
+    program._example_inputs = (tuple(torch.zeros_like(t) for t in tensors), {})
+    torch.export.save(program, buffer, extra_files={KEY: body})
     path.write_bytes(buffer.getvalue())
 
 
