@@ -205,6 +205,9 @@ def test_audit_on_fresh_data():
     assert {r["group"]: pytest.approx(r["estimate"], abs=1e-6) for r in audit.rows()} == table
     unknown = gmc.GMCHead(Residual, 0.01, Levels(), projection=Unit()).fit(*draw())
     assert "guide" in str(unknown.audit(*draw(500, 10)))
+    narrow, *_ = fitted(bounds=(-0.1, 0.1))
+    with pytest.raises(ValueError, match="`bounds` = .* must hold for every example, but s reaches from -"):
+        narrow.audit(*draw(500, 10))
 
 
 @pytest.mark.parametrize(

@@ -335,7 +335,13 @@ class GMCHead(Head):
         else:
             who, groups = member, sets
             what = [""] if s.shape[1] == 1 else [f"direction {k}" for k in range(s.shape[1])]
-        bounds = self.bounds or (float(s.min()), max(float(s.max()), float(s.min()) + 1e-12))
+        least, most = (float(v) for v in s.aminmax())
+        bounds = self.bounds or (least, max(most, least + 1e-12))
+        if least < bounds[0] - 1e-9 or most > bounds[1] + 1e-9:  # intervals that rest on them would be too short
+            raise ValueError(
+                f"`bounds` = ({bounds[0]:g}, {bounds[1]:g}) must hold for every example, but s reaches from {least:g} to "
+                f"{most:g}; give the range of s, or leave `bounds` out."
+            )
         note = "" if self.bounds else "The range of s was taken from these data, so the intervals are a guide, not a guarantee."
         return summarize(
             Moments.of(who, s, weight[:, None].expand_as(s)),
