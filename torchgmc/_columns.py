@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor
 
 Codes = npt.NDArray[np.int64]
@@ -80,7 +81,7 @@ def as_mapping(columns: Any) -> dict[str, Any]:
 
 def num_rows(data: dict[str, Any]) -> int:
     for name, values in data.items():
-        if isinstance(values, str | bytes) or not hasattr(values, "__len__"):
+        if isinstance(values, str | bytes) or not hasattr(values, "__len__") or getattr(values, "ndim", 1) == 0:
             raise TypeError(f"column `{name}` must be a list, tuple, array, tensor or series, got {type(values).__name__}.")
     lengths = {name: len(values) for name, values in data.items()}
     if len(set(lengths.values())) > 1:
@@ -101,6 +102,9 @@ def check_options(
 ) -> None:
     if not data or n == 0:
         raise ValueError(f"`columns` must have at least one column and one row, got {len(data)} columns of {n} rows.")
+    for name, value in (("intersections", intersections), ("min_size", min_size)):
+        if not isinstance(value, int | float | np.integer) or value != value or abs(value) == math.inf:
+            raise TypeError(f"`{name}` must be a whole number, got {value!r}.")
     if intersections != int(intersections) or not 1 <= intersections <= len(data):
         raise ValueError(
             f"`intersections` must be a whole number from 1 to the number of columns, {len(data)}, got {intersections}."
@@ -123,7 +127,7 @@ def check_options(
         if cuts.ndim != 1 or not len(cuts) or not np.isfinite(cuts).all() or (np.diff(cuts) <= 0).any():
             raise ValueError(f"`bins[{name!r}]` must be increasing finite edges, such as [30, 50], got {edges}.")
     for name, count in quantiles.items():
-        if isinstance(count, bool) or not isinstance(count, int | np.integer) or count < 2:
+        if isinstance(count, bool) or not isinstance(count, int | np.integer) or not 2 <= count <= 10**6:
             raise ValueError(f"`quantiles[{name!r}]` must be a number of bins >= 2, got {count}.")
 
 
@@ -131,6 +135,8 @@ def read(name: str, values: Any) -> npt.NDArray[Any]:
     """The column as a one-dimensional array; anything that numpy would have to convert stays an array of objects."""
     array: npt.NDArray[Any]
     if isinstance(values, Tensor):
+        if values.is_complex() or values.device.type == "meta" or values.layout != torch.strided:
+            raise TypeError(f"column `{name}` must hold real values, got {values.dtype} on {values.device}, {values.layout}.")
         values = values.detach().cpu()
         array = (values.double() if values.is_floating_point() else values).numpy()
     elif isinstance(values, np.ndarray):

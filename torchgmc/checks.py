@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -36,6 +37,8 @@ def count(name: str, value: int | None, default: int) -> int:
         return default
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ValueError(f"`{name}` must be a whole number of at least 1, got {value!r}.")
+    if value > 10**9:
+        raise ValueError(f"`{name}` must be a whole number of at most 1e9, got {value!r}.")
     return value
 
 
@@ -58,10 +61,36 @@ def names(groups: Any) -> list[str]:
     return found
 
 
-def scores(name: str, value: Any) -> Tensor:
-    """A floating-point tensor with examples first and only finite values."""
+def ordinary(name: str, value: Any) -> Tensor:
+    """A tensor that is dense and has values."""
     if not isinstance(value, Tensor):
         raise TypeError(f"`{name}` must be a tensor, got {type(value).__name__}; use torch.as_tensor.")
+    if value.layout != torch.strided:
+        raise TypeError(f"`{name}` must be a dense tensor, got {value.layout}; use `.to_dense()`.")
+    if value.device.type == "meta":
+        raise ValueError(f"`{name}` is on the meta device, where tensors have no values; move the data to a real one.")
+    return value
+
+
+def numbers(name: str, value: Any) -> Tensor:
+    """A tensor of real numbers from a tensor, an array or nested lists; arrays are copied."""
+    if not isinstance(value, Tensor):
+        try:
+            array = np.asarray(value)
+        except (TypeError, ValueError):  # ragged lists
+            array = np.asarray(None)
+        if array.dtype.kind not in "biuf" or array.dtype == np.longdouble:
+            raise TypeError(f"`{name}` must be a tensor of numbers, got {type(value).__name__}; use torch.as_tensor.")
+        value = torch.from_numpy(array.astype(array.dtype.newbyteorder("="), copy=True))
+    if ordinary(name, value).is_complex():
+        raise TypeError(f"`{name}` must hold real numbers, got {value.dtype}; take `.real` or `.abs()`.")
+    out: Tensor = value
+    return out
+
+
+def scores(name: str, given: Any) -> Tensor:
+    """A floating-point tensor with examples first and only finite values."""
+    value = ordinary(name, given)
     if not value.is_floating_point():
         raise TypeError(f"`{name}` must be floating point, got {value.dtype}; convert it with `.float()`.")
     if value.dim() == 0:
@@ -79,15 +108,14 @@ def finite(name: str, value: Tensor) -> None:
         return
     place = (~value.isfinite()).nonzero()[0].tolist()
     raise ValueError(
-        f"`{name}` must be finite, but {name}{place} is {float(value[tuple(place)])}; "
+        f"`{name}` must be finite, but {name}{place} is {float(value.detach()[tuple(place)])}; "
         "look for overflow or a division by zero in the model."
     )
 
 
-def binary(name: str, value: Any, like: Tensor) -> Tensor:
+def binary(name: str, given: Any, like: Tensor) -> Tensor:
     """A bool tensor of the shape of ``like``, from bool or from numbers that are only 0 and 1."""
-    if not isinstance(value, Tensor):
-        raise TypeError(f"`{name}` must be a tensor, got {type(value).__name__}; use torch.as_tensor.")
+    value = ordinary(name, given)
     if value.shape != like.shape:
         raise ValueError(
             f"`{name}` must have the shape of `scores`, {tuple(like.shape)}, got {tuple(value.shape)}"
@@ -108,11 +136,14 @@ def weights(value: Any, n: int, like: Tensor) -> Tensor:
     """Float64 weights (n,), finite, not negative, not all 0; ones for None."""
     if value is None:
         return torch.ones(n, dtype=torch.float64, device=like.device)
-    value = torch.as_tensor(value, device=like.device).double()
+    value = numbers("weight", value).to(like.device, torch.float64)
     if value.shape != (n,):
         raise ValueError(f"`weight` must have shape ({n},), one weight per example, got {tuple(value.shape)}.")
     finite("weight", value)
-    if n and (float(value.min()) < 0 or float(value.max()) <= 0):
-        raise ValueError(f"`weight` must not be negative, and not 0 everywhere, got {float(value.min())} at the least.")
+    low, high = (float(v) for v in value.detach().aminmax()) if n else (0.0, 1.0)
+    if low < 0 or high <= 0:
+        raise ValueError(f"`weight` must not be negative, and not 0 everywhere, got {low} at the least.")
+    if not 1e-100 <= high <= 1e100:  # the squares of weights are summed
+        raise ValueError(f"`weight` must lie between 1e-100 and 1e100 at the most, got {high}; rescale it.")
     out: Tensor = value
     return out

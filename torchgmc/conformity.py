@@ -15,7 +15,7 @@ and from a classifier to sets::
 import torch
 from torch import Tensor
 
-from torchgmc import jitter
+from torchgmc import checks, jitter
 
 __all__ = ["absolute_residual", "aps", "aps_set", "cqr", "cqr_interval", "interval", "lac", "lac_set"]
 
@@ -79,7 +79,7 @@ def lac(probs: Tensor, labels: Tensor) -> Tensor:
         >>> lac(torch.tensor([[0.75, 0.25]]), torch.tensor([1]))
         tensor([0.7500])
     """
-    return _of_label(1.0 - probs, labels)
+    return _of_label(1.0 - _probs(probs), labels)
 
 
 def lac_set(probs: Tensor, threshold: Tensor) -> Tensor:
@@ -89,7 +89,7 @@ def lac_set(probs: Tensor, threshold: Tensor) -> Tensor:
         >>> lac_set(torch.tensor([[0.75, 0.25]]), torch.tensor([0.5]))
         tensor([[ True, False]])
     """
-    return 1.0 - probs <= threshold[:, None]
+    return 1.0 - _probs(probs) <= _rows(threshold, probs)[:, None]
 
 
 def aps(probs: Tensor, labels: Tensor, randomized: bool = False) -> Tensor:
@@ -115,13 +115,12 @@ def aps_set(probs: Tensor, threshold: Tensor, randomized: bool = False) -> Tenso
         >>> aps_set(torch.tensor([[0.5, 0.3, 0.2]]), torch.tensor([0.85]))
         tensor([[ True,  True, False]])
     """
-    return _cumulative(probs, randomized) <= threshold[:, None]
+    return _cumulative(probs, randomized) <= _rows(threshold, probs)[:, None]
 
 
 def _cumulative(probs: Tensor, randomized: bool) -> Tensor:
     """APS score of every class, (n, C)."""
-    if probs.dim() != 2 or not probs.is_floating_point():
-        raise ValueError(f"`probs` must be floating point of shape (n, C), got {probs.dtype} {tuple(probs.shape)}.")
+    probs = _probs(probs)
     ordered, place = probs.sort(dim=1, descending=True, stable=True)
     mass = ordered.cumsum(1)
     if randomized:
@@ -129,9 +128,27 @@ def _cumulative(probs: Tensor, randomized: bool) -> Tensor:
     return torch.zeros_like(mass).scatter(1, place, mass)
 
 
+def _probs(probs: Tensor) -> Tensor:
+    probs = checks.ordinary("probs", probs)
+    if probs.dim() != 2 or not probs.is_floating_point():
+        raise ValueError(f"`probs` must be floating point of shape (n, C), got {probs.dtype} {tuple(probs.shape)}.")
+    return probs
+
+
+def _rows(threshold: Tensor, probs: Tensor) -> Tensor:
+    threshold = checks.numbers("threshold", checks.ordinary("threshold", threshold))
+    if threshold.shape not in (probs.shape[:1], (1,)) or threshold.device != probs.device:
+        raise ValueError(
+            f"`threshold` must have one entry per row of `probs`, ({len(probs)},) on {probs.device}, got "
+            f"{tuple(threshold.shape)} on {threshold.device}."
+        )
+    return threshold
+
+
 def _of_label(scores: Tensor, labels: Tensor) -> Tensor:
-    if scores.dim() != 2 or not scores.is_floating_point():
-        raise ValueError(f"`probs` must be floating point of shape (n, C), got {scores.dtype} {tuple(scores.shape)}.")
+    labels = checks.numbers("labels", checks.ordinary("labels", labels))
+    if labels.device != scores.device:
+        raise ValueError(f"`labels` is on {labels.device} but `probs` is on {scores.device}; move them to one device.")
     if labels.shape != scores.shape[:1] or labels.is_floating_point() or labels.dtype == torch.bool:
         raise ValueError(
             f"`labels` must hold class ids of shape ({len(scores)},), got {labels.dtype} of shape {tuple(labels.shape)}."
@@ -142,6 +159,13 @@ def _of_label(scores: Tensor, labels: Tensor) -> Tensor:
 
 
 def _check_rows(**tensors: Tensor) -> None:
+    for name, value in tensors.items():
+        checks.numbers(name, checks.ordinary(name, value))
+        if value.dtype == torch.bool:
+            raise TypeError(f"`{name}` must hold numbers, got {value.dtype}.")
+    if len({value.device for value in tensors.values()}) > 1:
+        listed = ", ".join(f"`{name}` on {value.device}" for name, value in tensors.items())
+        raise ValueError(f"all must be on one device, got {listed}.")
     shapes = {name: tuple(t.shape) for name, t in tensors.items()}
     if any(len(shape) != 1 for shape in shapes.values()) or len(set(shapes.values())) > 1:
         listed = ", ".join(f"`{name}` {shape}" for name, shape in shapes.items())
@@ -149,6 +173,7 @@ def _check_rows(**tensors: Tensor) -> None:
 
 
 def _like(threshold: Tensor, prediction: Tensor) -> Tensor:
+    threshold, prediction = checks.ordinary("threshold", threshold), checks.ordinary("prediction", prediction)
     if threshold.shape != prediction.shape:
         raise ValueError(
             f"`threshold` must have one entry per prediction, shape {tuple(prediction.shape)}, got {tuple(threshold.shape)}."

@@ -136,8 +136,18 @@ def replay(
         >>> torch.equal(gmc.replay(solution, torch.tensor([0.2, 0.9, 0.6]), level), solution.f)
         True
     """
-    f = f0.double()
+    f = checks.scores("f0", f0).double()
     f = f[:, None] if f.dim() == 1 else f
+    first = _membership(who, f)
+    if not isinstance(solution, Solution) or not isinstance(first, Tensor | Cells | Structured):
+        wrong, kind = ("who", first) if isinstance(solution, Solution) else ("solution", solution)
+        raise TypeError(f"`{wrong}` must be what `solve` takes or gave, got {type(kind).__name__}.")
+    if f.dim() != 2:
+        raise ValueError(f"`f0` must have shape (n, m) or (n,), got {tuple(f0.shape)}.")
+    if _num_sets(first) != len(solution.scale) and not (isinstance(first, Tensor) and first.dim() == 1):
+        raise ValueError(f"`who` must give the {len(solution.scale)} sets of the solution, got {_num_sets(first)}.")
+    width = first.shape[2] if isinstance(first, Tensor) and first.dim() == 3 else f.shape[1]
+    violations(first, f.new_zeros(len(f), width))  # raises for sets of the wrong shape
     for index, direction, step in zip(*solution.log, strict=True):
         test = _test_function(_membership(who, f), index, direction, what, solution.scale, f)
         f = f - step * test if projection is None else projection(f - step * test)
@@ -342,7 +352,13 @@ def _num_sets(who: Sets) -> int:
     if isinstance(who, Cells):
         return who.patterns.shape[1]
     if not isinstance(who, Tensor):
+        if not isinstance(who, Structured):
+            raise TypeError(f"`who` must be (or give) a tensor, Cells or Groups, got {type(who).__name__}.")
         return len(who)
+    if who.dim() == 0 or who.layout != torch.strided or who.device.type == "meta":
+        raise ValueError(f"`who` must be a dense table (n, a) with values, got {who.layout}, {tuple(who.shape)}, {who.device}.")
+    if who.dim() == 1 and not who.numel():
+        return 0
     return int(who.max()) + 1 if who.dim() == 1 else who.shape[1]
 
 

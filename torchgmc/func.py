@@ -41,6 +41,8 @@ def sweep(head: H, alphas: Sequence[float], **options: Any) -> list[H]:
         >>> gmc.func.apply(heads, probs, groups).shape
         torch.Size([3, 500])
     """
+    if not isinstance(alphas, Sequence | Tensor) or isinstance(alphas, str):
+        raise TypeError(f"`alphas` must be a list of numbers, got {type(alphas).__name__}.")
     if len(alphas) == 0:
         raise ValueError("`alphas` is empty; give at least one.")
     checked = [checks.positive("alphas", float(alpha), "Each is the largest violation allowed.") for alpha in alphas]
@@ -100,6 +102,8 @@ def apply(heads: Sequence[Head], *inputs: Any, chunk_size: int | None = None, **
         chunk_size: heads at a time; all of them by default.
     """
     state = stack(heads)
+    if chunk_size is not None:
+        checks.count("chunk_size", chunk_size, 1)
 
     def one(buffers: dict[str, Tensor]) -> Tensor:
         found: Tensor = torch.func.functional_call(heads[0], buffers, inputs, options)

@@ -422,8 +422,8 @@ def check_groups(groups: Any, n: int, names: Sequence[str] | None = None) -> Ten
             )
         return groups.membership
     table = groups if isinstance(groups, Tensor) else _as_tensor(groups, width, advice)
-    if table.is_complex():
-        raise TypeError(f"`groups` must be a bool table, got {table.dtype}.")
+    if table.is_complex() or table.layout != torch.strided:
+        raise TypeError(f"`groups` must be a bool table, got {table.dtype}, {table.layout}.")
     if table.dim() != 2 or table.shape[0] != n or (names is not None and table.shape[1] != len(names)):
         hint = "one group alone is `groups[:, None]`; " if table.dim() == 1 else ""
         listed = "" if names is None else f" for the groups {listing(list(names))}"
@@ -432,6 +432,8 @@ def check_groups(groups: Any, n: int, names: Sequence[str] | None = None) -> Ten
         )
     if table.dtype == torch.bool:
         return table
+    if table.device.type == "meta":
+        raise ValueError("`groups` is on the meta device, where tensors have no values; move the data to a real one.")
     wrong = ((table != 0) & (table != 1)).nonzero()
     if len(wrong):
         row, column = wrong[0].tolist()
@@ -459,7 +461,7 @@ def _as_tensor(groups: Any, width: str, advice: str) -> Tensor:
         try:
             array = np.asarray(groups)
             if array.dtype.kind in "biuf":
-                return torch.from_numpy(array)
+                return torch.from_numpy(array.copy())
             kind = f"{kind} of dtype {array.dtype}"
         except (TypeError, ValueError):  # ragged lists
             pass

@@ -45,6 +45,8 @@ def save(head: Head, path: str | os.PathLike[str], notes: Mapping[str, Any] | No
         raise TypeError(f"`head` must be a head of torchgmc, got {type(head).__name__}.")
     tensors = {name: value.detach().cpu().contiguous().clone() for name, value in head.state_dict().items()}
     body = {"schema": SCHEMA, "head": type(head).__name__, "config": head.config(), "fitted": bool(head.is_fitted)}
+    if notes is not None and not isinstance(notes, Mapping):
+        raise TypeError(f"`notes` must be a mapping of names to JSON values, got {type(notes).__name__}.")
     if notes:
         body["notes"] = dict(notes)
     text = json.dumps(body, sort_keys=True)

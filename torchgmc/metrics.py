@@ -74,6 +74,10 @@ class GroupViolation(Metric):  # type: ignore[misc]  # a class of an optional pa
             groups: membership ``(n, a)``; left out for one group of everyone.
             weight: ``(n,)``.
         """
+        if not callable(self.mapping):
+            checks.numbers("preds", checks.ordinary("preds", preds))
+            if target is not None:
+                checks.numbers("target", checks.ordinary("target", target))
         if callable(self.mapping):
             s = self.mapping(preds, target)  # type: ignore[arg-type]  # its author knows whether it takes None
         elif self.mapping == "centered":
@@ -84,6 +88,8 @@ class GroupViolation(Metric):  # type: ignore[misc]  # a class of an optional pa
                 f"{None if target is None else tuple(target.shape)}."
             )
         else:
+            if target.device != preds.device:
+                raise ValueError(f"`target` is on {target.device} but `preds` is on {preds.device}; move them to one device.")
             s = preds.double() - target.double()
         self.accumulate(s, groups, weight)
 

@@ -215,6 +215,12 @@ class GMCPenalty(nn.Module):
         if not batch or not all(isinstance(part, Tensor) or part is None for part in batch):
             kinds = ", ".join(type(part).__name__ for part in batch) or "nothing"
             raise TypeError(f"the batch must be tensors, with `groups` last, got {kinds}.")
+        for part in batch:
+            if part is not None and (part.layout != torch.strided or part.dim() == 0 or part.is_complex()):
+                kind = f"{part.dtype}, {part.layout}, shape {tuple(part.shape)}"
+                raise ValueError(f"the batch, `groups` last, must be dense tensors of real numbers, (n, ...), got {kind}.")
+            if part is not None and part.device != batch[0].device:
+                raise ValueError(f"the batch, `groups` last, must be on one device, got {batch[0].device} and {part.device}.")
         n, device = len(batch[0]), batch[0].device
         if groups is None:
             member = torch.ones(n, 1, dtype=torch.bool, device=device)

@@ -5,8 +5,20 @@ Plain tensor functions that TorchScript and ``torch.export`` can read: shapes an
 
 import torch
 from torch import Tensor
+from torch._jit_internal import is_scripting
 
 __all__ = ["box", "simplex"]
+
+
+def _check(f: Tensor, **bounds: float) -> None:
+    """Types of an eager call."""
+    if not isinstance(f, Tensor) or f.layout != torch.strided:
+        raise TypeError(f"`f` must be a dense tensor, got {f.layout if isinstance(f, Tensor) else type(f).__name__}.")
+    for name, value in bounds.items():
+        if isinstance(value, bool) or not isinstance(value, int | float | torch.SymFloat):
+            raise TypeError(f"`{name}` must be a number, got {type(value).__name__}.")
+        if isinstance(value, int) and abs(value) >= 1 << 63:
+            raise ValueError(f"`{name}` must be a number that a tensor can hold, got {value}; write it as a float.")
 
 
 def box(f: Tensor, low: float, high: float) -> Tensor:
@@ -28,6 +40,8 @@ def box(f: Tensor, low: float, high: float) -> Tensor:
         >>> box(torch.tensor([-0.5, 0.25, 1.5]), 0.0, 1.0)
         tensor([0.0000, 0.2500, 1.0000])
     """
+    if not is_scripting():
+        _check(f, low=low, high=high)
     if not f.is_floating_point():
         raise TypeError(f"`f` must be a floating point tensor, got {f.dtype}; convert it with `f.float()`.")
     if not low <= high:
@@ -58,6 +72,8 @@ def simplex(f: Tensor, total: float = 1.0) -> Tensor:
         tensor([[0.3750, 0.6250, 0.0000],
                 [0.3333, 0.3333, 0.3333]])
     """
+    if not is_scripting():
+        _check(f, total=total)
     if not f.is_floating_point():
         raise TypeError(f"`f` must be a floating point tensor, got {f.dtype}; convert it with `f.float()`.")
     if f.dim() == 0 or f.shape[-1] == 0:

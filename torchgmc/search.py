@@ -102,6 +102,8 @@ def violations(
             raise ValueError("`what` must be omitted when `who` holds general test functions of shape (n, a, l).")
         return _general(who, s, weight)
     if what is not None:
+        if not isinstance(what, Tensor) or what.layout != torch.strided or what.is_complex() or what.device != s.device:
+            raise TypeError(f"`what` must be a dense tensor of real numbers on {s.device}, got {_kind(what)}.")
         if what.dim() != 2 or what.shape[1] != s.shape[1]:
             raise ValueError(f"`what` must have shape (u, {s.shape[1]}) as `s` has l = {s.shape[1]}, got {what.shape}.")
         s = s @ what.to(s.dtype).T  # (n, u)
@@ -169,9 +171,15 @@ def _general(g: Tensor, s: Tensor, weight: Tensor | None) -> Tensor:
     return (total / weight.sum().clamp_min(torch.finfo(s.dtype).tiny))[:, None]
 
 
+def _kind(value: object) -> str:
+    return f"{value.dtype}, {value.layout} on {value.device}" if isinstance(value, Tensor) else type(value).__name__
+
+
 def _check_mapping(s: Tensor) -> Tensor:
     if not isinstance(s, Tensor):
         raise TypeError(f"`s` must be a tensor of values of the mapping, got {type(s).__name__}.")
+    if s.layout != torch.strided:
+        raise TypeError(f"`s` must be a dense tensor, got {s.layout}; use `.to_dense()`.")
     if not s.is_floating_point():
         raise TypeError(f"`s` must be floating point, got {s.dtype}; convert it with `s.float()`.")
     if s.dim() == 1:
@@ -196,6 +204,8 @@ def _check_rows(who: Tensor | Cells | Structured, s: Tensor) -> None:
                 f"{tuple(who.patterns.shape)}."
             )
     elif isinstance(who, Tensor):
+        if who.is_complex() or who.layout != torch.strided:
+            raise TypeError(f"`who` must be a dense table of memberships, got {who.dtype}, {who.layout}.")
         if who.dim() == 1 and (who.is_floating_point() or who.dtype == torch.bool):
             raise TypeError(
                 f"`who` of shape (n,) must hold integer cell ids, got {who.dtype}; one set is a column: who[:, None]."
@@ -214,6 +224,8 @@ def _check_rows(who: Tensor | Cells | Structured, s: Tensor) -> None:
 def _check_weight(weight: Tensor | None, s: Tensor) -> Tensor:
     if weight is None:
         return s.new_ones(s.shape[0])
+    if not isinstance(weight, Tensor) or weight.layout != torch.strided or weight.is_complex() or weight.device != s.device:
+        raise TypeError(f"`weight` must be a dense tensor of real numbers on {s.device}, got {_kind(weight)}.")
     if weight.shape not in (s.shape[:1], s.shape):
         raise ValueError(f"`weight` must have shape ({s.shape[0]},) or {tuple(s.shape)}, got {tuple(weight.shape)}.")
     return weight.to(s.dtype)

@@ -11,12 +11,18 @@ Plain tensor functions that TorchScript and ``torch.export`` can read.
 
 import torch
 from torch import Tensor
+from torch._jit_internal import is_scripting
 
 from torchgmc import levelsets
 
 __all__ = ["MODES", "above", "check", "covered_leaves", "level_sets", "path", "straight_through"]
 
 MODES = ("hard", "soft", "straight_through")
+
+
+def _check_number(temperature: object) -> None:
+    if not isinstance(temperature, int | float | Tensor):
+        raise TypeError(f"`temperature` must be a number above 0, got {type(temperature).__name__}.")
 
 
 def check(mode: str, temperature: float) -> None:
@@ -30,6 +36,8 @@ def check(mode: str, temperature: float) -> None:
     """
     if mode != "hard" and mode != "soft" and mode != "straight_through":
         raise ValueError(f"`mode` must be 'hard', 'soft' or 'straight_through', got '{mode}'.")
+    if not is_scripting():
+        _check_number(temperature)
     if not (temperature > 0.0 and temperature < float("inf")):
         raise ValueError(f"`temperature` must be a finite number above 0, got {temperature}; it is the width of a soft step.")
 

@@ -91,7 +91,7 @@ def iteration_bound(alpha: float, smoothness: float, bound: float, gap: float, f
         200
     """
     _positive(alpha=alpha, smoothness=smoothness, bound=bound)
-    if not (0 <= gap < math.inf):
+    if not (0 <= _number("gap", gap) <= 1e50):
         raise ValueError(f"`gap` must be C_u - C_l >= 0 and finite, got {gap}.")
     steps = (8 if finite_sample else 2) * smoothness * bound * gap / alpha**2
     # An exact quotient must not be rounded up because of its last bit; the T-th iteration is spare, so this is safe.
@@ -140,10 +140,10 @@ def split_size(
         16241
     """
     _positive(alpha=alpha, magnitude=magnitude)
-    if not 0 < delta < 1:
+    if not 0 < _number("delta", delta) < 1:
         raise ValueError(f"`delta` must be a probability in (0, 1), got {delta}.")
     for name, value in {"num_functions": num_functions, "iterations": iterations}.items():
-        if value != int(value) or value < 1:
+        if not 1 <= _number(name, value) <= 1e50 or value != int(value):
             raise ValueError(f"`{name}` must be a whole number >= 1, got {value}.")
     variance = (4 if functional else 2) * magnitude**2
     return math.ceil(variance / (alpha / 4) ** 2 * math.log(2 * num_functions * iterations / delta))
@@ -180,7 +180,8 @@ def sample_size(
         >>> sample_size(0.1, delta=0.05, num_functions=4, iterations=50)
         2876000
     """
-    return 2 * int(iterations) * split_size(alpha, delta, num_functions, iterations, magnitude, functional)
+    size = split_size(alpha, delta, num_functions, iterations, magnitude, functional)
+    return 2 * int(iterations) * size
 
 
 def threshold_constants(target: float, density: float, span: float, mass: float = 1.0) -> Constants:
@@ -206,7 +207,7 @@ def threshold_constants(target: float, density: float, span: float, mass: float 
         Constants(smoothness=5.0, bound=1.0, gap=1.5)
     """
     _positive(density=density, span=span)
-    if not 0 < target < 1:
+    if not 0 < _number("target", target) < 1:
         raise ValueError(f"`target` must be a rate in (0, 1), got {target}.")
     return Constants(density, _mass(mass), max(target, 1 - target) * span)
 
@@ -232,13 +233,21 @@ def distribution_constants(list_size: int, mass: float = 1.0) -> Constants:
     return Constants(1.0, _mass(mass) * list_size, 0.5)
 
 
+def _number(name: str, value: float) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"`{name}` must be a number, got {type(value).__name__}.")
+    return value
+
+
 def _mass(mass: float) -> float:
-    if not 0 < mass <= 1:
+    if not 0 < _number("mass", mass) <= 1:
         raise ValueError(f"`mass` must be the probability of the largest group, in (0, 1], got {mass}.")
     return mass
 
 
 def _positive(**values: float) -> None:
     for name, value in values.items():
-        if not 0 < value < math.inf:
+        if not 0 < _number(name, value) < math.inf:
             raise ValueError(f"`{name}` must be positive and finite, got {value}.")
+        if not 1e-50 <= value <= 1e50:  # the formulas square and divide
+            raise ValueError(f"`{name}` must lie between 1e-50 and 1e50, got {value}.")

@@ -192,6 +192,23 @@ class Head(nn.Module):
             raise ValueError(f"`groups` must have shape (n, {self.num_groups}), got {groups.shape}")
         return groups.to(torch.float64)
 
+    def _check_inputs(self, name: str, value: Any, groups: Any = None, other: str = "groups") -> None:
+        """Types, rows and devices of an eager call of ``forward``; compiled and exported ones are left as they are."""
+        if torch.compiler.is_compiling():
+            return
+        if not isinstance(value, Tensor) or not isinstance(groups, Tensor | None):
+            wrong, kind = (name, type(value)) if not isinstance(value, Tensor) else (other, type(groups))
+            raise TypeError(f"`{wrong}` must be a tensor, got {kind.__name__}; use torch.as_tensor.")
+        if groups is not value and not value.is_floating_point():
+            raise TypeError(f"`{name}` must be floating point, got {value.dtype}; convert it with `.float()`.")
+        for label, given in ((name, value), (other, value if groups is None else groups)):
+            if given.layout != torch.strided or given.is_complex():
+                raise TypeError(f"`{label}` must be a dense tensor of real numbers, got {given.dtype}, {given.layout}.")
+            if given.dim() == 0 or len(given) != len(value):
+                raise ValueError(f"`{label}` must have one row per example, as all inputs, got shape {tuple(given.shape)}.")
+            if given.device != self.fitted.device:
+                raise ValueError(f"`{label}` is on {given.device} but the head is on {self.fitted.device}; use `.to(...)`.")
+
     def solve_differentiably(self, *data: Any, **options: Any) -> dict[str, Tensor]:
         """The fitted state as a differentiable function of the scores, where a head has one."""
         raise TypeError(

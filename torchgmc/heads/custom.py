@@ -6,6 +6,7 @@ from typing import Any, ClassVar, Optional
 
 import torch
 from torch import Tensor, nn
+from torch._jit_internal import is_scripting
 
 from torchgmc import checks, soft
 from torchgmc.audit import Audit, Tally, summarize
@@ -151,7 +152,7 @@ class GMCHead(Head):
         self.projection = nn.Identity() if projection is None else _module("projection", projection)
         self.bounds = None if bounds is None else _interval(bounds)
         self.directed = what is not None
-        table = torch.zeros(0, 0) if what is None else torch.as_tensor(what)
+        table = torch.zeros(0, 0) if what is None else checks.numbers("what", what)
         if table.dim() != 2:
             raise ValueError(f"`what` must have shape (u, m), got {tuple(table.shape)}.")
         self.register_buffer("directions", table.detach().clone().double(), persistent=False)
@@ -189,13 +190,13 @@ class GMCHead(Head):
         if f0.dim() > 2:
             raise ValueError(f"`f0` must have shape (n, m) or (n,), got {tuple(f0.shape)}.")
         f0 = f0[:, None] if f0.dim() == 1 else f0
-        y = torch.as_tensor(y)
+        y = checks.numbers("y", y)
         y = y[:, None] if y.dim() == 1 else y
         if y.dim() == 0 or len(y) != len(f0):
             raise ValueError(f"`y` must have one row for each of the {len(f0)} examples, got shape {tuple(y.shape)}.")
         if self.static:
             x = self._check_groups(x, len(f0), f0.device) if self.grouped or x is None else x
-        x = f0 if x is None else torch.as_tensor(x)
+        x = f0 if x is None else checks.numbers("x", x)
         if x.dim() == 0 or len(x) != len(f0):
             raise ValueError(f"`x` must have one row for each of the {len(f0)} examples, got shape {tuple(x.shape)}.")
         for name, value in (("y", y), ("x", x)):
@@ -205,7 +206,7 @@ class GMCHead(Head):
             raise ValueError(
                 f"`what` has directions of length {self.directions.shape[1]}, but f0 has {f0.shape[1]} columns; make it (u, m)."
             )
-        return Rows(f0.double(), y, x, checks.weights(weight, len(f0), f0))
+        return Rows(f0.double(), y, x, checks.weights(weight, len(f0), f0).detach())
 
     @pooled
     def calibrate(self, solver: str = "exact", eta: float | None = None, max_iter: int | None = None) -> "GMCHead":
@@ -280,6 +281,8 @@ class GMCHead(Head):
         soft.check(mode, temperature)
         if not self.is_fitted:
             raise RuntimeError("this head is not fitted; call `fit`, or `observe` and `calibrate`, or load its state.")
+        if not is_scripting():
+            self._check_inputs("f0", f0, x, "x")
         f = f0.to(torch.float64)
         if f.dim() == 1:
             f = f[:, None]
@@ -374,6 +377,8 @@ class GMCHead(Head):
 
 
 def _interval(bounds: Any) -> tuple[float, float]:
+    if not isinstance(bounds, list | tuple) or not all(isinstance(v, int | float) for v in bounds):
+        raise TypeError(f"`bounds` must be two numbers, (low, high), got {bounds!r}.")
     values = [float(v) for v in bounds]
     if len(values) != 2 or not values[0] < values[1]:
         raise ValueError(f"`bounds` must be (low, high) with low < high, got {bounds!r}.")

@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from torch._jit_internal import is_scripting
 
 from torchgmc import checks, implicit_problems, jitter, soft, theory
 from torchgmc.audit import Audit, Tally, summarize
@@ -166,8 +167,7 @@ class DistributionHead(Head):
         return torch.softmax(x / self.temperature, -1)
 
     def _check_batch(self, logits: Any, groups: Any, weight: Any) -> tuple[Tensor, Tensor, Tensor]:
-        if not isinstance(logits, Tensor):
-            raise TypeError(f"`logits` must be a tensor, got {type(logits).__name__}; use torch.as_tensor.")
+        logits = checks.ordinary("logits", logits)
         if not logits.is_floating_point():
             raise TypeError(f"`logits` must be floating point, got {logits.dtype}; convert it with `.float()`.")
         if logits.dim() != 2:
@@ -182,7 +182,7 @@ class DistributionHead(Head):
             )
         logits = logits.detach()
         member = self._check_groups(groups, len(logits), logits.device)
-        return logits, member, checks.weights(weight, len(logits), logits)
+        return logits, member, checks.weights(weight, len(logits), logits).detach()
 
     # -- fit ---------------------------------------------------------------------------------------------------------
 
@@ -302,6 +302,8 @@ class DistributionHead(Head):
         logits is an option of the head.
         """
         soft.check(mode, temperature)
+        if not is_scripting():
+            self._check_inputs("logits", logits, groups)
         shift = self.shift(groups)
         if logits.dim() < 2 or logits.shape[0] != groups.shape[0]:
             raise ValueError(f"`logits` must have shape (n, ..., vocabulary) with n = {groups.shape[0]}, got {logits.shape}")

@@ -6,6 +6,7 @@ from typing import Any, ClassVar, Optional
 
 import torch
 from torch import Tensor
+from torch._jit_internal import is_scripting
 
 from torchgmc import checks, implicit_problems, levelsets, newton, probabilities, soft, theory
 from torchgmc.audit import Audit, Tally, summarize
@@ -94,6 +95,8 @@ class ProbabilityHead(Head):
         self.geometry = checks.option("geometry", geometry, GEOMETRIES)
         self.euclidean = geometry == "euclidean"
         self.noise_floor = bool(noise_floor)
+        if range is not None and not (isinstance(range, list | tuple) and all(isinstance(v, int | float) for v in range)):
+            raise TypeError(f"`range` must be two numbers, (low, high), got {range!r}.")
         self.range = None if range is None else [float(v) for v in range]
         self.low, self.high = _find_range(range, self.per_class)
         rows, shape = self.num_groups + 1, (self.num_bins, self.columns)
@@ -147,18 +150,17 @@ class ProbabilityHead(Head):
             raise ValueError("`probs` must sum to 1 over the classes; apply softmax to logits.")
         outcome = self._outcome(y, probs)
         member = self._check_groups(groups, len(probs), probs.device)
-        return self.coordinates(probs), outcome, member, checks.weights(weight, len(probs), probs)
+        return self.coordinates(probs), outcome, member, checks.weights(weight, len(probs), probs).detach()
 
     def _outcome(self, y: Any, probs: Tensor) -> Tensor:
         """y in [0, 1], float64 ``(n, C)``."""
-        if not isinstance(y, Tensor):
-            raise TypeError(f"`y` must be a tensor, got {type(y).__name__}; use torch.as_tensor.")
+        y = checks.ordinary("y", y)
         if y.shape != probs.shape[:1]:
             raise ValueError(f"`y` must have shape ({len(probs)},), one outcome per row of `probs`, got {tuple(y.shape)}.")
         if y.device != probs.device:
             raise ValueError(f"`y` is on {y.device} but `probs` is on {probs.device}; move them to one device.")
         if self.num_classes is not None:
-            if y.is_floating_point() or y.dtype == torch.bool:
+            if y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
                 raise TypeError(f"`y` must hold class ids (an integer type), got {y.dtype}.")
             if y.numel() and (int(y.min()) < 0 or int(y.max()) >= self.num_classes):
                 raise ValueError(
@@ -166,6 +168,8 @@ class ProbabilityHead(Head):
                 )
             rows: Tensor = torch.nn.functional.one_hot(y.long(), self.num_classes)
             return rows.double()
+        if y.is_complex():
+            raise TypeError(f"`y` must hold real outcomes, got {y.dtype}.")
         y = y.double()
         checks.finite("y", y)
         if self.range is None:
@@ -322,6 +326,8 @@ class ProbabilityHead(Head):
                 probabilities. Keep it well below the width of a level set.
         """
         soft.check(mode, temperature)
+        if not is_scripting():
+            self._check_inputs("probs", probs, groups)
         f = levelsets.probabilities(self.calibrated(probs, groups, temperature if mode == "soft" else 0.0), self.euclidean)
         if mode == "straight_through":
             f = soft.straight_through(f, levelsets.probabilities(self.calibrated(probs, groups, temperature), self.euclidean))

@@ -6,6 +6,7 @@ from typing import Any, ClassVar, Optional
 
 import torch
 from torch import Tensor
+from torch._jit_internal import is_scripting
 
 from torchgmc import checks, implicit_problems, levelsets, quantiles, soft, theory
 from torchgmc.audit import Audit, Tally, summarize
@@ -76,8 +77,10 @@ class QuantileHead(Head):
         self.target = checks.fraction("target", target)
         self.bins = None if bins is None else checks.count("bins", bins, 1)
         self.num_bins = self.bins or 1
-        if init is not None and not math.isfinite(init):
+        if init is not None and not (isinstance(init, int | float) and abs(init) < math.inf):
             raise ValueError(f"`init` must be a finite threshold, got {init!r}.")
+        if range is not None and not (isinstance(range, list | tuple) and all(isinstance(v, int | float) for v in range)):
+            raise TypeError(f"`range` must be two numbers, (low, high), got {range!r}.")
         self.init = None if init is None else float(init)
         self.range = None if range is None else [float(v) for v in range]
         if self.range is not None and not (len(self.range) == 2 and -math.inf < self.range[0] < self.range[1] < math.inf):
@@ -131,7 +134,7 @@ class QuantileHead(Head):
         else:
             base = scores.new_full((n,), math.nan, dtype=torch.float64)
         member = self._check_groups(groups, n, scores.device)
-        return ScoreExamples(scores.double(), base, member, checks.weights(weight, n, scores))
+        return ScoreExamples(scores.double(), base, member, checks.weights(weight, n, scores).detach())
 
     # -- fit ---------------------------------------------------------------------------------------------------------
 
@@ -251,6 +254,10 @@ class QuantileHead(Head):
 
     # -- use ---------------------------------------------------------------------------------------------------------
 
+    def _check_start(self, groups: Any, base: Any) -> None:
+        if groups is not None or base is not None:
+            self._check_inputs("groups" if base is None else "base", groups if base is None else base, groups)
+
     def forward(
         self,
         groups: Optional[Tensor] = None,  # noqa: UP045  # TorchScript
@@ -272,6 +279,8 @@ class QuantileHead(Head):
             temperature: T, in the units of the scores.
         """
         soft.check(mode, temperature)
+        if not is_scripting():
+            self._check_start(groups, base)
         n = 1
         if groups is not None:
             n = groups.shape[0]

@@ -5,6 +5,7 @@ from typing import Any, ClassVar, Optional
 
 import torch
 from torch import Tensor
+from torch._jit_internal import is_scripting
 
 from torchgmc import checks, implicit_problems, jitter, soft, theory
 from torchgmc.audit import Audit, Tally, summarize
@@ -214,7 +215,7 @@ class ThresholdHead(Head):
                     "or range=(low, high) for other scores."
                 )
         member = self._check_groups(groups, len(scores), scores.device)
-        return scores, masks, member, checks.weights(weight, len(scores), scores)
+        return scores, masks, member, checks.weights(weight, len(scores), scores).detach()
 
     def _flat(self, x: Tensor) -> Tensor:
         """(n, C, m), or (n, C, ...) for a user's own risk, which may look at the image's shape."""
@@ -376,6 +377,8 @@ class ThresholdHead(Head):
                 ``"straight_through"``: 0 or 1 as in ``"hard"``, with the derivative of ``"soft"``.
             temperature: T, in the units of the scores; take a larger one for logits.
         """
+        if not is_scripting():
+            self._check_inputs("scores", scores, groups)
         lam = self.threshold(groups, scores.shape[0])
         values = jitter.add(scores, self.jitter)
         for _ in range(scores.dim() - lam.dim()):
@@ -492,6 +495,8 @@ def _find_risk(risk: Any) -> Risk:
 def _find_range(given: Any, logits: bool) -> tuple[float, float]:
     if given is None:
         return (-16.0, 16.0) if logits else (0.0, 1.0)
+    if not isinstance(given, list | tuple) or len(given) != 2 or not all(isinstance(v, int | float) for v in given):
+        raise ValueError(f"`range` must be two numbers, (low, high), got {given!r}.")
     low, high = (float(v) for v in given)
     if not (math.isfinite(low) and math.isfinite(high) and low < high):
         raise ValueError(f"`range` must be (low, high) with low < high, got {given!r}.")

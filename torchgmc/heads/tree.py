@@ -6,6 +6,7 @@ from typing import Any, ClassVar, Optional
 
 import torch
 from torch import Tensor
+from torch._jit_internal import is_scripting
 
 from torchgmc import checks, jitter, soft, theory
 from torchgmc.audit import Audit, Tally, summarize
@@ -172,8 +173,8 @@ class TreeHead(Head):
             raise ValueError(f"`probs` must have shape (n, {self.num_leaves}), one column per leaf, got {tuple(probs.shape)}.")
         if probs.numel() and float(probs.min()) < 0.0:
             raise ValueError(f"`probs` must not be negative, got {float(probs.min()):.4g}; apply `softmax(1)` to logits.")
-        labels = torch.as_tensor(labels)
-        if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
+        labels = checks.numbers("labels", labels)
+        if labels.is_floating_point() or labels.dtype == torch.bool:
             raise TypeError(f"`labels` must hold leaf ids as integers, got {labels.dtype}.")
         if labels.shape != (len(probs),):
             raise ValueError(f"`labels` must have shape ({len(probs)},), one leaf per example, got {tuple(labels.shape)}.")
@@ -183,7 +184,12 @@ class TreeHead(Head):
         if labels.numel() and (int(labels.min()) < 0 or int(labels.max()) >= self.num_leaves):
             wrong = labels[(labels < 0) | (labels >= self.num_leaves)][0]
             raise ValueError(f"`labels` must be leaves, 0 to {self.num_leaves - 1}, got {int(wrong)}.")
-        return probs, labels, self._check_groups(groups, len(probs), probs.device), checks.weights(weight, len(probs), probs)
+        return (
+            probs,
+            labels,
+            self._check_groups(groups, len(probs), probs.device),
+            checks.weights(weight, len(probs), probs).detach(),
+        )
 
     # -- fit ---------------------------------------------------------------------------------------------------------
 
@@ -312,6 +318,8 @@ class TreeHead(Head):
 
     def threshold(self, probs: Tensor, groups: Optional[Tensor] = None) -> Tensor:  # noqa: UP045  # TorchScript
         """Lambda of each input, float64, ``(n,)``."""
+        if not is_scripting():
+            self._check_inputs("probs", probs, groups)
         member = self.membership(groups, probs.shape[0], probs)
         if probs.dim() != 2 or probs.shape[1] != self.num_leaves:
             raise ValueError(f"`probs` must have shape (n, {self.num_leaves}), got {probs.shape}")
@@ -343,6 +351,8 @@ class TreeHead(Head):
             temperature: T, in the units of ``probs``.
         """
         soft.check(mode, temperature)
+        if not is_scripting():
+            self._check_inputs("probs", probs, groups)
         member = self.membership(groups, probs.shape[0], probs)
         if probs.dim() != 2 or probs.shape[1] != self.num_leaves:
             raise ValueError(f"`probs` must have shape (n, {self.num_leaves}), got {probs.shape}")

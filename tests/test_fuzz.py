@@ -1,0 +1,70 @@
+"""Every public entry, called well and badly: a right answer by an oracle, or a ValueError / TypeError that says what is wrong.
+
+``pytest tests/test_fuzz.py -s`` prints the table of entries, cases and outcomes. A few cases of each entry run every time; the
+slow run has 10,000 of them.
+"""
+
+import atexit
+from typing import Any
+
+import fuzz_functions
+import fuzz_heads
+import fuzz_inputs
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+ENTRIES = {entry.name: entry for entry in [*fuzz_heads.ENTRIES, *fuzz_functions.ENTRIES]}
+SLOW_CASES = -(-10_000 // len(ENTRIES))
+CASES = st.tuples(
+    st.sampled_from([16, 24]),
+    st.integers(0, 999),
+    st.lists(st.tuples(st.integers(0, 11), st.sampled_from(fuzz_inputs.BREAKS)), max_size=2),
+)
+atexit.register(lambda: print("\n" + fuzz_inputs.table()) if fuzz_inputs.TALLY else None)
+
+
+def run(name: str, cases: int) -> None:
+    entry = ENTRIES[name]
+
+    @settings(max_examples=cases, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
+    @given(CASES)
+    def one(case: tuple[int, int, list[tuple[int, str]]]) -> None:
+        n, seed, places = case
+        good = entry.make(n, seed)
+        fuzz_inputs.judge(entry, fuzz_inputs.broken(good, entry.fixed, places), spoiled=bool(places))
+
+    one()
+
+
+@pytest.mark.parametrize("name", ENTRIES)
+def test_a_right_answer_or_a_clear_error(name: str) -> None:
+    run(name, 8)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ENTRIES)
+def test_ten_thousand_cases(name: str) -> None:
+    run(name, SLOW_CASES)
+
+
+def test_the_judge_sees_faults() -> None:
+    def entry(call: Any, check: Any = lambda *_: None) -> fuzz_inputs.Entry:
+        return fuzz_inputs.Entry("judged", lambda n, seed: {}, call, check)
+
+    def fails(error: Exception) -> Any:
+        def call() -> None:
+            raise error
+
+        return call
+
+    assert fuzz_inputs._judge(entry(lambda: 1), {}, True) == "right"
+    for call in (fails(IndexError("x")), fails(ValueError("`x` from the test"))):
+        with pytest.raises(fuzz_inputs.Fault):
+            fuzz_inputs._judge(entry(call), {}, True)
+
+    def wrong(*_: Any) -> None:
+        raise AssertionError
+
+    with pytest.raises(fuzz_inputs.Fault, match="wrong answer"):
+        fuzz_inputs._judge(entry(lambda: 1, wrong), {}, True)

@@ -1,0 +1,133 @@
+"""Many observes: memory grows by the rows kept, not at all where statistics are sums, and no row is copied often."""
+
+import gc
+import math
+import os
+
+import heads_zoo
+import pytest
+import torch
+from heads_zoo import ZOO
+from torch import Tensor
+
+import torchgmc as gmc
+
+ROWS = [entry for entry in ZOO if not entry.per_cell]
+
+
+def held(head: gmc.Head) -> tuple[int, int]:
+    """Tensors that the statistics hold, and their bytes."""
+    found = [v for part in head._parts for v in vars(part).values() if isinstance(v, Tensor)]
+    return len(found), sum(v.untyped_storage().nbytes() for v in found)
+
+
+def resident() -> int:
+    """Bytes of this process in memory."""
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.parametrize("entry", ZOO, ids=lambda e: e.name)
+def test_many_small_batches_lie_in_few_pieces_and_are_the_whole(entry: heads_zoo.Entry) -> None:
+    n = 60
+    data = entry.data(n, 2).observe
+    head, whole = entry.make(), entry.make()
+    whole.observe(*data)
+    for i in range(n):
+        head.observe(*(t[i : i + 1] for t in data))
+        assert len(head._parts) <= (1 if entry.per_cell else 2 + math.log(i + 1, 1.5))
+    fields = len(vars(head._parts[0]))
+    count, size = held(head)
+    assert count <= fields * len(head._parts)
+    ours, theirs = vars(head.statistics), vars(whole.statistics)
+    for name, value in ours.items():
+        if isinstance(value, Tensor):
+            torch.testing.assert_close(value, theirs[name], rtol=1e-12, atol=1e-12, equal_nan=True)
+    assert size <= 1.1 * held(whole)[1] + 64 * count
+
+
+@pytest.mark.parametrize("entry", ROWS, ids=lambda e: e.name)
+def test_a_row_is_copied_a_logarithmic_number_of_times(entry: heads_zoo.Entry, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bytes copied by joining grow as n log n: batches of one example may come by the thousand."""
+    copied = 0
+    cat = torch.cat
+
+    def counting(tensors: list[Tensor], *args: int) -> Tensor:
+        nonlocal copied
+        out = cat(tensors, *args)
+        copied += len(out) if out.dim() and out.dtype == torch.bool and out.dim() == 2 else 0
+        return out
+
+    head, (n, data) = entry.make(), (128, entry.data(1, 0).observe)
+    head.observe(*data)
+    (part,) = head._parts
+    monkeypatch.setattr(torch, "cat", counting)
+    for _ in range(n):
+        head._keep(part)
+    assert copied <= 2 * n * math.log2(n), "quadratic: every batch copies all before it"
+    assert head.statistics.rows == (n + 1) * part.rows
+
+
+@pytest.mark.parametrize("entry", ZOO, ids=lambda e: e.name)
+def test_a_batch_may_be_overwritten_after_observe(entry: heads_zoo.Entry) -> None:
+    """A loader that fills one buffer again and again: what was observed stays."""
+    data = [t.double().clone() if t.is_floating_point() else t.clone() for t in entry.data(40, 1).observe]
+    expected, head = entry.make().fit(*data), entry.make()
+    weight = torch.ones(20, dtype=torch.float64)
+    buffers = [t[:20].clone() for t in data]
+    for start in (0, 20):
+        for buffer, t in zip(buffers, data, strict=True):
+            buffer.copy_(t[start : start + 20])
+        weight.fill_(1.0)
+        head.observe(*buffers, weight=weight)
+        for buffer in buffers:
+            buffer.zero_()
+        weight.zero_()
+    head.calibrate()
+    inputs = entry.data(30, 5).inputs
+    torch.testing.assert_close(head(*inputs), expected(*inputs))
+
+
+def grown(head: gmc.Head, data: tuple[Tensor, ...], calls: int, reset: int | None = None) -> int:
+    """Growth of the process over so many calls, after a tenth of them to warm up."""
+    before = 0
+    for i in range(calls + calls // 10):
+        if i == calls // 10:
+            gc.collect()
+            before = resident()
+        if reset and i % reset == 0:
+            head.reset()
+        head.observe(*data)
+    gc.collect()
+    return resident() - before
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="needs /proc")
+@pytest.mark.parametrize("name", ["threshold", "threshold-classes", "threshold-jitter", "conformal", "unprocessed"])
+def test_a_million_examples_leave_memory_as_it_is(name: str) -> None:
+    """5,000 calls of 200 examples, and 5,000 of one: sums per cell do not grow."""
+    entry = next(e for e in ZOO if e.name == name)
+    head = entry.make()
+    calls = 5000 if name == "threshold" else 1000
+    assert grown(head, entry.data(200, 0).observe, calls) < 8 << 20
+    assert grown(head, entry.data(1, 0).observe, calls) < 8 << 20
+    if name == "threshold":
+        assert int(head.statistics.examples) == 200 * (calls + calls // 10) + calls + calls // 10 > 1_000_000
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="needs /proc")
+@pytest.mark.parametrize("name", ["probability", "quantile", "distribution", "tree-groups", "gmc"])
+def test_a_million_examples_grow_by_their_rows(name: str) -> None:
+    """1,000 calls of 1,000 examples: the process grows by the rows, and by the room to join them."""
+    entry = next(e for e in ZOO if e.name == name)
+    head = entry.make()
+    growth = grown(head, entry.data(1000, 0).observe, 1000)
+    rows, (_, size) = head.statistics.rows, held(head)
+    assert rows == 1_100_000
+    assert growth < 3 * size + (32 << 20), (growth, size)
+    assert size / rows < 200  # bytes of one example
+    head.reset()
+    small = entry.data(1, 0).observe
+    assert grown(head, small, 5000, reset=500) < 16 << 20  # observe, reset, observe, ...: nothing is left behind
