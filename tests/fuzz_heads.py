@@ -36,7 +36,7 @@ def weights(n: int, seed: int) -> Tensor:
 def shares(member: Any, values: np.ndarray, weight: Any, counted: np.ndarray | None = None) -> np.ndarray:
     """Sum of w 1_A s / sum of w, group by group; of the examples that count."""
     member = (member.detach().bool() if isinstance(member, Tensor) else torch.tensor(member).bool()).numpy()
-    w = np.ones(len(values)) if weight is None else np.asarray(weight, dtype=np.float64)
+    w = np.ones(len(values)) if weight is None else np.asarray(torch.as_tensor(weight).detach().double())
     w = w if counted is None else w * counted
     return np.array([sum(w[i] * values[i] for i in range(len(values)) if row[i]) / w.sum() for row in member.T])
 
@@ -123,7 +123,7 @@ def list_masses(head: Any, data: Arguments, output: Tensor) -> np.ndarray | None
         return None
     p = output.double().exp().numpy()
     mass = np.stack([p[:, ids].sum(1) for ids in heads_zoo.LISTS.values()], 1)
-    w = np.ones(len(p)) if data["weight"] is None else np.asarray(data["weight"], dtype=np.float64)
+    w = np.ones(len(p)) if data["weight"] is None else np.asarray(torch.as_tensor(data["weight"]).detach().double())
     mean = (w[:, None] * mass).sum(0) / w.sum()
     return np.stack([shares(data["groups"], mass[:, k] - mean[k], data["weight"]) for k in range(mass.shape[1])], 1)
 

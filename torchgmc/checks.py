@@ -68,7 +68,7 @@ def ordinary(name: str, value: Any) -> Tensor:
     if value.layout != torch.strided:
         raise TypeError(f"`{name}` must be a dense tensor, got {value.layout}; use `.to_dense()`.")
     if value.device.type == "meta":
-        raise ValueError(f"`{name}` is on the meta device, where tensors have no values; move the data to a real one.")
+        raise ValueError(f"`{name}` is on meta, a device where tensors have no values; move the data to a real one.")
     return value
 
 
@@ -103,6 +103,7 @@ def finite(name: str, value: Tensor) -> None:
     """No NaN and no infinity; says where the first one is."""
     if value.numel() == 0:
         return
+    ordinary(name, value)
     low, high = value.detach().aminmax()  # NaN propagates; one pass when all is well
     if math.isfinite(float(low)) and math.isfinite(float(high)):
         return

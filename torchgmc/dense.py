@@ -199,6 +199,7 @@ class DenseProblem:
 
     def _value(self, f: Tensor, weight: Tensor) -> Tensor:
         value = self.mapping.value(f, weight) if isinstance(self.mapping, Mapping) else self.mapping(f)
+        value = value.detach()
         return value[:, None] if value.dim() == 1 else value
 
     def norm(self) -> float:

@@ -194,7 +194,7 @@ def _bounds(bounds: Any) -> tuple[float, float]:
 
 
 def _values(s: Any, low: float, high: float) -> Tensor:
-    values = torch.as_tensor(s).detach()
+    values = checks.numbers("s", s).detach()
     if values.dim() != 1 or values.is_complex():
         raise ValueError(f"`s` must have shape (n,), one value per row, got {tuple(values.shape)}.")
     if len(values) == 0:

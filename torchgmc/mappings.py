@@ -44,8 +44,10 @@ class Residual:
     """
 
     def __init__(self, y: Tensor) -> None:
-        if not isinstance(y, Tensor) or y.layout != torch.strided or y.is_complex():
-            raise TypeError(f"`y` must be a dense tensor of numbers, got {type(y).__name__}; use torch.as_tensor.")
+        if not isinstance(y, Tensor) or y.layout != torch.strided or y.is_complex() or y.dtype == torch.bool:
+            raise TypeError(
+                f"`y` must be a dense tensor of numbers, got {getattr(y, 'dtype', type(y).__name__)}; use `y.double()`."
+            )
         self.y = y
 
     def value(self, f: Tensor, weight: Tensor) -> Tensor:

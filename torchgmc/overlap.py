@@ -68,7 +68,13 @@ def share(seen: Tensor, audited: Tensor) -> float:
         seen, audited: keys of two sketches.
     """
     for name, keys in (("seen", seen), ("audited", audited)):
-        if not isinstance(keys, Tensor) or keys.shape != (SIZE,) or keys.dtype != torch.float64 or keys.device.type == "meta":
+        if (
+            not isinstance(keys, Tensor)
+            or keys.shape != (SIZE,)
+            or keys.dtype != torch.float64
+            or keys.layout != torch.strided
+            or keys.device.type == "meta"
+        ):
             raise TypeError(f"`{name}` must be the {SIZE} keys of a sketch, got {type(keys).__name__}.")
     audited = audited.to(seen.device)
     limit = torch.minimum(seen[-1], audited[-1])

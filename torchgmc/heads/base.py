@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Optional
 
 import torch
 from torch import Tensor, nn
+from torch._jit_internal import is_scripting
 
 from torchgmc import checks, distributed, overlap
 from torchgmc.audit import Audit, Tally
@@ -188,9 +189,15 @@ class Head(nn.Module):
             if self.grouped:
                 raise ValueError("`groups` is missing: this head needs a membership of shape (n, num_groups).")
             return torch.ones([n, 1], dtype=torch.float64, device=like.device)
+        if not is_scripting():
+            self._check_table(groups)
         if groups.dim() != 2 or groups.shape[1] != self.num_groups:
             raise ValueError(f"`groups` must have shape (n, {self.num_groups}), got {groups.shape}")
         return groups.to(torch.float64)
+
+    def _check_table(self, groups: Any) -> None:
+        if not isinstance(groups, Tensor):
+            raise TypeError(f"`groups` must be a tensor of memberships, got {type(groups).__name__}; use torch.as_tensor.")
 
     def _check_inputs(self, name: str, value: Any, groups: Any = None, other: str = "groups") -> None:
         """Types, rows and devices of an eager call of ``forward``; compiled and exported ones are left as they are."""

@@ -404,6 +404,7 @@ class DistributionHead(Head):
         logits, member, weights = self._check_batch(logits, groups, weight)
         if len(logits) == 0:
             raise ValueError("`logits` holds no prompts to audit.")
+        _check_rows(logits, torch.logsumexp(logits, 1, keepdim=True))
         p, kl, nll = self._measure(logits, member, labels)
         sums = {"mean KL": weights @ kl}
         if nll is not None:

@@ -328,6 +328,8 @@ class ProbabilityHead(Head):
         soft.check(mode, temperature)
         if not is_scripting():
             self._check_inputs("probs", probs, groups)
+        if probs.dim() != (2 if self.per_class else 1):
+            raise ValueError(f"`probs` must have shape (n,), or (n, C) with classes, got {probs.shape}")
         f = levelsets.probabilities(self.calibrated(probs, groups, temperature if mode == "soft" else 0.0), self.euclidean)
         if mode == "straight_through":
             f = soft.straight_through(f, levelsets.probabilities(self.calibrated(probs, groups, temperature), self.euclidean))
@@ -442,6 +444,8 @@ def _find_range(given: Any, per_class: bool) -> tuple[float, float]:
         return 0.0, 1.0
     if per_class:
         raise ValueError("`range` is for a real outcome; with `num_classes` the outcome is a class.")
+    if len(given) != 2:
+        raise ValueError(f"`range` must be (low, high) with low < high, got {given!r}.")
     low, high = (float(v) for v in given)
     if not (math.isfinite(low) and math.isfinite(high) and low < high):
         raise ValueError(f"`range` must be (low, high) with low < high, got {given!r}.")
