@@ -124,9 +124,11 @@ class CalibratedModel(nn.Module):
             return scores, self.head(member, **self._softness()).expand(scores.shape[0])
         scores = self.adapter.scores(output)
         self._look(scores)
-        if member is not None and (member.dim() == 0 or member.shape[0] != scores.shape[0]):
+        if member is not None and member.dim() == 0:
+            raise ValueError("`groups` must have one row per example, (n, a), got a single number.")
+        if member is not None and member.shape[0] != scores.shape[0]:
             raise ValueError(
-                f"`groups` has {member.shape[0] if member.dim() else 0} rows but the model put out scores of {scores.shape[0]} examples "
+                f"`groups` has {member.shape[0]} rows but the model put out scores of {scores.shape[0]} examples "
                 f"(shape {tuple(scores.shape)}); give one row per example."
             )
         if member is not None and member.device.type == "meta" and scores.device.type != "meta":
