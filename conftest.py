@@ -10,6 +10,7 @@ import torchgmc
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # the workers already fill the cores
     torch.set_num_threads(1)
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # and so for the processes that tests start
 
 
 @pytest.fixture(autouse=True)
