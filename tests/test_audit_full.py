@@ -258,3 +258,19 @@ def test_coverage_and_width(shape, conditional):
     ratio = half.mean(0) / oracle
     print(f"{shape}, conditional={conditional}: held in {held} of 1000, width / oracle {[round(r, 2) for r in ratio.tolist()]}")
     assert float(ratio.min()) >= 1.0 and float(ratio.max()) <= 3.3 and float(ratio.median()) <= 2.5
+
+
+def test_short_on_a_terminal():
+    audits = two_audits()
+    text = repr(audits["GMC"])
+    assert text.startswith("Audit(") and len(text) < 200 and f"n = {audits['GMC'].num_examples}" in text
+    assert text in repr(gmc.compare(audits))
+
+
+def test_groups_where_a_membership_belongs():
+    groups = gmc.Groups.from_columns({"site": ["a", "b"] * 50})
+    probs = torch.rand(100)
+    head = gmc.ProbabilityHead(0.1, groups.names).fit(probs, probs > 0.5, groups)
+    with pytest.raises(TypeError, match=r"`groups` must be a tensor, got Groups; give its `.membership`"):
+        head(probs, groups)
+    assert head(probs, groups.membership).shape == (100,)

@@ -204,6 +204,12 @@ class Audit:
         """The table as one dict per g."""
         return [dict(zip(self.table, row, strict=True)) for row in zip(*self.table.values(), strict=True)]
 
+    def __repr__(self) -> str:
+        verdicts = self.table["verdict"]
+        counts = ", ".join(f"{verdicts.count(v)} {v}" for v in ("violated", "undecided", "holds") if v in verdicts)
+        worst = f"worst {self.max_violation:.4g}, alpha {self.alpha:g}"
+        return f"Audit({self.name}: {len(verdicts)} g, {worst}: {counts}; n = {self.num_examples})"
+
     def __str__(self) -> str:
         rows = self.rows()
         shown = rows[:MAX_SHOWN]  # the largest estimates come first

@@ -58,6 +58,9 @@ class Comparison:
 
         return report.write(path, self, head, title=title, **options)
 
+    def __repr__(self) -> str:
+        return f"Comparison({'; '.join(f'{name}: {audit!r}' for name, audit in self.audits.items())})"
+
     def __str__(self) -> str:
         names = list(self.audits)
         wide = [max(len(name), 19) for name in names]

@@ -13,7 +13,7 @@ from torch._jit_internal import is_scripting
 
 from torchgmc import checks, distributed, overlap
 from torchgmc.audit import Audit, Tally
-from torchgmc.groups import check_groups
+from torchgmc.groups import Groups, check_groups
 from torchgmc.solver import SOLVERS, Report
 
 
@@ -205,7 +205,8 @@ class Head(nn.Module):
             return
         if not isinstance(value, Tensor) or not isinstance(groups, Tensor | None):
             wrong, kind = (name, type(value)) if not isinstance(value, Tensor) else (other, type(groups))
-            raise TypeError(f"`{wrong}` must be a tensor, got {kind.__name__}; use torch.as_tensor.")
+            remedy = "give its `.membership`" if kind is Groups else "use torch.as_tensor"
+            raise TypeError(f"`{wrong}` must be a tensor, got {kind.__name__}; {remedy}.")
         if groups is not value and not value.is_floating_point():
             raise TypeError(f"`{name}` must be floating point, got {value.dtype}; convert it with `.float()`.")
         for label, given in ((name, value), (other, value if groups is None else groups)):
