@@ -274,3 +274,16 @@ def test_groups_where_a_membership_belongs():
     with pytest.raises(TypeError, match=r"`groups` must be a tensor, got Groups; give its `.membership`"):
         head(probs, groups)
     assert head(probs, groups.membership).shape == (100,)
+
+
+@pytest.mark.parametrize("classes", [None, 3])
+def test_intervals_of_level_sets_hold_their_estimates(classes):
+    """f - y in the level set k of b lies in [k/b - 1, (k + 1)/b]: over-sure where f is large, too."""
+    rng = torch.Generator().manual_seed(0)
+    probs = torch.rand(300, generator=rng) if classes is None else torch.rand(300, classes, generator=rng).softmax(1) ** 8
+    probs = probs if classes is None else probs / probs.sum(1, keepdim=True)
+    y = torch.zeros(300) if classes is None else torch.full((300,), 2)
+    head = gmc.ProbabilityHead(alpha=1.0, bins=10, num_classes=classes).fit(probs, y.long() if classes else y)
+    for view in ("conditional", "mass-weighted"):
+        for row in head.audit(probs, y.long() if classes else y).view(view).rows():
+            assert row["low"] - 1e-9 <= row["estimate"] <= row["high"] + 1e-9

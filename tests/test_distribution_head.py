@@ -335,7 +335,7 @@ def test_bad_batches_change_nothing():
         assert torch.equal(head(logits, member), want)
     with pytest.raises(ValueError, match="`weight`"):
         head.fit(logits, member, weight=torch.ones(3))
-    with pytest.raises(ValueError, match="vocabulary"):
+    with pytest.raises(ValueError, match="one row per example"):
         head(logits[:3], member)
     with pytest.raises(ValueError, match="name token 6"):
         head(logits[:, :5], member)

@@ -12,7 +12,9 @@ __all__ = ["OverlapWarning", "Sketch", "share", "warning_text"]
 #: Keys kept. An audit finds an overlap when about three or more of its examples have a key among the smallest.
 SIZE = 1024
 #: Scores of an example that make its key; evenly spaced, so the work does not grow with pixels or vocabulary.
-COLUMNS = 256
+COLUMNS = 32
+#: From so many numbers per example on, their last bits are left out: a model gives other ones for other sizes of batches.
+MANY = 16
 
 
 class OverlapWarning(UserWarning):
@@ -42,6 +44,9 @@ class Sketch:
     def of(cls, *parts: Tensor) -> "Sketch":
         """Sketch of n examples, each described by its row of every part, ``(n, ...)``."""
         x = torch.cat([_columns(part) for part in parts], 1)
+        if x.shape[1] >= MANY:
+            mantissa, exponent = torch.frexp(x)
+            x = (torch.round(mantissa * 1024.0) + 4096.0 * exponent) / 1048576.0
         coarse = torch.floor(x * 1048576.0)  # steps of 2^-20, and below what is left of them in steps of 2^-40
         keys = jitter.keys(x) * 4194304.0 + jitter.keys(x * 1048576.0 - coarse)
         return cls(_smallest(keys))

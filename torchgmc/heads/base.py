@@ -216,6 +216,8 @@ class Head(nn.Module):
                 raise ValueError(f"`{label}` must have one row per example, as all inputs, got shape {tuple(given.shape)}.")
             if given.device != self.fitted.device:
                 raise ValueError(f"`{label}` is on {given.device} but the head is on {self.fitted.device}; use `.to(...)`.")
+        if other == "groups" and groups is not None and groups.is_floating_point() and bool(groups.isnan().any()):
+            raise ValueError("`groups` has NaN; a membership is 0 or 1.")
 
     def solve_differentiably(self, *data: Any, **options: Any) -> dict[str, Tensor]:
         """The fitted state as a differentiable function of the scores, where a head has one."""

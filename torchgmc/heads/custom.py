@@ -327,6 +327,8 @@ class GMCHead(Head):
             s = torch.einsum("nal,nl->na", member.to(s.dtype), s)
         else:
             s = s @ self.directions.to(s).T if self.directed else s
+        if not bool(s.isfinite().all()):
+            raise ValueError("`mapping` gave NaN or infinite values on these data; look at `f0`, `y` and `x` of the audit.")
         # Each example's s, not its moments: the range may have to come from all of them.
         kept = {"member": member, "s": s, "weight": rows.weight}
         return Tally(len(f), rows=kept, sketch=Sketch.of(rows.f0, rows.y))

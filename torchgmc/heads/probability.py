@@ -404,6 +404,8 @@ class ProbabilityHead(Head):
         cells = sums.pop("cell mass"), sums.pop("cell count")
         device, columns = cells[0].device, self.num_bins * self.columns
         promise = self._promise(device)
+        level = torch.arange(self.num_bins, device=device, dtype=torch.float64).repeat_interleave(self.columns)
+        bounds = tuple((self.high - self.low) * end for end in (level / self.num_bins - 1.0, (level + 1.0) / self.num_bins))
         return summarize(
             tally.moments,
             self.alpha,
@@ -412,7 +414,7 @@ class ProbabilityHead(Head):
             self.groups,
             [probabilities.cell_name(i, promise, self.columns).removeprefix(", ") for i in range(columns)],
             cells[0].new_zeros(columns),
-            (self.low - self.high, (self.high - self.low) / self.num_bins),
+            (bounds[0], bounds[1]),  # f - y with f in the level set
             tally.examples,
             cost={key: float(total / tally.moments.total[0]) for key, total in sums.items()},
             name=type(self).__name__,

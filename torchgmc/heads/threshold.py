@@ -96,9 +96,9 @@ class ThresholdHead(Head):
         self._risk = _find_risk(risk)
         self.logits, self.splits = bool(logits), checks.count("splits", splits, 1)
         self.low, self.high = _find_range(range, self.logits)
-        self.init = float((self.low + self.high) / 2 if init is None else init)
-        if not math.isfinite(self.init):
+        if init is not None and (isinstance(init, bool) or not isinstance(init, int | float) or not math.isfinite(init)):
             raise ValueError(f"`init` must be a finite threshold, got {init!r}.")
+        self.init = float((self.low + self.high) / 2 if init is None else init)
         self.resolution = resolution
         self._unit = _find_unit(resolution, self.high - self.low, self._risk)
         self.probabilities = range is None and not self.logits
