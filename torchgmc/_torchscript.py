@@ -68,7 +68,9 @@ class Flat(nn.Module):
         """The head's result."""
         if self.threshold_only:
             return scores, self.head(member).expand(scores.shape[0])
-        return self.adapter.apply(self.head, scores, member, dict(zip(self.names, inputs, strict=False)))
+        return self.adapter.apply(
+            self.head, scores, member, dict(zip(self.names[: len(inputs)], inputs[: len(self.names)], strict=True))
+        )
 
 
 class _Pick(nn.Module):

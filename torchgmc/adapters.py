@@ -270,7 +270,8 @@ class Adapter:
 
 def named(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """The inputs of a language model by name: by custom the ids come first, then what is attended to."""
-    return dict(zip(("input_ids", "attention_mask"), args, strict=False)) | dict(kwargs)
+    names = ("input_ids", "attention_mask")[: len(args)]
+    return dict(zip(names, args[: len(names)], strict=True)) | dict(kwargs)
 
 
 def like_scores(masks: Tensor, scores: Tensor) -> Tensor:

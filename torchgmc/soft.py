@@ -21,7 +21,7 @@ MODES = ("hard", "soft", "straight_through")
 
 
 def _check_number(temperature: object) -> None:
-    if not isinstance(temperature, int | float | Tensor):
+    if not isinstance(temperature, (int, float, Tensor)):  # a union here would break graphs of torch 2.6
         raise TypeError(f"`temperature` must be a number above 0, got {type(temperature).__name__}.")
 
 
