@@ -58,7 +58,7 @@ def test_sketch_does_not_depend_on_batches_order_or_dtype():
 def test_keys_are_uniform_and_rarely_collide():
     keys = Sketch.of(torch.arange(1000.0) / 1000).keys[:1000]
     assert keys.unique().numel() == 1000
-    assert abs(float(keys.mean()) / 2**44 - 0.5) < 0.04  # four standard errors of a uniform mean
+    assert abs(float(keys.mean()) / 2**48 - 0.5) < 0.04  # four standard errors of a uniform mean
 
 
 @pytest.mark.parametrize("levels", [2, 20, 300, 5000])

@@ -5,8 +5,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from torchgmc import jitter
-
 __all__ = ["OverlapWarning", "Sketch", "share", "warning_text"]
 
 #: Keys kept. An audit finds an overlap when about three or more of its examples have a key among the smallest.
@@ -25,7 +23,7 @@ class OverlapWarning(UserWarning):
 class Sketch:
     """The smallest keys of a set of examples: the same whatever the batches and their order.
 
-    A key is a hash of an example's scores and labels, uniform on the whole numbers below 2^44. Of two sets of examples, the
+    A key is a hash of an example's scores and labels, uniform on the whole numbers below 2^48. Of two sets of examples, the
     keys below a common limit are a random sample of both, so the overlap is seen without keeping the examples.
 
     Attributes:
@@ -46,10 +44,8 @@ class Sketch:
         x = torch.cat([_columns(part) for part in parts], 1)
         if x.shape[1] >= MANY:
             mantissa, exponent = torch.frexp(x)
-            x = (torch.round(mantissa * 1024.0) + 4096.0 * exponent) / 1048576.0
-        coarse = torch.floor(x * 1048576.0)  # steps of 2^-20, and below what is left of them in steps of 2^-40
-        keys = jitter.keys(x) * 4194304.0 + jitter.keys(x * 1048576.0 - coarse)
-        return cls(_smallest(keys))
+            x = torch.round(mantissa * 1024.0) + 4096.0 * exponent
+        return cls(_smallest(_keys(x)))
 
     def __add__(self, other: "Sketch") -> "Sketch":
         """Sketch of both sets of examples."""
@@ -110,7 +106,22 @@ def warning_text(seen: Tensor, audited: Tensor) -> str:
 def _columns(part: Tensor) -> Tensor:
     flat = part.detach().flatten(1) if part.dim() > 1 else part.detach()[:, None]
     step = max(1, -(-flat.shape[1] // COLUMNS))
-    return flat[:, ::step].to(torch.float64).nan_to_num(0.0).clamp(-1.0e9, 1.0e9)
+    return flat[:, ::step].to(torch.float64)
+
+
+def _keys(x: Tensor) -> Tensor:
+    """Hash of each row of float64 numbers: whole numbers below 2^48. Products of int64 wrap around, the same on any device."""
+    bits = (x + 0.0).view(torch.int64)  # + 0.0: a copy, with one zero
+    place = torch.arange(1, 2 * x.shape[1], 2, device=x.device) * -7046029254386353131  # odd, one for each column
+    code = _mix(_mix(bits).mul_(place).sum(1))
+    return (code >> 16).bitwise_and_((1 << 48) - 1).to(torch.float64)
+
+
+def _mix(code: Tensor) -> Tensor:
+    """Scramble in place: every bit of the high half of the result depends on every bit."""
+    code.mul_(-4417276706812531889)
+    code.bitwise_xor_((code >> 32).bitwise_and_(0xFFFFFFFF))
+    return code.mul_(-7046029254386353131)
 
 
 def _smallest(keys: Tensor) -> Tensor:
