@@ -10,14 +10,11 @@ meant to hold at once. The oracle knows the law of all errors and takes the narr
 spreads, that hold at once in 95 % of these draws.
 """
 
-import argparse
-
 import torch
 from torch import Tensor
 
 import torchgmc as gmc
-from benchmarks.rows import Row, as_text
-from benchmarks.timing import header
+from benchmarks.rows import Row, print_table
 
 RATES = torch.tensor([1.0, 0.5, 0.25, 0.05]).double()
 NAMES = ["all", "half", "quarter", "twentieth"]
@@ -97,13 +94,5 @@ def run(small: bool = False, tiny: bool = False) -> list[Row]:
     return rows
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--small", action="store_true")
-    small = parser.parse_args().small
-    print(header())
-    print(as_text(run(small)))
-
-
 if __name__ == "__main__":
-    main()
+    print_table(run, __doc__)

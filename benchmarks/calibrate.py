@@ -7,14 +7,12 @@ Images come in batches of the first size; before anything is timed, the threshol
 all their images at once, and with the definition of the miss rate.
 """
 
-import argparse
-
 import torch
 
 import torchgmc as gmc
 from benchmarks.fnr import ALPHA, TARGET, naive_pass, problem
-from benchmarks.rows import Row, as_text
-from benchmarks.timing import header, median_seconds, quickest
+from benchmarks.rows import Row, print_table
+from benchmarks.timing import median_seconds, quickest
 
 NAMES = ["a", "b", "c", "d"]
 
@@ -70,13 +68,5 @@ def run(small: bool = False, tiny: bool = False) -> list[Row]:
     return [row]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--small", action="store_true")
-    small = parser.parse_args().small
-    print(header())
-    print(as_text(run(small)))
-
-
 if __name__ == "__main__":
-    main()
+    print_table(run, __doc__)

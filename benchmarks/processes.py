@@ -4,7 +4,6 @@ python -m benchmarks.processes            # up to 10,000 examples
 python -m benchmarks.processes --small    # up to 2,000
 """
 
-import argparse
 import tempfile
 from typing import Any
 
@@ -14,8 +13,7 @@ from torch import distributed as dist
 from torch import multiprocessing as mp
 
 import torchgmc as gmc
-from benchmarks.rows import Row, as_text
-from benchmarks.timing import header
+from benchmarks.rows import Row, print_table
 from torchgmc.distributed import exchanged_bytes
 
 GROUPS = ["a", "b", "c"]
@@ -107,13 +105,5 @@ def run(small: bool = False, tiny: bool = False) -> list[Row]:
     return rows
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--small", action="store_true")
-    small = parser.parse_args().small
-    print(header())
-    print(as_text(run(small)))
-
-
 if __name__ == "__main__":
-    main()
+    print_table(run, __doc__)

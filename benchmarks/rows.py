@@ -1,7 +1,10 @@
 """One line of the table that ``python -m benchmarks`` prints, and the table as text, Markdown and JSON."""
 
-from collections.abc import Sequence
+import argparse
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+
+from benchmarks.timing import header
 
 COLUMNS = ("work", "ours", "naive", "peer", "limit", "target", "reached")
 
@@ -72,3 +75,12 @@ def as_markdown(rows: Sequence[Row]) -> str:
     lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in row.cells()) + " |" for row in rows]
     notes = [f"- {row.work}: {row.note}" for row in rows if row.note]
     return "\n".join([*lines, *(["", *notes] if notes else [])])
+
+
+def print_table(run: Callable[[bool], Sequence[Row]], description: str | None) -> None:
+    """The command line of a benchmark that has no option but ``--small``."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--small", action="store_true")
+    small = parser.parse_args().small
+    print(header())
+    print(as_text(run(small)))
