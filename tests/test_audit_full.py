@@ -215,17 +215,17 @@ def test_what_is_refused():
         Audit(audit.table, 0.1, 0.05, False, 40).view("conditional")
 
 
-def population(shape, n, rng):
-    """who (n, 4), s (n,), mean of s in each group and mass of each group, known exactly."""
-    u, x = torch.rand(n, generator=rng), torch.rand(n, generator=rng).double()
+def population(shape, draws, n, rng):
+    """who (draws, n, 4), s (draws, n), mean of s in each group and mass of each group, known exactly."""
+    u, x = torch.rand(draws, n, 1, generator=rng), torch.rand(draws, n, generator=rng).double()
     if shape == "rare groups":  # disjoint, 1 % and 3 % of the examples, each with a mean of its own
         edges, means = torch.tensor([0.0, 0.01, 0.04, 0.5, 1.0]), torch.tensor([0.3, 0.05, 0.1, 0.2]).double()
-        who = (u[:, None] >= edges[:-1]) & (u[:, None] < edges[1:])
-        return who, (x < means[who.long().argmax(1)]).double() - 0.1, means - 0.1, edges.diff().double()
+        who = (u >= edges[:-1]) & (u < edges[1:])
+        return who, (x < means[who.long().argmax(2)]).double() - 0.1, means - 0.1, edges.diff().double()
     rates = torch.tensor([1.0, 0.5, 0.25, 0.05])
     if shape == "overlapping":  # nested, the mean rises to the inside: P(s = 1 | u) = 1 - u
-        return u[:, None] < rates, (x < 1 - u.double()).double() - 0.1, 0.9 - rates.double() / 2, rates.double()
-    who = torch.rand(n, 4, generator=rng) < rates  # "skewed": most s near 0, few near 1
+        return u < rates, (x < 1 - u[..., 0].double()).double() - 0.1, 0.9 - rates.double() / 2, rates.double()
+    who = torch.rand(draws, n, 4, generator=rng) < rates  # "skewed": most s near 0, few near 1
     return who, x**8 - 1 / 9, torch.zeros(4).double(), rates.double()
 
 
@@ -241,17 +241,17 @@ def test_coverage_and_width(shape, conditional):
     up to 3.2 times for skewed s of a group of 100 (measured; printed with ``-s``).
     """
     rng = torch.Generator().manual_seed(4)
-    errors, halves, held = [], [], 0
     bottom = 1 / 9 if shape == "skewed" else 0.1
-    for _ in range(1000):
-        who, s, means, masses = population(shape, 2000, rng)
+
+    def audit(who, s):
         moments = Moments.of(who, s[:, None], torch.ones(2000, 1))
-        truth = means if conditional else means * masses
-        errors.append((moments.estimates(conditional)[:, 0] - truth).abs())
-        low, high = (end[:, 0] for end in moments.intervals(conditional, (-bottom, 1 - bottom), 0.05))
-        halves.append((high - low) / 2)
-        held += bool(((low <= truth) & (truth <= high)).all())
-    error, half = torch.stack(errors), torch.stack(halves)
+        return moments.estimates(conditional), *moments.intervals(conditional, (-bottom, 1 - bottom), 0.05)
+
+    who, s, means, masses = population(shape, 1000, 2000, rng)
+    truth = means if conditional else means * masses
+    estimate, low, high = (part[..., 0] for part in torch.vmap(audit, chunk_size=200)(who, s))  # (1000, 4) each
+    error, half = (estimate - truth).abs(), (high - low) / 2
+    held = int(((low <= truth) & (truth <= high)).all(1).sum())
     assert held >= 950
     spread = error.square().mean(0).sqrt()
     oracle = float((error / spread).amax(1).quantile(0.95)) * spread

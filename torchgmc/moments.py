@@ -136,15 +136,10 @@ def chernoff(p: Tensor, n: Tensor, log: float) -> tuple[Tensor, Tensor]:
         [0.0, 0.03]
     """
     p = p.nan_to_num(0.5).clamp(0.0, 1.0)
-
-    def within(q: Tensor) -> Tensor:
-        return n * (torch.xlogy(p, p / q) + torch.xlogy(1 - p, (1 - p) / (1 - q))) <= log
-
-    low, high = torch.zeros_like(p), torch.ones_like(p)
-    inner_low, inner_high = p.clone(), p.clone()
+    least = torch.xlogy(p, p) + torch.xlogy(1 - p, 1 - p) - log / n  # kl(p, q) <= log / n where p ln q + ... is at least this
+    outer, inner = torch.stack([torch.zeros_like(p), torch.ones_like(p)]), torch.stack([p, p])  # both ends at once
     for _ in range(36):
-        below, above = (low + inner_low) / 2, (inner_high + high) / 2
-        inside_low, inside_high = within(below) | (below <= 0), within(above) | (above >= 1)
-        low, inner_low = torch.where(inside_low, low, below), torch.where(inside_low, below, inner_low)
-        inner_high, high = torch.where(inside_high, above, inner_high), torch.where(inside_high, high, above)
-    return low, high  # the outer ends: rounding makes an interval wider, never narrower
+        q = (outer + inner) / 2
+        inside = torch.xlogy(p, q) + torch.xlogy(1 - p, 1 - q) >= least
+        outer, inner = torch.where(inside, outer, q), torch.where(inside, q, inner)
+    return outer[0], outer[1]  # the outer ends: rounding makes an interval wider, never narrower
