@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from fake_device import AWAY
 from torch import Tensor
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensor, FakeTensorMode
 
@@ -83,7 +84,7 @@ def memory_mapped(x: Tensor) -> Tensor:
 def fake(x: Tensor) -> Tensor:
     """On another device, without values."""
     with FAKE:
-        return torch.empty(x.shape, dtype=x.dtype, device="cuda")
+        return torch.empty(x.shape, dtype=x.dtype, device=AWAY)
 
 
 def rows_scaled(factor: float) -> Callable[[Tensor], Tensor]:

@@ -5,6 +5,7 @@ from collections import OrderedDict
 
 import pytest
 import torch
+from fake_device import AWAY
 from heads_zoo import GROUPS, NAMES, ZOO
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -359,10 +360,10 @@ def test_nothing_leaves_the_device():
     head = ZOO[NAMES.index("threshold")].fitted()
     with FakeTensorMode(allow_non_fake_inputs=True):
         model = gmc.attach(nn.Sigmoid(), head)
-        head._buffers = {name: torch.empty_like(value, device="cuda") for name, value in head._buffers.items()}
+        head._buffers = {name: torch.empty_like(value, device=AWAY) for name, value in head._buffers.items()}
         model._looked = True  # a look at values has no place among fakes
-        scores, groups = torch.randn(4, 6, 5, device="cuda"), torch.ones(4, len(GROUPS), dtype=torch.bool, device="cuda")
-        assert model(scores, groups).device.type == "cuda"
+        scores, groups = torch.randn(4, 6, 5, device=AWAY), torch.ones(4, len(GROUPS), dtype=torch.bool, device=AWAY)
+        assert model(scores, groups).device.type == AWAY
 
 
 def test_gradients_reach_the_model():

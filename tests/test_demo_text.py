@@ -5,6 +5,7 @@ import json
 
 import pytest
 import torch
+from bert import bert_tokenizer
 
 import torchgmc as gmc
 
@@ -63,11 +64,10 @@ def test_a_model_folder(tmp_path):
     words = gmc.text.words
     every = {w.lower() for lists in (words.INDICATORS, words.ATTRIBUTES) for v in lists.values() for w in v}
     every |= {w.strip(".").lower() for t in words.TEMPLATES for w in t.split()} | {"."}
-    vocab = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *sorted(every - {"[mask]", "{}"})]
-    tokenizer = transformers.BertTokenizer(vocab={token: i for i, token in enumerate(vocab)}, do_lower_case=True)
+    tokenizer = bert_tokenizer(sorted(every - {"[mask]", "{}"}))
     torch.manual_seed(0)
     config = transformers.BertConfig(
-        vocab_size=len(vocab), hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16
+        vocab_size=len(tokenizer), hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16
     )
     tokenizer.save_pretrained(tmp_path / "model")
     transformers.BertForMaskedLM(config).save_pretrained(tmp_path / "model")

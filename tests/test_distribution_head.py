@@ -6,6 +6,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
+from fake_device import AWAY
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_distributions import draw, numpy_algorithm, violation_loop
@@ -282,9 +283,9 @@ def test_forward_stays_on_its_device(geometry):
     fake = copy.deepcopy(head)
     with FakeTensorMode(allow_non_fake_inputs=False) as mode:
         for name, buffer in head.named_buffers():
-            fake._buffers[name] = mode.from_tensor(buffer).to("cuda")
-        out = fake(torch.empty(5, 12, device="cuda"), torch.empty(5, 3, device="cuda", dtype=torch.bool))
-        assert out.device.type == "cuda" and out.shape == (5, 12)
+            fake._buffers[name] = mode.from_tensor(buffer).to(AWAY)
+        out = fake(torch.empty(5, 12, device=AWAY), torch.empty(5, 3, device=AWAY, dtype=torch.bool))
+        assert out.device.type == AWAY and out.shape == (5, 12)
 
 
 # -- bad input ----------------------------------------------------------------------------------------------------------------

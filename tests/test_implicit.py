@@ -8,6 +8,7 @@ import copy
 
 import pytest
 import torch
+from fake_device import AWAY
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -338,12 +339,12 @@ def test_runs_on_a_fake_accelerator_without_reading_values_in_the_formulas():
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     with FakeTensorMode():
-        member = torch.empty(9, 3, device="cuda", dtype=torch.float64)
+        member = torch.empty(9, 3, device=AWAY, dtype=torch.float64)
         problem = implicit_problems.SoftPinball(
-            torch.empty(9, device="cuda", dtype=torch.int64), *torch.empty(2, 9, device="cuda"), member, 1, 0.1, 1.0
+            torch.empty(9, device=AWAY, dtype=torch.int64), *torch.empty(2, 9, device=AWAY), member, 1, 0.1, 1.0
         )
-        theta, x = torch.empty(3, 1, device="cuda", dtype=torch.float64), torch.empty(2, 9, device="cuda", dtype=torch.float64)
-        assert problem.gradient(theta, *x).device.type == "cuda"
+        theta, x = torch.empty(3, 1, device=AWAY, dtype=torch.float64), torch.empty(2, 9, device=AWAY, dtype=torch.float64)
+        assert problem.gradient(theta, *x).device.type == AWAY
         assert problem.hessian(theta, *x).shape == (3, 3)
 
 

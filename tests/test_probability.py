@@ -7,6 +7,7 @@ import oracles_levelsets as oracle
 import pytest
 import scipy.optimize
 import torch
+from fake_device import AWAY
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -403,9 +404,9 @@ def test_stays_on_the_device_of_its_input():
     head, _, _ = fitted()
     away = copy.deepcopy(head)
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
-        away._buffers = {k: mode.from_tensor(b).to("cuda") for k, b in away._buffers.items()}
-        out = away(torch.empty(5, device="cuda"), torch.empty(5, 3, dtype=torch.bool, device="cuda"))
-        assert out.device.type == "cuda"
+        away._buffers = {k: mode.from_tensor(b).to(AWAY) for k, b in away._buffers.items()}
+        out = away(torch.empty(5, device=AWAY), torch.empty(5, 3, dtype=torch.bool, device=AWAY))
+        assert out.device.type == AWAY
 
 
 def test_audit_is_the_loop_and_tells_the_cost():

@@ -8,6 +8,7 @@ import os
 import numpy as np
 import pytest
 import torch
+from bert import bert_tokenizer
 
 import torchgmc as gmc
 
@@ -38,11 +39,11 @@ def data(tmp_path_factory):
     folder.mkdir()
     known = {word.lower() for entries in words.ATTRIBUTES.values() for word in entries} - {"governer", "governers"}
     people = {word for entries in PEOPLE.values() for phrase in entries for word in phrase.split()}
-    vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *sorted(known | people | {*FILL, "and", "."})]
-    place = {token: i for i, token in enumerate(vocabulary)}
-    transformers.BertTokenizer(vocab=place, do_lower_case=True).save_pretrained(folder / "mlm")
+    tokenizer = bert_tokenizer(sorted(known | people | {*FILL, "and", "."}))
+    tokenizer.save_pretrained(folder / "mlm")
+    place = tokenizer.get_vocab()
     config = transformers.BertConfig(
-        vocab_size=len(vocabulary),
+        vocab_size=len(place),
         hidden_size=16,
         num_hidden_layers=1,
         num_attention_heads=2,

@@ -1,5 +1,6 @@
 import pytest
 import torch
+from fake_device import AWAY
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch._subclasses import FakeTensorMode
@@ -89,10 +90,10 @@ def test_an_empty_set_gives_zero():
 
 def test_stays_on_the_device():
     with FakeTensorMode():
-        who, s = torch.ones(8, 3, device="cuda").bool(), torch.randn(8, 2, device="cuda")
-        assert gmc.violations(who, s, weight=torch.ones(8, device="cuda")).device.type == "cuda"
-        cells = Cells(torch.zeros(8, dtype=torch.int64, device="cuda"), torch.ones(2, 3, device="cuda").bool())
-        assert gmc.violations(cells, s).device.type == "cuda"
+        who, s = torch.ones(8, 3, device=AWAY).bool(), torch.randn(8, 2, device=AWAY)
+        assert gmc.violations(who, s, weight=torch.ones(8, device=AWAY)).device.type == AWAY
+        cells = Cells(torch.zeros(8, dtype=torch.int64, device=AWAY), torch.ones(2, 3, device=AWAY).bool())
+        assert gmc.violations(cells, s).device.type == AWAY
 
 
 @pytest.mark.parametrize(

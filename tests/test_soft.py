@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from fake_device import AWAY
 from heads_zoo import GROUPS, NAMES, ZOO, Data, events, images, membership, residuals
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -205,10 +206,10 @@ def test_stays_on_the_device_of_the_input(name):
     head.statistics = head.report = None
     with FakeTensorMode(allow_non_fake_inputs=True) as fake:
         for key, buffer in head._buffers.items():
-            head._buffers[key] = fake.from_tensor(buffer).to("cuda")
-        args = [fake.from_tensor(value).to("cuda") for value in inputs]
+            head._buffers[key] = fake.from_tensor(buffer).to(AWAY)
+        args = [fake.from_tensor(value).to(AWAY) for value in inputs]
         for mode in ("hard", *SOFT):
-            assert head(*args, mode=mode).device.type == "cuda"
+            assert head(*args, mode=mode).device.type == AWAY
 
 
 # -- thresholds --------------------------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from bert import bert_tokenizer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -32,24 +33,8 @@ PIECES = (
 def wordpiece(kind="fast", lower=True):
     """BERT's own classes over a vocabulary in which most words are cut."""
     letters = [chr(c) for c in range(97, 123)] + ([] if lower else [chr(c) for c in range(65, 91)])
-    vocab = [
-        "[PAD]",
-        "[UNK]",
-        "[CLS]",
-        "[SEP]",
-        "[MASK]",
-        *dict.fromkeys(PIECES.split() + letters + ["##" + c for c in letters]),
-    ]
-    table = {token: i for i, token in enumerate(vocab)}
-    if kind == "fast":
-        return transformers.BertTokenizer(vocab=table, do_lower_case=lower)
-    import tempfile
-
-    from transformers.models.bert.tokenization_bert_legacy import BertTokenizerLegacy
-
-    folder = Path(tempfile.mkdtemp())
-    (folder / "vocab.txt").write_text("\n".join(vocab))
-    return BertTokenizerLegacy(str(folder / "vocab.txt"), do_lower_case=lower)
+    pieces = list(dict.fromkeys(PIECES.split() + letters + ["##" + c for c in letters]))
+    return bert_tokenizer(pieces, lower=lower, slow=kind == "slow")
 
 
 def bpe(size=420):

@@ -6,6 +6,7 @@ from itertools import pairwise
 
 import pytest
 import torch
+from fake_device import AWAY
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch._subclasses import FakeTensorMode
@@ -369,12 +370,12 @@ def test_script_and_export_equal_eager():
 
 def test_stays_on_the_device():
     with FakeTensorMode():
-        head = gmc.ThresholdHead(0.1, 0.02, ["a", "b"], jitter=0.1).to("cuda")
+        head = gmc.ThresholdHead(0.1, 0.02, ["a", "b"], jitter=0.1).to(AWAY)
         head.is_fitted = True
-        scores, groups = torch.rand(4, 8, 8, device="cuda"), torch.ones(4, 2, device="cuda").bool()
-        assert head(scores, groups).device.type == "cuda"
-        assert head.threshold(groups).device.type == "cuda"
-        assert head.offsets.device.type == "cuda"
+        scores, groups = torch.rand(4, 8, 8, device=AWAY), torch.ones(4, 2, device=AWAY).bool()
+        assert head(scores, groups).device.type == AWAY
+        assert head.threshold(groups).device.type == AWAY
+        assert head.offsets.device.type == AWAY
 
 
 def test_masks_on_fresh_images_stay_near_the_target():

@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from fake_device import AWAY
 from test_tree import TOY, WOS, sample
 from torch._subclasses import FakeTensorMode
 
@@ -58,12 +59,12 @@ def test_onnx(tmp_path):
 
 def test_tensors_stay_on_the_device():
     with FakeTensorMode():
-        head = gmc.TreeHead(WOS, 0.9, 0.02, groups=["a", "b"]).to("cuda")
+        head = gmc.TreeHead(WOS, 0.9, 0.02, groups=["a", "b"]).to(AWAY)
         head.is_fitted = True
-        head.shifts = torch.zeros(2, 16, 2, dtype=torch.float64, device="cuda")
-        probs, groups = torch.rand(4, 12, device="cuda"), torch.ones(4, 2, device="cuda").bool()
+        head.shifts = torch.zeros(2, 16, 2, dtype=torch.float64, device=AWAY)
+        probs, groups = torch.rand(4, 12, device=AWAY), torch.ones(4, 2, device=AWAY).bool()
         nodes = head(probs, groups)
-        assert nodes.device.type == head.leaves(nodes).device.type == head.threshold(probs, groups).device.type == "cuda"
+        assert nodes.device.type == head.leaves(nodes).device.type == head.threshold(probs, groups).device.type == AWAY
 
 
 def test_names_and_repr():

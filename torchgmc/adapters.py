@@ -271,7 +271,7 @@ class Adapter:
 def named(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """The inputs of a language model by name: by custom the ids come first, then what is attended to."""
     names = ("input_ids", "attention_mask")[: len(args)]
-    return dict(zip(names, args[: len(names)], strict=True)) | dict(kwargs)
+    return {**dict(zip(names, args[: len(names)], strict=True)), **kwargs}  # torch 2.6 does not compile `|` of dicts
 
 
 def like_scores(masks: Tensor, scores: Tensor) -> Tensor:
