@@ -285,7 +285,7 @@ def test_forward_stays_on_its_device(geometry):
         for name, buffer in head.named_buffers():
             fake._buffers[name] = mode.from_tensor(buffer).to(AWAY)
         out = fake(torch.empty(5, 12, device=AWAY), torch.empty(5, 3, device=AWAY, dtype=torch.bool))
-        assert out.device.type == AWAY and out.shape == (5, 12)
+        assert out.device == AWAY and out.shape == (5, 12)
 
 
 # -- bad input ----------------------------------------------------------------------------------------------------------------

@@ -358,16 +358,17 @@ def test_autocast_does_not_reach_the_sums():
     torch.testing.assert_close(half, model.weight.grad, rtol=0.05, atol=1e-4)
 
 
+@pytest.mark.skipif(AWAY.type == "lazy", reason="autocast does not know the device that stands in for CUDA before torch 2.8")
 def test_stays_on_the_device_without_looking():
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     with FakeTensorMode():
         s = torch.empty(5, 2, device=AWAY, requires_grad=True)
         who = torch.empty(5, 3, device=AWAY, dtype=torch.bool)
-        penalty = gmc.GMCPenalty("centered", 3, conditional=True).cuda()
-        assert penalty(s, who).device.type == AWAY and penalty.sums.device.type == AWAY
+        penalty = gmc.GMCPenalty("centered", 3, conditional=True).to(AWAY)
+        assert penalty(s, who).device == AWAY and penalty.sums.device == AWAY
         risk = soft_risk(s[:, :, None], who[:, :2, None], torch.empty(5, 2, device=AWAY))
-        assert risk.device.type == AWAY
+        assert risk.device == AWAY
 
 
 class Tiny(nn.Module):

@@ -373,9 +373,9 @@ def test_stays_on_the_device():
         head = gmc.ThresholdHead(0.1, 0.02, ["a", "b"], jitter=0.1).to(AWAY)
         head.is_fitted = True
         scores, groups = torch.rand(4, 8, 8, device=AWAY), torch.ones(4, 2, device=AWAY).bool()
-        assert head(scores, groups).device.type == AWAY
-        assert head.threshold(groups).device.type == AWAY
-        assert head.offsets.device.type == AWAY
+        assert head(scores, groups).device == AWAY
+        assert head.threshold(groups).device == AWAY
+        assert head.offsets.device == AWAY
 
 
 def test_masks_on_fresh_images_stay_near_the_target():

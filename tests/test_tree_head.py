@@ -64,7 +64,7 @@ def test_tensors_stay_on_the_device():
         head.shifts = torch.zeros(2, 16, 2, dtype=torch.float64, device=AWAY)
         probs, groups = torch.rand(4, 12, device=AWAY), torch.ones(4, 2, device=AWAY).bool()
         nodes = head(probs, groups)
-        assert nodes.device.type == head.leaves(nodes).device.type == head.threshold(probs, groups).device.type == AWAY
+        assert nodes.device == head.leaves(nodes).device == head.threshold(probs, groups).device == AWAY
 
 
 def test_names_and_repr():
