@@ -173,6 +173,15 @@ def test_an_atom_is_explained():
     assert not head.report.converged and "equal scores" in head.report.message
 
 
+def test_a_target_between_two_examples_ends_the_search_soon():
+    g = torch.Generator().manual_seed(4)
+    groups = torch.rand(16, 3, generator=g) < 0.5
+    groups[:, 0] = True
+    head = gmc.QuantileHead(0.8, 0.001, ["a", "b", "c"]).fit(torch.randn(16, generator=g), groups)
+    assert not head.report.converged
+    assert "max_iter" not in head.report.message and "more data" in head.report.message  # more steps would not help
+
+
 def test_quantile_error_is_the_formula():
     scores, member = scores_of(200)
     q = torch.tensor([0.5, 1.0, 2.0], dtype=torch.float64)[torch.arange(200) % 3]

@@ -134,7 +134,8 @@ def run(
         eta: the fixed step of ``"paper"`` and ``"fresh"``.
         max_iter: cap T on the number of steps.
         tolerance: largest |violation| of each g, shape ``(a, u)``; alpha everywhere if omitted.
-        patience: with dynamic groups, stop after so many steps without a better worst violation.
+        patience: with dynamic groups, or where steps are as small as the grid of f, stop after so many steps without a better
+            worst violation.
 
     Returns:
         The report, and the log of the steps that lead to the f left in ``problem``.
@@ -175,6 +176,7 @@ class _Search:
         self.best: tuple[int, float, Tensor] = (0, float("inf"), problem.state())
         self.kept = 0
         self.batch = steps_per_sync(before.device)
+        self.least = 2.0 * float(getattr(problem, "unit", 0.0))  # where f lives on a grid: steps that are rounding
 
     def step(self, t: int) -> None:
         table = self.problem.violations(t if self.solver == "fresh" else None)
@@ -223,7 +225,8 @@ class _Search:
                     if value in seen:
                         return self._rewind(f"cycle {first + offset - seen[value]}")
                     seen[value] = first + offset
-            if self.problem.dynamic and self.solver == "exact" and t - self.best[0] > patience:
+            late = self.solver == "exact" and t - self.best[0] > patience
+            if late and (self.problem.dynamic or self._at_rest(patience)):
                 return self._rewind("patience")
         if self.solver == "exact":
             last = (self.problem.violations().abs() / self.tolerance).max().item()
@@ -231,6 +234,10 @@ class _Search:
                 return self._rewind("max_iter")
         self.kept = self._count(t)
         return "max_iter"
+
+    def _at_rest(self, patience: int) -> bool:
+        """The last steps are as small as the grid of f: the potential is at its minimum, and atoms change sides for ever."""
+        return bool((torch.stack([step for _, _, step in self.log[-patience:]]).abs() <= self.least).all())
 
     def _end(self, stop: int, converged: bool) -> str:
         if not converged and self.best[1] < self.excess[stop].item():
