@@ -42,7 +42,7 @@ class GMCLogitsProcessor:
             raise ValueError("`head` is not fitted; call `fit`, `calibrate_masked_lm` or load its state first.")
         if when not in WHEN:
             raise ValueError(f"`when` must be 'prompt' or 'all', got {when!r}.")
-        names = getattr(groups, "names", None)
+        names = None if isinstance(groups, Tensor) else getattr(groups, "names", None)  # older tensors have names too
         if names is not None and list(names) != head.groups:
             raise ValueError(f"`groups` has the groups {list(names)}, but the head was made for {head.groups}.")
         if isinstance(groups, Tensor) and (groups.dim() != 2 or groups.shape[1] != head.num_groups):
