@@ -6,13 +6,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from torchgmc._per_example import PerExample
 from torchgmc.dense import _root
 from torchgmc.distributions import Dual
 from torchgmc.distributions_euclidean import Point, Tail, start, step
 
 
 @dataclass
-class MassStatistics:
+class MassStatistics(PerExample):
     """One row per prompt and no more columns than atoms (and, for ``euclidean``, tokens in lists and cells).
 
     Attributes:
@@ -31,15 +32,6 @@ class MassStatistics:
     words: Tensor
     counts: Tensor
     masses: Tensor
-
-    def __add__(self, other: "MassStatistics") -> "MassStatistics":
-        """Both sets of prompts."""
-        return MassStatistics(*(torch.cat([getattr(self, k), getattr(other, k)]) for k in self.__dataclass_fields__))
-
-    @property
-    def rows(self) -> int:
-        """Number of prompts."""
-        return len(self.weight)
 
 
 class DistributionProblem:

@@ -5,10 +5,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch import distributed as dist
 
 from torchgmc import checks, distributed, penalty_mappings
+from torchgmc._float64 import Float64Module
 from torchgmc.groups import check_groups
 from torchgmc.penalty_mappings import Values
 from torchgmc.search import masses, violations
@@ -19,7 +20,7 @@ MAPPINGS = ("residual", "centered")
 _SUMS = ("sums", "mass", "total_sums", "total")
 
 
-class GMCPenalty(nn.Module):
+class GMCPenalty(Float64Module):
     r"""How far a model is from its promise, as a loss to add to its own.
 
     .. math:: V_{ak} = E[1_A(x)\, s_k] \;\; \text{(divided by } P(A) \text{ if conditional)} \qquad
@@ -170,16 +171,6 @@ class GMCPenalty(nn.Module):
             if saved is not None and saved.dim() == 2 and len(saved) == len(old):
                 setattr(self, name, old.new_zeros(saved.shape))
         super()._load_from_state_dict(state_dict, prefix, *args)
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "GMCPenalty":
-        """Move with the model, but keep the sums in float64: `.half()` must not round them."""
-        before = {name: buffer for name, buffer in self._buffers.items() if buffer is not None}
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # torch gives it no types
-        for name, old in before.items():
-            new = self._buffers[name]
-            if new is not None and new.dtype != old.dtype and new.device.type != "mps":
-                self._buffers[name] = old.to(new.device)
-        return self
 
     def violations(self) -> Tensor:
         """Running violations ``(a, u)``, signed, float64, without derivative; for logging."""

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from torchgmc import levelsets
+from torchgmc._per_example import PerExample
 from torchgmc.lasso import solve_lasso
 from torchgmc.levelproblem import check_masses
 from torchgmc.levelsets import LARGEST, ROWS, UNIT, cell_sums, exact_product, project, snap
@@ -29,7 +30,7 @@ SMALL = 1 << 20
 
 
 @dataclass
-class Examples:
+class Examples(PerExample):
     """What a calibration set is reduced to.
 
     Attributes:
@@ -43,15 +44,6 @@ class Examples:
     y: Tensor
     member: Tensor
     weight: Tensor
-
-    def __add__(self, other: "Examples") -> "Examples":
-        """Examples of both sets."""
-        return Examples(*(torch.cat([getattr(self, name), getattr(other, name)]) for name in self.__dataclass_fields__))
-
-    @property
-    def rows(self) -> int:
-        """Number of examples."""
-        return len(self.weight)
 
 
 @dataclass(frozen=True)

@@ -6,26 +6,18 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from torchgmc._per_example import PerExample
 from torchgmc.levelproblem import LevelProblem
 
 
 @dataclass
-class ScoreExamples:
+class ScoreExamples(PerExample):
     """Conformity scores ``(n,)`` float64, thresholds f0 to start from ``(n,)`` (NaN: the common one), groups and weights."""
 
     scores: Tensor
     base: Tensor
     member: Tensor
     weight: Tensor
-
-    def __add__(self, other: "ScoreExamples") -> "ScoreExamples":
-        """Examples of both sets."""
-        return ScoreExamples(*(torch.cat([getattr(self, name), getattr(other, name)]) for name in self.__dataclass_fields__))
-
-    @property
-    def rows(self) -> int:
-        """Number of examples."""
-        return len(self.weight)
 
 
 class QuantileProblem(LevelProblem):

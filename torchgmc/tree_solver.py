@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from torchgmc._per_example import PerExample
 from torchgmc.search import MAX_ELEMENTS
 from torchgmc.solver import Report
 from torchgmc.trees import Tree, answers
@@ -30,7 +31,7 @@ KEEP = 0.1
 
 
 @dataclass
-class TreeStatistics:
+class TreeStatistics(PerExample):
     """What the solver needs of each example; nothing grows with the number of leaves.
 
     Attributes:
@@ -47,15 +48,6 @@ class TreeStatistics:
     member: Tensor
     weight: Tensor
     split: Tensor
-
-    def __add__(self, other: "TreeStatistics") -> "TreeStatistics":
-        """Statistics of both sets of examples."""
-        return TreeStatistics(*(torch.cat([getattr(self, k), getattr(other, k)]) for k in self.__dataclass_fields__))
-
-    @property
-    def rows(self) -> int:
-        """Number of examples."""
-        return len(self.weight)
 
 
 class TreeProblem:

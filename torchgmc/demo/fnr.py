@@ -10,8 +10,7 @@ audited on fresh ones: the model's own 0.5, conformal risk control (right on ave
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -23,6 +22,7 @@ import torchgmc as gmc
 from torchgmc._extras import require
 from torchgmc.demo.faces import GROUPS, Faces, draw
 from torchgmc.demo.stage import Bar, Result, clock, folder, one_thread, percent, progress_bar, remake
+from torchgmc.demo.terminal import marked, meaning, show
 from torchgmc.report import Picture, Section, Table, write, write_file
 
 __all__ = ["QUICK", "DemoResult", "Setting", "run"]
@@ -67,19 +67,8 @@ class DemoResult(Result):
 
     def rows(self) -> list[dict[str, Any]]:
         """One row a group in the order of the head: mass, and by method the risk, the deviation and the verdict."""
-        by_method = {name: {row["group"]: row for row in audit.rows()} for name, audit in self.audits.items()}
-        return [
-            {
-                "group": group,
-                "mass": by_method["GMC"][group]["mass"],
-                "risk": {name: by_method[name][group]["risk"] for name in METHODS},
-                "deviation": {name: by_method[name][group]["estimate"] for name in METHODS},
-                "low": {name: by_method[name][group]["low"] for name in METHODS},
-                "high": {name: by_method[name][group]["high"] for name in METHODS},
-                "verdict": {name: by_method[name][group]["verdict"] for name in METHODS},
-            }
-            for group in GROUPS
-        ]
+        rows = self.by_method("group", GROUPS, risk="risk")
+        return [row | {"mass": row["mass"]["GMC"]} for row in rows]  # every method has the same groups
 
     def findings(self) -> dict[str, Any]:
         """Groups, accuracy and thresholds."""
@@ -218,7 +207,7 @@ def _write(result: DemoResult, head: gmc.ThresholdHead, test: Faces, masks: dict
     """Writes every file, each whole or not at all."""
     from torchgmc import plots
 
-    setting, out = result.setting, result.out
+    setting = result.setting
     rows = _examples(test, masks["conformal"])
     shown = {name: mask[rows] for name, mask in masks.items()}
     captions = [_combination(test.groups[row]).replace(" + ", " +\n") for row in rows]
@@ -226,8 +215,7 @@ def _write(result: DemoResult, head: gmc.ThresholdHead, test: Faces, masks: dict
         plots.png(plots.masks(test.images[rows], test.masks[rows], shown, captions=captions, dark=dark))
         for dark in (False, True)
     ]
-    names = ("report.html", "deviation.png", "masks.png", "thresholds.png", "results.json", "head.safetensors")
-    result = replace(result, files={name: out / name for name in names})
+    result = result.placed("report.html", "deviation.png", "masks.png", "thresholds.png", "results.json", "head.safetensors")
     gmc.save(head, result.files["head.safetensors"])
     bars = plots.deviation(result.audits, setting.alpha, title="Deviation of the miss rate from the target, by group")
     write_file(result.files["deviation.png"], plots.png(bars))
@@ -245,8 +233,7 @@ def _write(result: DemoResult, head: gmc.ThresholdHead, test: Faces, masks: dict
         sections=_sections(result, Picture(faces[0], _FACES, faces[1])),
         settings=remake(result, quick=setting == QUICK),
     )
-    write_file(result.files["results.json"], (json.dumps(result.to_dict(), indent=2) + "\n").encode())
-    return result
+    return result.saved()
 
 
 _FACES = "The picture with the median miss rate under conformal risk control, for each of six combinations of groups."
@@ -266,30 +253,29 @@ def _sections(result: DemoResult, faces: Picture) -> list[Section]:
 
 
 def _rich_table(result: DemoResult) -> Any:
-    """The result for a terminal of 80 columns; every mark is readable without colour."""
-    console, tables, text, box = (require(f"rich.{name}", extra="cli") for name in ("console", "table", "text", "box"))
     setting = result.setting
-    title = f"Miss rate by group, target {percent(setting.target, 1)}"
-    table = tables.Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    table.add_column("\ngroup", no_wrap=True)
-    table.add_column("\nshare", justify="right", no_wrap=True)
-    for name in METHODS:
-        table.add_column(f"{name}  \nmiss  deviation  ", justify="right", no_wrap=True)
+    rows = []
     for row in result.rows():
-        cells = [row["group"], percent(row["mass"], 0)]
-        for name in METHODS:
-            far = abs(row["deviation"][name]) > setting.alpha
-            mark = "!!" if row["verdict"][name] == "violated" else "! " if far else "  "
-            style = "red" if mark == "!!" else "yellow" if far else "green"
-            numbers = f"{percent(row['risk'][name], 1)}  {row['deviation'][name]:+.4f}{mark}"
-            cells.append(text.Text(numbers, style=style))
-        table.add_row(*cells)
-    table.add_section()
-    table.add_row("worst", "", *(f"{result.audits[name].max_violation:.4f}  " for name in METHODS))
-    table.add_row("accuracy", "", *(f"{percent(result.accuracy[name], 1)}  " for name in METHODS))
-    legend = (
+        cells = [
+            marked(
+                f"{percent(row['risk'][name], 1)} {row['deviation'][name]:+.4f}",
+                row["deviation"][name],
+                setting.alpha,
+                row["verdict"][name],
+            )
+            for name in METHODS
+        ]
+        rows.append(([row["group"], percent(row["mass"], 0).rjust(5)], cells))
+    return show(
+        f"Miss rate by group, target {percent(setting.target, 1)}",
+        ["\ngroup", "\nshare"],
+        [f"{name}\nmiss deviation" for name in METHODS],
+        rows,
+        [
+            ["worst", *(f"{result.audits[name].max_violation:.4f}" for name in METHODS)],
+            ["accuracy", *(percent(result.accuracy[name], 1) for name in METHODS)],
+        ],
         f"deviation = share x (miss rate - target); promised: at most {setting.alpha:g}\n"
-        f"!  beyond it on these {setting.num_test} test pictures"
-        f"   !! beyond it with confidence {100 * (1 - setting.delta):g} %\n"
+        + meaning(f"these {setting.num_test} test pictures", setting.delta),
+        result.certificate,
     )
-    return console.Group(table, text.Text(legend, style="dim"), text.Text(result.certificate))

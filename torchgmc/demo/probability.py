@@ -10,8 +10,7 @@ level of the prediction.
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -20,8 +19,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import torchgmc as gmc
-from torchgmc._extras import require
 from torchgmc.demo.stage import Bar, Result, clock, folder, one_thread, progress_bar, remake
+from torchgmc.demo.terminal import marked, show
 from torchgmc.report import Picture, Section, Table, write, write_file
 
 __all__ = ["QUICK", "ProbabilityResult", "Setting", "run"]
@@ -205,8 +204,7 @@ def _reliability(result: ProbabilityResult, dark: bool) -> bytes:
 def _write(result: ProbabilityResult, head: gmc.ProbabilityHead) -> ProbabilityResult:
     """Writes every file, each whole or not at all."""
     setting = result.setting
-    names = ("report.html", "reliability.png", "results.json", "head.safetensors")
-    result = replace(result, files={name: result.out / name for name in names})
+    result = result.placed("report.html", "reliability.png", "results.json", "head.safetensors")
     pictures = [_reliability(result, dark) for dark in (False, True)]
     gmc.save(head, result.files["head.safetensors"])
     write_file(result.files["reliability.png"], pictures[0])
@@ -233,25 +231,20 @@ def _write(result: ProbabilityResult, head: gmc.ProbabilityHead) -> ProbabilityR
         ],
         settings=remake(result, quick=setting == QUICK),
     )
-    write_file(result.files["results.json"], (json.dumps(result.to_dict(), indent=2) + "\n").encode())
-    return result
+    return result.saved()
 
 
 def _rich_table(result: ProbabilityResult) -> Any:
-    """The result for a terminal of 80 columns; every mark is readable without colour."""
-    console, tables, text, box = (require(f"rich.{name}", extra="cli") for name in ("console", "table", "text", "box"))
-    setting = result.setting
-    title = "Worst deviation over the levels of the prediction, by group"
-    table = tables.Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("group", no_wrap=True)
-    for name in METHODS:
-        table.add_column(name, justify="right", no_wrap=True)
-    for group, row in result.worst().items():
-        marks = ["!" if row[name] > setting.alpha else " " for name in METHODS]
-        cells = [f"{row[name]:.4f} {mark}" for name, mark in zip(METHODS, marks, strict=True)]
-        styles = ["yellow" if mark == "!" else "green" for mark in marks]
-        table.add_row(group, *(text.Text(cell, style=style) for cell, style in zip(cells, styles, strict=True)))
-    table.add_section()
-    table.add_row("Brier score", *(f"{result.audits[name].cost['Brier score after']:.4f}  " for name in METHODS))
-    legend = f"!  beyond the promised {setting.alpha:g} on these {setting.num_test} test examples\n"
-    return console.Group(table, text.Text(legend, style="dim"), text.Text(result.certificate))
+    alpha = result.setting.alpha
+    return show(
+        "Worst deviation over levels of the prediction, by group",
+        ["group"],
+        METHODS,
+        [
+            ([group], [marked(f"{row[name]:.4f}", row[name], alpha) for name in METHODS])
+            for group, row in result.worst().items()
+        ],
+        [["Brier score", *(f"{result.audits[name].cost['Brier score after']:.4f}" for name in METHODS)]],
+        f"!  beyond the promised {alpha:g} on these {result.setting.num_test} test examples",
+        result.certificate,
+    )

@@ -1,20 +1,25 @@
 """What the demonstrations share: a result that becomes JSON and a table, progress bars, clocks."""
 
+import json
 import math
 import sys
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 
 import torchgmc as gmc
 from torchgmc._extras import require
+from torchgmc.report import write_file
 
 __all__ = ["Bar", "Result", "clock", "folder", "one_thread", "percent", "progress_bar", "remake"]
+
+
+Same = TypeVar("Same", bound="Result")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +48,24 @@ class Result:
     def certificate(self) -> str:
         """One line about the calibrated model."""
         return self.audits[self.ours].certificate
+
+    def by_method(self, key: str, groups: Iterable[str], **columns: str) -> list[dict[str, Any]]:
+        """One row a group, by method: mass, deviation, interval, verdict; ``columns``: others of the audit, ``new="old"``."""
+        columns = {"mass": "mass", **columns, "deviation": "estimate", "low": "low", "high": "high", "verdict": "verdict"}
+        audits = {name: {row["group"]: row for row in audit.rows()} for name, audit in self.audits.items()}
+        return [
+            {key: group} | {new: {name: audits[name][group][old] for name in audits} for new, old in columns.items()}
+            for group in groups
+        ]
+
+    def placed(self: Same, *names: str) -> Same:
+        """With the paths of the files to be written."""
+        return replace(self, files={name: self.out / name for name in names})
+
+    def saved(self: Same) -> Same:
+        """Writes ``results.json``, the last of the files."""
+        write_file(self.files["results.json"], (json.dumps(self.to_dict(), indent=2) + "\n").encode())
+        return self
 
     def findings(self) -> dict[str, Any]:
         """What belongs to this demonstration alone, as JSON types."""

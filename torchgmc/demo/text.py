@@ -9,10 +9,9 @@ geometries), audited on fresh prompts, and weighed against the likelihood of ran
 
 from __future__ import annotations
 
-import json
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -24,6 +23,7 @@ import torchgmc as gmc
 from torchgmc._extras import require
 from torchgmc.demo.sentences import JOBS, PEOPLE, Corpus, draw, vocabulary
 from torchgmc.demo.stage import Bar, Result, clock, folder, one_thread, progress_bar, remake
+from torchgmc.demo.terminal import marked, meaning, show
 from torchgmc.report import Section, Table, write, write_file
 from torchgmc.text import Quality, words
 
@@ -340,8 +340,7 @@ def _write(result: TextResult, head: gmc.DistributionHead, data: Data) -> TextRe
     """Writes every file, each whole or not at all."""
     from torchgmc import plots
 
-    names = ("report.html", "bias.png", "words.png", "tradeoff.png", "results.json", "head.safetensors")
-    result = replace(result, files={name: result.out / name for name in names})
+    result = result.placed("report.html", "bias.png", "words.png", "tradeoff.png", "results.json", "head.safetensors")
     start = (result.audits["unprocessed"].max_violation, result.quality["unprocessed"]["NLL before"])
 
     def moved(dark: bool, title: str | None = None) -> Any:
@@ -374,8 +373,7 @@ def _write(result: TextResult, head: gmc.DistributionHead, data: Data) -> TextRe
         },
         settings=remake(result, quick=result.setting == QUICK),
     )
-    write_file(result.files["results.json"], (json.dumps(result.to_dict(), indent=2) + "\n").encode())
-    return result
+    return result.saved()
 
 
 def _sections(result: TextResult) -> list[Section]:
@@ -434,30 +432,18 @@ def _sections(result: TextResult) -> list[Section]:
 
 
 def _rich_table(result: TextResult) -> Any:
-    """The result for a terminal of 80 columns; every mark is readable without colour."""
-    console, tables, text, box = (require(f"rich.{name}", extra="cli") for name in ("console", "table", "text", "box"))
-    title = f"Bias P(A)(P(U|A) - P(U)) in units of 0.001, promised {1000 * result.alpha:.3g}"
-    table = tables.Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in ("group", "list"):
-        table.add_column(name, no_wrap=True)
-    for name in METHODS:
-        table.add_column(name, justify="right", no_wrap=True)
+    rows = []
     for row in result.rows():
-        cells: list[Any] = [row["group"], row["list"]]
-        for name in METHODS:
-            far = abs(row["bias"][name]) > result.alpha
-            mark = "!!" if row["verdict"][name] == "violated" else "! " if far else "  "
-            style = "red" if mark == "!!" else "yellow" if far else "green"
-            cells.append(text.Text(f"{1000 * row['bias'][name]:+.2f}{mark}", style=style))
-        table.add_row(*cells)
-    table.add_section()
-    for label, key, form in (
-        ("NLL of masked words", "NLL after", ".4f"),
-        ("mean KL", "KL", ".2g"),
-        ("tokens at 0", "zeros", ".1f"),
-    ):
-        table.add_row(label, "", *(f"{result.quality[name][key]:{form}}  " for name in METHODS))
-    legend = (
-        f"!  beyond the promise on the test prompts   !! beyond it with confidence {100 * (1 - result.setting.delta):g} %\n"
+        bias, verdict = row["bias"], row["verdict"]
+        cells = [marked(f"{1000 * bias[name]:+.2f}", bias[name], result.alpha, verdict[name]) for name in METHODS]
+        rows.append(([row["group"], row["list"]], cells))
+    lines = (("NLL of masked words", "NLL after", ".4f"), ("mean KL", "KL", ".2g"), ("tokens at 0", "zeros", ".1f"))
+    return show(
+        f"Bias P(A)(P(U|A) - P(U)) in units of 0.001, promised {1000 * result.alpha:.3g}",
+        ["group", "list"],
+        METHODS,
+        rows,
+        [[label, *(f"{result.quality[name][key]:{form}}" for name in METHODS)] for label, key, form in lines],
+        meaning("the test prompts", result.setting.delta),
+        result.certificate,
     )
-    return console.Group(table, text.Text(legend, style="dim"), text.Text(result.certificate))

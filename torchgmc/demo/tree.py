@@ -10,8 +10,7 @@ how broad an answer is are fitted on calibration documents and audited on fresh 
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -20,8 +19,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import torchgmc as gmc
-from torchgmc._extras import require
 from torchgmc.demo.stage import Result, clock, folder, percent, progress_bar, remake
+from torchgmc.demo.terminal import marked, meaning, show
 from torchgmc.report import Section, Table, write, write_file
 from torchgmc.trees import Tree
 
@@ -75,20 +74,7 @@ class TreeResult(Result):
 
     def rows(self) -> list[dict[str, Any]]:
         """One row a set of answers: by method how often it is used, its coverage, deviation and verdict."""
-        by_method = {name: {row["group"]: row for row in audit.rows()} for name, audit in self.audits.items()}
-        columns = {
-            "mass": "mass",
-            "coverage": "risk",
-            "deviation": "estimate",
-            "low": "low",
-            "high": "high",
-            "verdict": "verdict",
-        }
-        return [
-            {"set": group}
-            | {key: {name: by_method[name][group][column] for name in METHODS} for key, column in columns.items()}
-            for group in (*LIBRARY, "all")
-        ]
+        return self.by_method("set", (*LIBRARY, "all"), coverage="risk")
 
     def findings(self) -> dict[str, Any]:
         """Sets of answers, how precise the answers are, and the length of the log."""
@@ -195,8 +181,7 @@ def _write(result: TreeResult, head: gmc.TreeHead) -> TreeResult:
     from torchgmc import plots
 
     setting = result.setting
-    names = ("report.html", "deviation.png", "tree.png", "results.json", "head.safetensors")
-    result = replace(result, files={name: result.out / name for name in names})
+    result = result.placed("report.html", "deviation.png", "tree.png", "results.json", "head.safetensors")
     gmc.save(head, result.files["head.safetensors"])
     title = "Deviation of the coverage from the target, by set of answers"
     write_file(result.files["deviation.png"], plots.png(plots.deviation(result.audits, setting.alpha, title=title)))
@@ -213,8 +198,7 @@ def _write(result: TreeResult, head: gmc.TreeHead) -> TreeResult:
         sections=[_coverage(result)],
         settings=remake(result, quick=setting == QUICK),
     )
-    write_file(result.files["results.json"], (json.dumps(result.to_dict(), indent=2) + "\n").encode())
-    return result
+    return result.saved()
 
 
 def _coverage(result: TreeResult) -> Section:
@@ -232,30 +216,30 @@ def _coverage(result: TreeResult) -> Section:
 
 
 def _rich_table(result: TreeResult) -> Any:
-    """The result for a terminal of 80 columns; every mark is readable without colour."""
-    console, tables, text, box = (require(f"rich.{name}", extra="cli") for name in ("console", "table", "text", "box"))
     setting = result.setting
-    title = f"Coverage by set of answers, target {percent(setting.target)}"
-    table = tables.Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("\nanswers in", no_wrap=True)
-    for name in METHODS:
-        table.add_column(f"{name}  \nused  right  ", justify="right", no_wrap=True)
+    rows = []
     for row in result.rows():
-        cells = [row["set"]]
-        for name in METHODS:
-            far = abs(row["deviation"][name]) > setting.alpha
-            mark = "!!" if row["verdict"][name] == "violated" else "! " if far else "  "
-            style = "red" if mark == "!!" else "yellow" if far else "green"
-            numbers = f"{percent(row['mass'][name], 0)}  {percent(row['coverage'][name])}{mark}"
-            cells.append(text.Text(numbers, style=style))
-        table.add_row(*cells)
-    table.add_section()
-    table.add_row("worst deviation", *(f"{result.audits[name].max_violation:.4f}  " for name in METHODS))
-    for label, key in (("answers a leaf", "answers: leaf"), ("answers the root", "answers: root")):
-        table.add_row(label, *(f"{percent(result.audits[name].cost[key])}  " for name in METHODS))
-    legend = (
+        cells = [
+            marked(
+                f"{percent(row['mass'][name], 0)}  {percent(row['coverage'][name])}",
+                row["deviation"][name],
+                setting.alpha,
+                row["verdict"][name],
+            )
+            for name in METHODS
+        ]
+        rows.append(([row["set"]], cells))
+    lines = (("answers a leaf", "answers: leaf"), ("answers the root", "answers: root"))
+    return show(
+        f"Coverage by set of answers, target {percent(setting.target)}",
+        ["\nanswers in"],
+        [f"{name}\nused  right" for name in METHODS],
+        rows,
+        [
+            ["worst deviation", *(f"{result.audits[name].max_violation:.4f}" for name in METHODS)],
+            *([label, *(percent(result.audits[name].cost[key]) for name in METHODS)] for label, key in lines),
+        ],
         f"promised: every set of answers is right {percent(setting.target)} of the time, within {setting.alpha:g}\n"
-        f"!  beyond it on these {setting.num_test} test documents"
-        f"   !! beyond it with confidence {100 * (1 - setting.delta):g} %\n"
+        + meaning(f"these {setting.num_test} test documents", setting.delta),
+        result.certificate,
     )
-    return console.Group(table, text.Text(legend, style="dim"), text.Text(result.certificate))

@@ -3,21 +3,21 @@
 import copy
 import functools
 import warnings
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, ClassVar, Optional
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch._jit_internal import is_scripting
 
 from torchgmc import checks, distributed, overlap
+from torchgmc._float64 import Float64Module
 from torchgmc.audit import Audit, Tally
 from torchgmc.groups import Groups, check_groups
 from torchgmc.solver import SOLVERS, Report
 
 
-class Head(nn.Module):
+class Head(Float64Module):
     """A small module behind a trained model, fitted so that a promise holds for every group at once.
 
     A subclass gives ``observe`` (a batch becomes statistics), ``calibrate`` (statistics become buffers), ``forward`` (buffers
@@ -262,16 +262,6 @@ class Head(nn.Module):
         shown = ", ".join(self.groups[:4]) + (", ..." if self.num_groups > 4 else "")
         kind = ", conditional" if self.conditional else ""
         return f"alpha={self.alpha:g}{kind}, groups=[{shown}] ({self.num_groups}), fitted={self.is_fitted}"
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Head":
-        """Move with the model, but keep the fitted numbers in float64: `.half()` must not round a threshold."""
-        before = {name: buffer for name, buffer in self._buffers.items() if buffer is not None}
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # torch gives it no types
-        for name, old in before.items():
-            new = self._buffers[name]
-            if new is not None and old.is_floating_point() and new.dtype != old.dtype and new.device.type != "mps":
-                self._buffers[name] = old.to(new.device)
-        return self
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         for name in self._growing:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch._jit_internal import is_scripting
 
 from torchgmc import checks, soft
+from torchgmc._per_example import PerExample
 from torchgmc.audit import Audit, Tally, summarize
 from torchgmc.dense import solve
 from torchgmc.distributed import pooled
@@ -24,22 +25,13 @@ CUSTOM = "pass it again"
 
 
 @dataclass
-class Rows:
+class Rows(PerExample):
     """The examples themselves: f0 ``(n, m)``, outcomes ``(n, ...)``, x ``(n, ...)`` and weights ``(n,)``."""
 
     f0: Tensor
     y: Tensor
     x: Tensor
     weight: Tensor
-
-    def __add__(self, other: "Rows") -> "Rows":
-        """Both sets of examples."""
-        return Rows(*(torch.cat([getattr(self, k), getattr(other, k)]) for k in self.__dataclass_fields__))
-
-    @property
-    def rows(self) -> int:
-        """Number of examples."""
-        return len(self.weight)
 
 
 class _Static(nn.Module):
@@ -182,7 +174,7 @@ class GMCHead(Head):
         """
         rows = self._check_batch(f0, y, x, weight)
         if len(rows.f0):
-            self._keep(Rows(*(getattr(rows, name).clone() for name in rows.__dataclass_fields__)))
+            self._keep(rows.clone())
             self._remember(rows.f0, rows.y)
 
     def _check_batch(self, f0: Any, y: Any, x: Any, weight: Any) -> Rows:

@@ -119,7 +119,7 @@ class QuantileHead(Head):
             return
         if any(bool(batch.base[0].isnan()) != bool(part.base[0].isnan()) for part in self._parts[:1]):
             raise ValueError("`base` must be given with every batch, or with none.")
-        self._keep(ScoreExamples(*(getattr(batch, name).clone() for name in batch.__dataclass_fields__)))
+        self._keep(batch.clone())
         self._remember(batch.scores)
 
     def _check_batch(self, scores: Any, groups: Any, weight: Any, base: Any) -> ScoreExamples:

@@ -316,15 +316,20 @@ class TreeHead(Head):
         leaves, levels = path_levels(probs, self.paths, self.depths, self.order, self.spans, self.jitter)
         return answers(levels, self.paths[leaves], lam.to(torch.float64))
 
-    def threshold(self, probs: Tensor, groups: Optional[Tensor] = None) -> Tensor:  # noqa: UP045  # TorchScript
-        """Lambda of each input, float64, ``(n,)``."""
+    def _routes(self, probs: Tensor, groups: Optional[Tensor]) -> tuple[Tensor, Tensor, Tensor]:  # noqa: UP045  # TorchScript
+        """Levels and nodes of the path to the best leaf, ``(n, height)`` each, and membership ``(n, a)``."""
         if not is_scripting():
             self._check_inputs("probs", probs, groups)
         member = self.membership(groups, probs.shape[0], probs)
         if probs.dim() != 2 or probs.shape[1] != self.num_leaves:
             raise ValueError(f"`probs` must have shape (n, {self.num_leaves}), got {probs.shape}")
         leaves, levels = path_levels(probs, self.paths, self.depths, self.order, self.spans, self.jitter)
-        return replay(levels, self.paths[leaves], member, self.shifts, self.base)
+        return levels, self.paths[leaves], member
+
+    def threshold(self, probs: Tensor, groups: Optional[Tensor] = None) -> Tensor:  # noqa: UP045  # TorchScript
+        """Lambda of each input, float64, ``(n,)``."""
+        levels, routes, member = self._routes(probs, groups)
+        return replay(levels, routes, member, self.shifts, self.base)
 
     def forward(
         self,
@@ -351,13 +356,7 @@ class TreeHead(Head):
             temperature: T, in the units of ``probs``.
         """
         soft.check(mode, temperature)
-        if not is_scripting():
-            self._check_inputs("probs", probs, groups)
-        member = self.membership(groups, probs.shape[0], probs)
-        if probs.dim() != 2 or probs.shape[1] != self.num_leaves:
-            raise ValueError(f"`probs` must have shape (n, {self.num_leaves}), got {probs.shape}")
-        leaves, levels = path_levels(probs, self.paths, self.depths, self.order, self.spans, self.jitter)
-        routes = self.paths[leaves]
+        levels, routes, member = self._routes(probs, groups)
         if mode == "soft":
             return self._soft(levels, routes, member, temperature).to(probs.dtype)
         found = answers(levels, routes, replay(levels, routes, member, self.shifts, self.base))

@@ -1,0 +1,27 @@
+"""Statistics that keep something of every example, and how two sets of them are joined."""
+
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+_Same = TypeVar("_Same", bound="PerExample")
+
+
+class PerExample:
+    """Base of a dataclass whose fields are tensors with one row an example, ``weight`` ``(n,)`` among them."""
+
+    weight: Tensor
+
+    def __add__(self: _Same, other: _Same) -> _Same:
+        """Both sets of examples."""
+        return type(self)(*(torch.cat([a, vars(other)[name]]) for name, a in vars(self).items()))
+
+    def clone(self: _Same) -> _Same:
+        """A copy: the batch it was made from may be overwritten."""
+        return type(self)(*(tensor.clone() for tensor in vars(self).values()))
+
+    @property
+    def rows(self) -> int:
+        """Number of examples."""
+        return len(self.weight)
