@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import torchgmc as gmc
+from torchgmc.mappings import Residual
 
 pytest.importorskip("torchmetrics")
 from torchgmc.metrics import _WATCHED, GroupViolation, for_head
@@ -60,7 +61,7 @@ def test_batches_match_the_loop(n, u, conditional, centered, cut, seed):
 def by_group(head, table):
     """Violations of the groups: level sets of a group add up to it."""
     columns = 1 if isinstance(head, gmc.QuantileHead) else getattr(head, "columns", table.shape[1])
-    table = table[: len(head.groups)]
+    table = table[: len(getattr(head, "promises", head.groups))]
     return table.reshape(len(table), -1, columns).sum(1) if table.shape[1] != columns else table
 
 
@@ -119,4 +120,7 @@ def test_errors():
 
     with pytest.raises(ValueError, match="cannot be watched"):
         for_head(Unknown(0.1, GROUPS))
+    moving = gmc.GMCHead(Residual, 0.02, who=lambda f, x: x > f)
+    with pytest.raises(ValueError, match="a GMCHead with `who` cannot be watched"):
+        for_head(moving)
     assert len(NAMES) == len(set(NAMES))

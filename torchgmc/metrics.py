@@ -133,7 +133,8 @@ def for_head(head: Head, **kwargs: Any) -> "HeadViolation":
     """A metric that is updated with what ``head.observe`` takes and measures the violations that ``head`` bounds.
 
     A head that is not fitted yet is measured as the model is (at f0), so that training can be watched before there is anything
-    to calibrate. Level sets (``bins``) are not part of it: it watches groups.
+    to calibrate. Level sets (``bins``) are not part of it: it watches groups. For a tree they are the promised sets of answers;
+    a ``GMCHead`` is watched where its sets are static groups and s has one column (or the head has directions ``what``).
 
     Example:
         >>> head = gmc.ThresholdHead(target=0.1, alpha=0.01, groups=["dark", "light"])
@@ -154,20 +155,24 @@ class HeadViolation(GroupViolation):
             raise ValueError(
                 f"a {type(head).__name__} cannot be watched batch by batch; use GroupViolation with a mapping of your own."
             )
-        outputs, mapping, self._values = known[0]
-        super().__init__(head.groups, outputs(head), mapping, head.conditional, **kwargs)
+        names, outputs, mapping, self._values = known[0]
+        super().__init__(names(head), outputs(head), mapping, head.conditional, **kwargs)
         self.__dict__["head"] = head  # watched, not owned: its buffers are no state of this metric
 
     def update(self, *batch: Any, groups: Any = None, weight: Any = None) -> None:
         """Add a batch, given as to ``head.observe``."""
         if groups is None and self.head.grouped:
             *batch, groups = batch  # type: ignore[assignment]  # last, as in observe
-        member = None if groups is None else check_groups(groups, len(batch[0]), self.names).to(batch[0].device)
+        member = None if groups is None else check_groups(groups, len(batch[0]), self.head.groups).to(batch[0].device)
         with torch.no_grad():
-            self.accumulate(self._values(self.head, member, *batch), member, weight)
+            self.accumulate(*self._values(self.head, member, *batch), weight)
 
 
-def _misses(head: Any, member: Tensor | None, scores: Tensor, masks: Tensor) -> Tensor:
+Watched = tuple[Tensor, Tensor | None]
+"""s ``(n, u)``, and membership of the promised groups."""
+
+
+def _misses(head: Any, member: Tensor | None, scores: Tensor, masks: Tensor) -> Watched:
     """Risk - target at the fitted thresholds, or at f0."""
     n = len(scores)
     lam = (
@@ -177,35 +182,71 @@ def _misses(head: Any, member: Tensor | None, scores: Tensor, masks: Tensor) -> 
     masks = checks.binary("masks", masks, scores)
     risk: Tensor = head._risk.values(head._flat(jitter.add(scores, head.jitter)), head._flat(masks), lam)
     targets: Tensor = head._targets()
-    return risk - targets.to(risk)
+    return risk - targets.to(risk), member
 
 
-def _list_masses(head: Any, member: Tensor | None, logits: Tensor) -> Tensor:
+def _list_masses(head: Any, member: Tensor | None, logits: Tensor) -> Watched:
     """Probability of each list, calibrated or as it is."""
     probs = head(logits, member).exp() if head.is_fitted else torch.softmax(logits / head.temperature, -1)
     masses: Tensor = probs[:, head.ids].double() @ head.directions.T.to(probs.device)
-    return masses
+    return masses, member
 
 
-def _errors(head: Any, member: Tensor | None, probs: Tensor, y: Tensor) -> Tensor:
+def _errors(head: Any, member: Tensor | None, probs: Tensor, y: Tensor) -> Watched:
     """f - y; with classes y as one-hot rows."""
     f = (head(probs, member) if head.is_fitted else probs).double()
     outcome = torch.nn.functional.one_hot(y.long(), f.shape[1]) if head.per_class else y
-    return f - outcome.to(f)
+    return f - outcome.to(f), member
 
 
-def _coverage(head: Any, member: Tensor | None, scores: Tensor) -> Tensor:
+def _coverage(head: Any, member: Tensor | None, scores: Tensor) -> Watched:
     """1{score <= q} - target; before the fit there is no threshold to watch."""
     if not head.is_fitted:
         raise ValueError("a QuantileHead has no thresholds before it is fitted; watch it after the fit.")
     covered: Tensor = scores.double() <= head(member)
-    return covered.double() - float(head.target)
+    return covered.double() - float(head.target), member
 
 
-#: By head: number of outputs, mapping, and what is accumulated.
-_WATCHED: dict[str, tuple[Callable[[Any], int], str, Callable[..., Tensor]]] = {
-    "ThresholdHead": (lambda head: head.columns, "residual", _misses),
-    "ProbabilityHead": (lambda head: head.columns, "residual", _errors),
-    "QuantileHead": (lambda head: 1, "residual", _coverage),
-    "DistributionHead": (lambda head: len(head.attributes), "centered", _list_masses),
+def _answers(head: Any, member: Tensor | None, probs: Tensor, labels: Tensor) -> Watched:
+    """1{label below the answer} - target; the groups are the promised sets of answers, within each static group."""
+    probs, labels, groups, _ = head._check_batch(probs, labels, member, None)
+    if head.is_fitted:
+        nodes = head(probs, member)
+    else:
+        nodes = head.answer(probs, head.base.to(probs.device).expand(len(probs)))
+    covered = head.leaves(nodes).gather(1, labels[:, None])[:, 0].double()
+    inside = head._sets(nodes.device)[nodes]  # (n, q)
+    return covered - head.target, (groups[:, :, None] & inside[:, None, :]).flatten(1)
+
+
+def _own(head: Any, member: Tensor | None, f0: Tensor, y: Tensor) -> Watched:
+    """s of a mapping of the user's own, along each direction."""
+    rows = head._check_batch(f0, y, member, None)
+    s = head._value(head(rows.f0, rows.x) if head.is_fitted else rows.f0, rows)
+    return s @ head.directions.to(s).T if head.directed else s, member
+
+
+def _own_groups(head: Any) -> list[str]:
+    if not head.static:
+        raise ValueError(
+            "a GMCHead with `who` cannot be watched batch by batch; use GroupViolation with a mapping of your own and the "
+            "membership that `who` gives."
+        )
+    groups: list[str] = head.groups
+    return groups
+
+
+def _groups(head: Any) -> list[str]:
+    groups: list[str] = head.groups
+    return groups
+
+
+#: By head: names of the groups, number of outputs, mapping, and what is accumulated.
+_WATCHED: dict[str, tuple[Callable[[Any], list[str]], Callable[[Any], int], str, Callable[..., Watched]]] = {
+    "ThresholdHead": (_groups, lambda head: head.columns, "residual", _misses),
+    "ProbabilityHead": (_groups, lambda head: head.columns, "residual", _errors),
+    "QuantileHead": (_groups, lambda head: 1, "residual", _coverage),
+    "DistributionHead": (_groups, lambda head: len(head.attributes), "centered", _list_masses),
+    "TreeHead": (lambda head: head.promises, lambda head: 1, "residual", _answers),
+    "GMCHead": (_own_groups, lambda head: len(head.directions) if head.directed else 1, "residual", _own),
 }
