@@ -106,12 +106,12 @@ def grown(head: gmc.Head, data: tuple[Tensor, ...], calls: int, reset: int | Non
 @pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="needs /proc")
 @pytest.mark.parametrize("name", ["threshold", "threshold-classes", "threshold-jitter", "conformal", "unprocessed"])
 def test_sums_leave_memory_as_it_is(name: str) -> None:
-    """Sums per cell do not grow: not by an object in three calls; 8 MB are the allocator's own. ``benchmarks.soak`` calls a million times."""
+    """Sums per cell do not grow, not by an object in three calls. ``benchmarks.soak`` makes a million calls."""
     entry = next(e for e in ZOO if e.name == name)
     head = entry.make()
     for examples in (50, 1):
         size, objects = grown(head, entry.data(examples, 0).observe, 120)
-        assert size < 8 << 20 and objects < 40, (examples, size, objects)
+        assert size < 8 << 20 and objects < 40, (examples, size, objects)  # the allocator takes a few MB of its own
     assert int(head.statistics.examples) == 51 * 180
 
 
