@@ -220,7 +220,7 @@ def test_bad_rows_and_indices() -> None:
     with pytest.raises(TypeError, match="`who` must be a tensor or Cells, or Groups, got list"):
         gmc.violations([[True]], torch.zeros(1))  # type: ignore[arg-type]
     for index in (-1, 2):
-        with pytest.raises(IndexError, match=f"`index` must be a group from 0 to 1, got {index}"):
+        with pytest.raises(ValueError, match=f"`index` must be a group from 0 to 1, got {index}"):
             groups.member(index)
 
 

@@ -196,7 +196,12 @@ class Groups:
             >>> Groups.from_columns({"sex": ["f", "m"]}).to("cpu").codes.device
             device(type='cpu')
         """
-        return Groups(self.columns, self.codes.to(device), self._blocks, self._gaps, self._plan)
+        try:
+            codes = self.codes.to(torch.device(device))
+        except (TypeError, ValueError, RuntimeError, AssertionError) as error:
+            reason = str(error).splitlines()[0]
+            raise ValueError(f"`device` must be one that is here, such as 'cpu', got {device!r}: {reason}") from error
+        return Groups(self.columns, codes, self._blocks, self._gaps, self._plan)
 
     @cached_property
     def terms(self) -> tuple[tuple[tuple[int, int], ...], ...]:
@@ -251,13 +256,15 @@ class Groups:
                 rows = torch.as_tensor(rows, device=self.device)
             except (TypeError, ValueError, RuntimeError):  # no numbers at all
                 rows = torch.tensor(0.0)
-            if rows.dim() != 1 or rows.is_floating_point() or rows.is_complex():
+            if rows.dim() != 1 or rows.is_floating_point() or rows.is_complex() or rows.layout != torch.strided:
                 raise TypeError(
                     "`Groups` are indexed by rows: a slice, indices or a bool mask of shape (n,); one group is "
                     "`groups.member(i)`, its name `groups.name(i)`, and one row `groups.membership[i]`."
                 )
             if rows.dtype == torch.bool and len(rows) != self.num_rows:
                 raise ValueError(f"a mask of rows must have shape ({self.num_rows},), got {tuple(rows.shape)}.")
+            if rows.dtype != torch.bool:
+                rows = self._places(rows.long())
         return Groups(self.columns, self.codes.T[:, rows].T, self._blocks, self._gaps, self._plan)
 
     def __len__(self) -> int:
@@ -272,6 +279,15 @@ class Groups:
         if len(self) > shown:
             lines.append(f"  ... and {len(self) - shown} more")
         return "\n".join(lines)
+
+    def _places(self, rows: Tensor) -> Tensor:
+        """Indices of rows, which must exist."""
+        if rows.device.type == "cpu" and len(rows):  # elsewhere the device says so itself
+            low, high = (int(v) for v in rows.aminmax())
+            if low < -self.num_rows or high >= self.num_rows:
+                wrong = low if low < -self.num_rows else high
+                raise ValueError(f"`Groups` have the rows 0 to {self.num_rows - 1}, but row {wrong} was asked for.")
+        return rows
 
     def sums(self, values: Tensor) -> Tensor:
         r"""Sum of the values over the rows of each group, :math:`\sum_i 1\{x_i \in A_a\} v_{ik}`, by counting.
@@ -291,6 +307,11 @@ class Groups:
             >>> groups.sums(torch.tensor([[1.0], [2.0], [4.0]])).T
             tensor([[5., 2., 3., 4., 1., 4., 2.]])
         """
+        if not isinstance(values, Tensor) or values.layout != torch.strided or not values.is_floating_point():
+            kind = getattr(values, "dtype", type(values).__name__)
+            raise TypeError(f"`values` must be a dense tensor of floating point, got {kind}; use `.double()`.")
+        if values.device != self.device:
+            raise ValueError(f"`values` is on {values.device} but the groups are on {self.device}; use `.to(...)`.")
         if values.dim() != 2 or values.shape[0] != self.num_rows:
             raise ValueError(
                 f"`values` must have shape ({self.num_rows}, u), one row per row of the groups, got {tuple(values.shape)}."
@@ -311,6 +332,13 @@ class Groups:
         if not isinstance(index, Tensor):
             self._find(index)  # raises if there is none
             index = torch.tensor(index, device=self.device)
+        elif index.dim() or index.dtype not in (torch.int32, torch.int64) or index.device != self.device:
+            raise TypeError(
+                f"`index` must be a whole number, or a 0-d integer tensor on {self.device}, got {index.dtype} "
+                f"{tuple(index.shape)} on {index.device}."
+            )
+        elif index.device.type == "cpu":
+            self._find(int(index))
         columns, levels = (table.index_select(0, index[None])[0] for table in self._term_table)
         if not len(columns):  # everybody is the only group
             return torch.ones(self.num_rows, dtype=torch.bool, device=self.device)
@@ -378,12 +406,14 @@ class Groups:
 
     def _find(self, index: int) -> tuple[Combo, Codes, int]:
         """The combination a group belongs to, the keys of that combination and its place among them."""
-        place = index
+        if isinstance(index, bool) or not isinstance(index, int | np.integer):
+            raise TypeError(f"`index` must be a whole number, got {index!r}.")
+        place = int(index)
         for combo, keys in self._blocks:
             if 0 <= place < len(keys):
                 return combo, keys, place
             place -= len(keys)
-        raise IndexError(f"`index` must be a group from 0 to {len(self) - 1}, got {index}.")
+        raise ValueError(f"`index` must be a group from 0 to {len(self) - 1}, got {index}.")
 
     def _member(self, codes: Tensor) -> Tensor:
         table = torch.zeros(codes.shape[0], len(self), dtype=torch.bool, device=codes.device)
