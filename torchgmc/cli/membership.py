@@ -59,15 +59,9 @@ class Membership:
         return first + [name for names in self.matrices.values() for name in names]
 
     @property
-    def labels(self) -> list[str]:
-        """Columns needed as labels."""
-        return [] if self.groups is None else [c.name for c in self.groups.columns if c.edges is None]
-
-    @property
-    def numbers(self) -> list[str]:
-        """Columns and matrices needed as numbers."""
-        cut = [] if self.groups is None else [c.name for c in self.groups.columns if c.edges is not None]
-        return [*cut, *self.matrices]
+    def columns(self) -> list[str]:
+        """Columns needed as they are: a value may be missing, also in one that is cut."""
+        return [] if self.groups is None else [c.name for c in self.groups.columns]
 
     @classmethod
     def learn(cls, table: Table, columns: Sequence[str], options: Options, rows: int | None = None) -> Membership:
@@ -86,11 +80,13 @@ class Membership:
         if not names:
             return cls(None, matrices)
         seen: Counter[tuple[Any, ...]] = Counter()
-        for block in table.blocks(cut, plain, rows):
+        for block in table.blocks([], [*cut, *plain], rows):
             coded = [
                 _bins(name, block, options.cuts[name]) if name in cut else factorize(name, _labels(name, block.arrays[name]))
                 for name in names
             ]
+            if options.missing == "error":
+                _check_missing(names, coded, block.start)
             found, counts = np.unique(np.stack([codes for _, codes in coded], 1), axis=0, return_counts=True)
             for row, count in zip(found.tolist(), counts.tolist(), strict=True):
                 seen[tuple(values[code] for (values, _), code in zip(coded, row, strict=True))] += count
@@ -120,7 +116,9 @@ class Membership:
         parts = []
         if self.groups is not None:
             data = {c.name: block.arrays[c.name] for c in self.groups.columns}
-            data |= {name: _labels(name, data[name]) for name in self.labels}
+            for c in self.groups.columns:
+                cut = c.edges is not None
+                data[c.name] = _floats(c.name, data[c.name], block.start) if cut else _labels(c.name, data[c.name])
             groups = self._spelled.transform(data, unknown="none")
             if unknown == "error":
                 self._check_known(groups.codes, data, block.start)
@@ -213,9 +211,29 @@ def _matrix_names(name: str, width: int, given: Sequence[str], matrices: int) ->
 
 def _bins(name: str, block: Block, edges: Sequence[float]) -> tuple[list[Any], Array]:
     """One value for each bin, and the bin of each row: which bins occur is all that matters. None is a missing value."""
-    numbers = to_numbers(name, block.arrays[name], block.start).astype(np.float64)
+    numbers = _floats(name, block.arrays[name], block.start)
     codes = np.searchsorted(np.asarray(edges, dtype=np.float64), numbers, side="right")
     return [-np.inf, *edges, None], np.where(np.isnan(numbers), len(edges) + 1, codes)
+
+
+def _floats(name: str, values: Array, start: int) -> Array:
+    """Numbers of a column that is cut, float64; NaN where one is missing."""
+    try:
+        return np.asarray(values.astype(np.float64))  # of None it makes NaN
+    except (TypeError, ValueError):
+        known = np.array(["nan" if value is None else value for value in values.tolist()], dtype=object)
+        return np.asarray(to_numbers(name, known, start).astype(np.float64))
+
+
+def _check_missing(names: Sequence[str], coded: Sequence[tuple[Sequence[Any], Array]], start: int) -> None:
+    """No value is missing; says where the first one is, in the words of the command line."""
+    for name, (values, codes) in zip(names, coded, strict=True):
+        absent = np.isin(codes, [code for code, value in enumerate(values) if value is None])
+        if absent.any():
+            raise ValueError(
+                f"group column `{name}` has no value in row {start + int(absent.argmax())}; fill it in, or make a group "
+                f"'{name}=missing' of such rows with --missing level."
+            )
 
 
 def _labels(name: str, values: Array) -> Array:

@@ -152,8 +152,8 @@ class Source:
         """What is read as numbers, and what as labels."""
         member = self.membership
         names = [] if self.arrays.labels is None or not self._named_classes else [self.arrays.labels]
-        numbers = [name for name in self.arrays.used() if name not in names] + ([] if member is None else member.numbers)
-        return list(dict.fromkeys(numbers)), list(dict.fromkeys(names + ([] if member is None else member.labels)))
+        numbers = [name for name in self.arrays.used() if name not in names] + ([] if member is None else list(member.matrices))
+        return list(dict.fromkeys(numbers)), list(dict.fromkeys(names + ([] if member is None else member.columns)))
 
     @property
     def _named_classes(self) -> bool:
