@@ -63,3 +63,76 @@ def test_a_long_audit_prints_its_worst_rows_with_names_one_can_tell_apart():
 def test_a_number_is_not_a_list_of_names():
     with pytest.raises(TypeError, match="must be a non-empty list of names"):
         gmc.QuantileHead(target=0.9, alpha=0.01, groups=2)
+
+
+# -- a model of one's own ----------------------------------------------------------------------------------------------------
+
+
+class TwoOutputs(torch.nn.Module):
+    """Logits of two classes for each pixel, and of three for the picture."""
+
+    def __init__(self):
+        super().__init__()
+        self.pixels, self.picture = torch.nn.Conv2d(1, 2, 3, padding=1), torch.nn.Linear(1, 3)
+
+    def forward(self, x):
+        return self.pixels(x), self.picture(x.mean((2, 3)))
+
+
+def fitted_head():
+    scores, who = torch.rand(40, 8, 8), torch.arange(40)[:, None] % 2 == torch.arange(2)
+    return gmc.ThresholdHead(0.1, 0.05, ["even", "odd"]).fit(scores, torch.rand(40, 8, 8) < 0.5, who), who
+
+
+@pytest.mark.parametrize("format", ["torchscript", "torch.export", "onnx"])
+def test_a_model_with_two_outputs(format, tmp_path):
+    (head, who), net, x = fitted_head(), TwoOutputs().eval(), torch.randn(6, 1, 8, 8)
+    with pytest.raises(TypeError, match=r"a tuple of 2 \(Tensor, Tensor\).*Adapter\(field=0\)"):
+        gmc.attach(net, head)(x, who[:6])
+    model = gmc.attach(net, head, adapter=gmc.Adapter(field=0, activation="softmax", channel=0))
+    assert "field=0, channel=0" in repr(model)
+    mask, picture = model(x, who[:6])
+    assert torch.equal(mask, head(net(x)[0].softmax(1)[:, 0], who[:6])) and torch.equal(picture, net(x)[1])
+    with pytest.raises(ValueError, match="no field 2; it is a tuple of 2"):
+        gmc.attach(net, head, adapter=gmc.Adapter(field=2))(x, who[:6])
+    path = model.export(tmp_path / "model.bin", format=format, example_inputs=(x, who[:6]))
+    assert gmc.export.metadata(path)["format"] == format
+
+
+def test_a_named_tuple_keeps_its_type():
+    class Named(torch.nn.Module):
+        def forward(self, x):
+            return torch.nn.utils.rnn.PackedSequence(x, torch.ones(2).long(), None, None)
+
+    head, who = fitted_head()
+    made = gmc.attach(Named(), head, adapter=gmc.Adapter(field=0))(torch.rand(6, 8, 8), who[:6])
+    assert isinstance(made, torch.nn.utils.rnn.PackedSequence) and made.data.dtype == torch.bool
+
+
+def test_a_cut_table_is_an_example_like_any_other(tmp_path):
+    (head, who), net = fitted_head(), torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Sigmoid())
+    x = torch.rand(6, 8, 9)[..., :-1]  # not contiguous
+    path = gmc.attach(net, head).export(tmp_path / "m.pt2", "torch.export", (x, who[:6]))
+    assert torch.export.load(path).module()(torch.rand(11, 8, 8), who[:11]).shape == (11, 8, 8)
+
+
+def test_an_onnx_file_names_its_outputs(tmp_path):
+    runtime = pytest.importorskip("onnxruntime")
+    (head, who), net = fitted_head(), torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Sigmoid())
+    path = gmc.attach(net, head).export(tmp_path / "m.onnx", "onnx", (torch.rand(6, 8, 8), who[:6]))
+    assert [one.name for one in runtime.InferenceSession(str(path)).get_outputs()] == ["output"]
+
+
+def test_prediction_and_width_have_one_shape(tmp_path):
+    who, net = torch.rand(50, 2) < 0.5, torch.nn.Linear(3, 1)
+    head = gmc.QuantileHead(0.9, 0.05, ["a", "b"]).fit(torch.rand(50), who)
+    model = gmc.attach(net, head)
+    prediction, width = model(torch.rand(7, 3), who[:7])
+    assert (prediction - width).shape == (7, 1) and torch.equal(width[:, 0], head(who[:7]))
+    for format in ("torchscript", "torch.export", "onnx"):  # compared with the model when written
+        model.export(tmp_path / "m.bin", format, (torch.rand(7, 3), who[:7]))
+
+
+def test_a_head_alone_is_exported_by_the_command():
+    with pytest.raises(TypeError, match=r"got ThresholdHead \(a head alone: gmc.save it, then `torchgmc export`\)"):
+        gmc.export.export(fitted_head()[0], "x.pt")

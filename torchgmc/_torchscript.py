@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torchgmc.adapters import Adapter
+from torchgmc.adapters import Adapter, beside
 from torchgmc.attach import CalibratedModel
 
 Program = Callable[..., Any]
@@ -67,7 +67,7 @@ class Flat(nn.Module):
     def finish(self, scores: Tensor, member: Tensor | None, inputs: tuple[Tensor, ...]) -> Any:
         """The head's result."""
         if self.threshold_only:
-            return scores, self.head(member).expand(scores.shape[0])
+            return scores, beside(scores, self.head(member))
         return self.adapter.apply(
             self.head, scores, member, dict(zip(self.names[: len(inputs)], inputs[: len(self.names)], strict=True))
         )
@@ -109,7 +109,7 @@ class _ScoreTensor(nn.Module):
 class _ScoreField(nn.Module):
     """One input, a dict out."""
 
-    def __init__(self, model: nn.Module, pick: nn.Module, field: str) -> None:
+    def __init__(self, model: nn.Module, pick: nn.Module, field: str | int) -> None:
         super().__init__()
         self.model, self.pick, self.field = model, pick, field
 

@@ -40,7 +40,7 @@ class Adapter:
     segmentation-models-pytorch without an activation), the sigmoid or softmax between. Nothing is guessed from values.
 
     Args:
-        field: key or attribute of the output that holds the scores.
+        field: key or attribute of the output that holds the scores, or its position in a tuple.
         channel: take this channel (dimension 1) after the activation, e.g. the foreground of a two-class segmentation.
         activation: ``"sigmoid"``, ``"softmax"`` (over dimension 1, the last one for 3-d logits of a language model),
             ``"none"``, or ``"auto"`` as above.
@@ -58,7 +58,7 @@ class Adapter:
 
     def __init__(
         self,
-        field: str | None = None,
+        field: str | int | None = None,
         channel: int | None = None,
         activation: str = "auto",
         inputs: str | int | Sequence[str] | None = None,
@@ -80,35 +80,42 @@ class Adapter:
         self.inputs, self.target, self.groups = inputs, target, groups
 
     def __repr__(self) -> str:
-        set_options = {k: v for k, v in vars(self).items() if v not in (None, False, "auto")}
+        set_options = {k: v for k, v in vars(self).items() if v is not None and v is not False and v != "auto"}
         return f"{type(self).__name__}({', '.join(f'{k}={v!r}' for k, v in set_options.items())})"
 
     # -- output ------------------------------------------------------------------------------------------------------
 
-    def find(self, output: Any) -> str | None:
+    def find(self, output: Any) -> str | int | None:
         """Field of the output that holds the scores; None if the output is the scores."""
         if isinstance(output, Tensor):
             return None
+        if isinstance(output, tuple | list) and isinstance(self.field, int):
+            if not -len(output) <= self.field < len(output):
+                raise ValueError(f"the model's output has no field {self.field}; it is {_describe(output)}.")
+            return self.field
         keys = list(output) if isinstance(output, Mapping) else []
         if self.field is not None:
-            if self.field in keys or (not keys and hasattr(output, self.field)):
+            if self.field in keys or (not keys and hasattr(output, str(self.field))):
                 return self.field
             raise ValueError(
                 f"the model's output has no field {self.field!r}; it has {_listing(keys) or type(output).__name__}."
             )
         found = [key for key in FIELDS if key in keys]
         if not found:
+            example = "0" if isinstance(output, tuple | list) else "..."
             raise TypeError(
                 f"the model's output, {_describe(output)}, holds no scores under a known name ({', '.join(FIELDS)}); say which "
-                "field to calibrate with adapter=Adapter(field=...), or override Adapter.scores."
+                f"field to calibrate with adapter=Adapter(field={example}), or override Adapter.scores."
             )
         return found[0]
 
     def scores(self, output: Any) -> Tensor:
         """What the head is given, shape ``(n, ...)``."""
         field = self.find(output)
-        raw = output if field is None else output[field] if isinstance(output, Mapping) else getattr(output, field)
-        return self.activate(raw)
+        if field is None:
+            return self.activate(output)
+        inside = isinstance(output, Mapping) or isinstance(field, int)
+        return self.activate(output[field] if inside else getattr(output, field))  # type: ignore[arg-type]  # a str there
 
     def activate(self, raw: Tensor) -> Tensor:
         """Activation, then channel."""
@@ -124,13 +131,18 @@ class Adapter:
     def replace(self, output: Any, result: Any) -> Any:
         """The model's output with the head's result in place of the scores, its type kept.
 
-        A tensor is replaced by the result. In a dict the result takes the place of the scores. A ``ModelOutput`` keeps its
-        fields and gets the result as ``calibrated``; where the result is a distribution (log-probabilities), its ``logits`` are
-        replaced by it too, so that whatever reads them (sampling, a loss) works on the calibrated distribution.
+        A tensor is replaced by the result. In a dict or tuple the result takes the place of the scores. A ``ModelOutput`` keeps
+        its fields and gets the result as ``calibrated``; where the result is a distribution (log-probabilities), its
+        ``logits`` are replaced by it too, so that whatever reads them (sampling, a loss) works on the calibrated one.
         """
         field = self.find(output)
         if field is None:
             return result
+        if isinstance(field, int):
+            parts = list(output)
+            parts[field] = result
+            sort: Any = type(output)
+            return sort(*parts) if hasattr(output, "_fields") else sort(parts)  # of a named tuple, or a plain one
         if not isinstance(output, Mapping):
             raise TypeError(f"a {type(output).__name__} cannot take the result back; override Adapter.replace.")
         if _is_model_output(output):
@@ -272,6 +284,12 @@ def named(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """The inputs of a language model by name: by custom the ids come first, then what is attended to."""
     names = ("input_ids", "attention_mask")[: len(args)]
     return {**dict(zip(names, args[: len(names)], strict=True)), **kwargs}  # torch 2.6 does not compile `|` of dicts
+
+
+def beside(scores: Tensor, thresholds: Tensor) -> Tensor:
+    """Thresholds ``(n,)``, or ``(n, 1)`` beside scores ``(n, 1)``: their difference would be ``(n, n)`` otherwise."""
+    thresholds = thresholds.expand(scores.shape[0])
+    return thresholds.unsqueeze(1) if scores.dim() == 2 and scores.shape[1] == 1 else thresholds
 
 
 def like_scores(masks: Tensor, scores: Tensor) -> Tensor:

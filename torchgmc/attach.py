@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from torchgmc import soft
-from torchgmc.adapters import Adapter, adapt, may_take_groups, named, takes_groups, wants
+from torchgmc.adapters import Adapter, adapt, beside, may_take_groups, named, takes_groups, wants
 from torchgmc.groups import Groups
 from torchgmc.heads.base import Head
 
@@ -44,7 +44,8 @@ def attach(
     Returns:
         A module with the head's result in the model's own type of output: the mask of a
         :class:`~torchgmc.ThresholdHead`, calibrated probabilities or log-probabilities, node ids of a tree;
-        for a :class:`~torchgmc.QuantileHead`, which does not change the output, the pair (output, threshold).
+        for a :class:`~torchgmc.QuantileHead`, which does not change the output, the pair (output, threshold), ``(n, 1)`` beside
+        an output ``(n, 1)``.
 
     Example:
         >>> unet = torch.nn.Sequential(torch.nn.Conv2d(3, 1, 3, padding=1), torch.nn.Sigmoid())
@@ -121,7 +122,7 @@ class CalibratedModel(nn.Module):
         """The head's result for a model's output."""
         if self.wants == "groups":
             scores = self.adapter.scores(output)
-            return scores, self.head(member, **self._softness()).expand(scores.shape[0])
+            return scores, beside(scores, self.head(member, **self._softness()))
         scores = self.adapter.scores(output)
         self._look(scores)
         if member is not None and member.dim() == 0:
