@@ -22,14 +22,16 @@ SHOWN = ("fnr", "text", "multicalibration", "search", "calibrate", "overhead")
 
 def table(rows: Sequence[Row], machine: dict[str, Any]) -> str:
     """The rows without targets, and where they were measured."""
-    lines = ["| work | ours | done plainly | other packages |", "|---|---|---|---|"]
+    lines = ["| work | ours | done plainly | other packages (same unit) |", "|---|---|---|---|"]
+    notes = []
     for row in rows:
         if row.benchmark in SHOWN and row.ours is not None:
             work, ours, naive, peers, *_ = (cell.replace("|", "\\|") for cell in row.cells())
             lines.append(f"| {work} | {ours} | {naive} | {peers} |")
+            notes += [f"- {work}: {row.note}."] if row.peers else []  # faster at what quality
     where = [str(machine[name]) for name in ("processor", "system", "date") if name in machine]
     versions = [f"{name} {machine[name]}" for name in ("torch", "peers") if name in machine]
-    return "\n".join([*lines, "", f"Measured on: {'; '.join([*where, *versions])}.", ""])
+    return "\n".join([*lines, "", *notes, *([""] if notes else []), f"Measured on: {'; '.join([*where, *versions])}.", ""])
 
 
 def rewrite(text: str, new: str) -> str:
