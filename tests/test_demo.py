@@ -147,7 +147,7 @@ def test_the_table_fits_eighty_columns_and_needs_no_colour(result: fnr.DemoResul
 @pytest.mark.slow
 def test_the_story(tmp_path: Path) -> None:
     """Conformal control breaks the promise for some group and the head comes much nearer, in a smaller setting."""
-    done = fnr.run(tmp_path, setting=replace(fnr.Setting(), num_train=960, num_calibration=1500, num_test=2000))
+    done = fnr.run(tmp_path, setting=replace(fnr.Setting(), size=32, num_train=960, num_calibration=1500, num_test=2000))
     assert done.report.converged
     assert not done.audits["unprocessed"].holds and not done.audits["conformal"].holds
     assert not done.audits["GMC"].violated

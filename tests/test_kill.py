@@ -3,6 +3,7 @@
 One process imports everything once and forks a child for every kill: ``python tests/test_kill.py FOLDER NAME KILLS``.
 """
 
+import importlib
 import json
 import os
 import random
@@ -70,7 +71,7 @@ def torture(folder: Path, name: str, kills: int) -> dict[str, int]:
     import torch
 
     torch.set_num_threads(1)
-    work, check = commands(folder)[name]
+    work, check = commands(folder, name)[name]
     assert not child(work, None)
     expected = check(True)  # imports here what a forked child then has already
     started = time.monotonic()
@@ -86,7 +87,7 @@ def torture(folder: Path, name: str, kills: int) -> dict[str, int]:
     return found
 
 
-def commands(folder: Path) -> dict[str, tuple[Callable[[], int], Callable[[bool], object]]]:
+def commands(folder: Path, name: str) -> dict[str, tuple[Callable[[], int], Callable[[bool], object]]]:
     """Each command, and what looks at its files: raises if one is damaged, returns what a whole run gives."""
     import cli_files
     import made_up_data
@@ -95,9 +96,10 @@ def commands(folder: Path) -> dict[str, tuple[Callable[[], int], Callable[[bool]
     import torchgmc as gmc
     from torchgmc.cli import main
 
+    importlib.import_module("torchgmc.cli.app")  # here once, not in every child
     head, data = folder / "head.safetensors", folder / "data.npz"
-    cli_files.write(data, cli_files.images(3000, 0))
-    words = ["calibrate", str(data), "--task", "fnr", "--groups", "sex", "--alpha", "0.01", "--target", "0.1", "--chunk", "100"]
+    cli_files.write(data, cli_files.images(1000, 0))
+    words = ["calibrate", str(data), "--task", "fnr", "--groups", "sex", "--alpha", "0.01", "--target", "0.1", "--chunk", "50"]
     assert not child(lambda: main([*words, "--out", str(head)]), None)
     probe = torch.from_numpy(cli_files.images(5, 1)["scores"])
     member = torch.eye(2, dtype=torch.bool)[torch.arange(5) % 2]
@@ -121,7 +123,8 @@ def commands(folder: Path) -> dict[str, tuple[Callable[[], int], Callable[[bool]
     out, texts = folder / "results", folder / "texts"
 
     def reproduce() -> int:
-        return main(["reproduce", "tree", "--data", str(texts), "--out", str(out), "--quick", "--seeds", "2"])
+        loose = ["--set", "alpha=0.1", "--set", "tight=0.08", "--set", "steps=10"]  # fits of a few steps
+        return main(["reproduce", "tree", "--data", str(texts), "--out", str(out), "--quick", *loose, "--seeds", "2"])
 
     def results(whole: bool) -> object:
         for path in out.rglob("*.json") if out.exists() else ():
@@ -134,6 +137,8 @@ def commands(folder: Path) -> dict[str, tuple[Callable[[], int], Callable[[bool]
     if not texts.exists():
         texts.mkdir()
         made_up_data.hierarchy(texts)
+    for module in ("matplotlib.pyplot", "torchgmc.reproduce.figures", "torchgmc.reproduce.tree") if name == "reproduce" else ():
+        importlib.import_module(module)  # here once, not in every child
     return {
         "calibrate": (lambda: main([*words, "--out", str(head)]), heads),
         "torchscript": exported("torchscript"),
