@@ -85,3 +85,28 @@ def test_version_is_consistent() -> None:
 
 def test_types_are_shipped() -> None:
     assert (Path(torchgmc.__file__).parent / "py.typed").is_file()
+
+
+def stated_minimums() -> dict[str, str]:
+    """Of pyproject.toml: what the package and its extras ask for; tools of development are no promise to a user."""
+    toml = pytest.importorskip("tomllib" if sys.version_info >= (3, 11) else "tomli")
+    project = toml.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = [
+        entry for name, listed in project["optional-dependencies"].items() if name not in ("test", "bench") for entry in listed
+    ]
+    pairs = [entry.split(">=") for entry in [*project["dependencies"], *extras] if ">=" in entry]
+    return {"Python": project["requires-python"].removeprefix(">="), **dict(pairs)}
+
+
+def test_oldest_versions_are_stated_alike_and_tested() -> None:
+    stated = stated_minimums()
+    pins = dict(
+        re.findall(r"^([\w-]+)==([\d.]+)$", (ROOT / "tests/oldest.txt").read_text().split("# Not ours")[0], re.MULTILINE)
+    )
+    assert set(pins) == set(stated) - {"Python"}
+    for name, version in pins.items():
+        assert version == stated[name] or version == stated[name] + ".0", name
+    section = (ROOT / "CONTRIBUTING.md").read_text().split("## Supported versions")[1]
+    table = dict(re.findall(r"^\| ([\w-]+) \| ([\d.]+) \|", section, re.MULTILINE))
+    assert table == stated
+    assert f"Python {stated['Python']} and torch {stated['torch']} or newer" in (ROOT / "README.md").read_text()
