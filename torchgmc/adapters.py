@@ -68,6 +68,18 @@ class Adapter:
         mask_token_id: int | None = None,
         conformity: Callable[[Any, Any], Tensor] | None = None,
     ) -> None:
+        keys = {"field": field, "target": target, "groups": groups, "position": position}
+        for name, value in keys.items() | {"inputs": inputs if isinstance(inputs, str | int) else None}.items():
+            if value is not None and (isinstance(value, bool) or not isinstance(value, str | int)):
+                raise TypeError(f"`{name}` must be a name or a number, got {value!r:.80}.")
+        for name, number in {"channel": channel, "mask_token_id": mask_token_id}.items():
+            if number is not None and (isinstance(number, bool) or not isinstance(number, int)):
+                raise TypeError(f"`{name}` must be a whole number, got {number!r:.80}.")
+        if inputs is not None and not isinstance(inputs, str | int):
+            if not isinstance(inputs, Sequence) or not inputs or not all(isinstance(key, str) for key in inputs):
+                raise TypeError(f"`inputs` must be a key, a position or a list of keys, got {inputs!r:.80}.")
+        if conformity is not None and not callable(conformity):
+            raise TypeError(f"`conformity` must be a function of output and target, got {type(conformity).__name__}.")
         if isinstance(position, str):
             checks.option("position", position, ("last", "mask"))
         if position == "mask" and mask_token_id is None:
@@ -89,7 +101,7 @@ class Adapter:
         """Field of the output that holds the scores; None if the output is the scores."""
         if isinstance(output, Tensor):
             return None
-        if isinstance(output, tuple | list) and isinstance(self.field, int):
+        if isinstance(self.field, int) and isinstance(output, (tuple, list)):  # torch 2.6 does not compile `tuple | list`
             if not -len(output) <= self.field < len(output):
                 raise ValueError(f"the model's output has no field {self.field}; it is {_describe(output)}.")
             return self.field
@@ -125,6 +137,8 @@ class Adapter:
             dim = -1 if raw.dim() == 3 else 1
             raw = raw.softmax(dim) if raw.shape[dim] > 1 else raw.sigmoid()  # of one class alone it would be 1
         if self.channel is not None:
+            if raw.dim() < 2 or not -raw.shape[1] <= self.channel < raw.shape[1]:
+                raise ValueError(f"`channel` = {self.channel} is none of the scores, which have shape {tuple(raw.shape)}.")
             return raw[:, self.channel]
         return one_event(raw) if self.binary and raw.dim() == 2 else raw
 
@@ -294,7 +308,7 @@ def beside(scores: Tensor, thresholds: Tensor) -> Tensor:
 
 def like_scores(masks: Tensor, scores: Tensor) -> Tensor:
     """Masks of the shape of the scores: with the channel dimension, and one mask per class from class ids."""
-    if masks.shape == scores.shape:
+    if checks.ordinary("masks", masks).shape == scores.shape:
         return masks
     if masks.dim() == scores.dim() - 1 and scores.shape[1] > 1 and not masks.is_floating_point():
         classes = torch.arange(scores.shape[1], device=masks.device).view(1, -1, *[1] * (masks.dim() - 1))
