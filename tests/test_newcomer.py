@@ -136,3 +136,119 @@ def test_prediction_and_width_have_one_shape(tmp_path):
 def test_a_head_alone_is_exported_by_the_command():
     with pytest.raises(TypeError, match=r"got ThresholdHead \(a head alone: gmc.save it, then `torchgmc export`\)"):
         gmc.export.export(fitted_head()[0], "x.pt")
+
+
+# -- what was taken for something else ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_probabilities_are_not_logits(dtype):
+    female = torch.arange(60) % 2 == 0
+    logits, who = torch.randn(60, 20) + 3.0 * female[:, None], torch.stack([female, ~female], 1)
+    head = gmc.DistributionHead({"jobs": [7, 8]}, 0.002, ["female", "male"])
+    with pytest.raises(ValueError, match=r"`logits` are probabilities, it seems.*`.log\(\)`"):
+        head.fit(logits.softmax(1).to(dtype), who)
+    assert head.fit(logits.log_softmax(1), who).is_fitted and head.fit(logits.abs(), who).is_fitted
+    mixed = torch.cat([logits[:1].softmax(1), logits[1:]])
+    assert head.fit(mixed, who).is_fitted
+
+
+def test_logits_without_a_sign_are_no_probabilities():
+    tree, labels = {"a": ["x", "y"], "b": ["z"]}, torch.randint(3, (50,))
+    with pytest.raises(ValueError, match=r"`probs` must be at most 1, got 6; apply `softmax\(1\)` to logits"):
+        gmc.TreeHead(tree, 0.9, 0.05).fit(torch.rand(50, 3).index_fill(0, torch.tensor([3]), 6.0), labels)
+    with pytest.raises(ValueError, match="counted from 0 to 2, got 3"):
+        gmc.TreeHead(tree, 0.9, 0.05).fit(torch.rand(50, 3), labels.clamp(min=1).index_fill(0, torch.tensor([3]), 2) + 1)
+
+
+def test_a_path_is_no_string_with_slashes():
+    with pytest.raises(ValueError, match=r"a path is a tuple of names, \('animal', 'cat'\), not 'animal/cat'"):
+        gmc.TreeHead(["animal/cat", "animal/dog", "car/bus"], 0.9, 0.02)
+    assert gmc.TreeHead(["TCP/IP", "cat"], 0.9, 0.02).num_leaves == 2
+
+
+def test_a_target_below_the_accuracy_is_named():
+    labels = torch.arange(2000) % 8
+    probs = (torch.randn(2000, 8) + 2.5 * torch.nn.functional.one_hot(labels, 8)).softmax(1)
+    head = gmc.TreeHead({"a": ["p", "q", "r", "s"], "b": ["t", "u", "v", "w"]}, target=0.3, alpha=0.01).fit(probs, labels)
+    assert not head.report.converged and "Even best leaves alone are right for 0." in head.report.message
+    assert "Raise `target`" in head.report.message
+
+
+def test_masks_of_another_shape_or_of_0_and_255():
+    head, scores, masks = gmc.ThresholdHead(0.1, 0.05), torch.rand(9, 1, 4, 4), (torch.rand(9, 1, 4, 4) < 0.5).float()
+    for wrong in (255 * masks, (255 * masks).byte()):
+        with pytest.raises(
+            ValueError, match=r"hold only 0 and 1, but it holds 255(.0)?; if all but 0 is positive, `masks > 0`"
+        ):
+            head.fit(scores, wrong)
+    for s, m, advice in (
+        (scores[:, 0], masks, r"`masks.squeeze\(1\)`"),
+        (scores, masks[:, 0], r"`scores.squeeze\(1\)`"),
+        (scores.expand(9, 2, 4, 4), masks, r"`scores\[:, 1:2\]`, or make the head with `num_classes`"),
+        (scores.expand(9, 2, 4, 4), masks[:, 0], r"`scores\[:, 1\]`, or make the head with `num_classes`"),
+        (scores[:, 0], masks[:8, 0], r"got \(8, 4, 4\)\."),
+    ):
+        with pytest.raises(ValueError, match=advice):
+            head.fit(s, m)
+
+
+# -- what an audit says ------------------------------------------------------------------------------------------------------
+
+
+def test_an_audit_names_target_and_risk_and_counts_promises():
+    probs, y, groups = draw()
+    thresholds = gmc.QuantileHead(0.9, 0.05, groups.names).fit(probs[:, 0], groups).audit(probs[:, 1], groups)
+    assert "of every one of 8 groups is within" in thresholds.certificate and "of the target 0.9 on" in thresholds.certificate
+    head, first, *_ = str(thresholds).splitlines()
+    assert head.split()[:4] == ["group", "mass", "risk", "estimate"] and f" {thresholds.table['risk'][0]:.4f} " in first
+    events = gmc.ProbabilityHead(0.01, groups.names, bins=3).fit(probs[:, 0], y == 0, groups)
+    assert "of every one of 24 promises is within" in events.audit(probs[:, 0], y == 0, groups).certificate
+
+
+def test_audits_judged_by_different_alphas_say_so():
+    probs, _, groups = draw()
+    heads = [gmc.QuantileHead(0.9, alpha, groups.names).fit(probs[:, 0], groups) for alpha in (0.01, 1.0)]
+    ours, asis = (head.audit(probs[:, 0], groups) for head in heads)
+    assert "asked alpha" in str(gmc.compare({"ours": ours, "as it is": asis})).replace("\n", " ")
+    same = gmc.compare({"ours": ours, "as it is": gmc.audit(heads[1], (probs[:, 0], groups), alpha=0.01)})
+    assert "asked alpha" not in str(same)
+
+
+@pytest.mark.filterwarnings("ignore:.*does not have many workers.*", "ignore:.*`isinstance\\(treespec, LeafSpec\\)`.*")
+def test_the_training_data_are_no_calibration_data(tmp_path):
+    lightning = pytest.importorskip("lightning.pytorch")
+
+    class Module(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.net = torch.nn.Conv2d(1, 1, 1)
+
+        def forward(self, x):
+            return self.net(x).sigmoid()
+
+        def training_step(self, batch, index):
+            return torch.nn.functional.binary_cross_entropy(self(batch[0]), batch[1].float())
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    def data():
+        return torch.utils.data.TensorDataset(torch.randn(16, 1, 4, 4), torch.rand(16, 1, 4, 4) < 0.5)
+
+    train, held_out = data(), data()
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
+    for calibration in (train, held_out):
+        callback = gmc.lightning.CalibrationCallback(
+            gmc.ThresholdHead(0.1, 0.2), torch.utils.data.DataLoader(calibration, batch_size=8)
+        )
+        trainer = lightning.Trainer(
+            accelerator="cpu", max_epochs=1, log_every_n_steps=1, default_root_dir=tmp_path, callbacks=[callback], **quiet
+        )
+        loader = torch.utils.data.DataLoader(train, batch_size=8)  # warnings are errors here: the second round gives none
+        if calibration is train:
+            with pytest.warns(UserWarning, match="the calibration loader holds the training data"):
+                trainer.fit(Module(), loader)
+        else:
+            trainer.fit(Module(), loader)
+        assert callback.head.is_fitted

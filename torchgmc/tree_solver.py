@@ -216,9 +216,11 @@ class TreeProblem:
             )
         group, chosen = divmod(who, self.promised)
         inside = self.sets[self.nodes(), chosen] & self.stats.member[:, group]
-        if float(self.violations()[who, 0]) > 0 and bool((self.nodes()[inside] < self.tree.num_leaves).all()):
+        weight = self.weight * inside
+        narrowest = float(weight @ (self.stats.leaves == self.stats.labels).double() / weight.sum())
+        if float(self.violations()[who, 0]) > 0 and narrowest > self.target:
             return (
-                f"The answers of {self.label(who, 0)} are all best leaves already, and they cover more than the target "
+                f"Even best leaves alone are right for {narrowest:.4g} of {self.label(who, 0)}, more than the target "
                 f"{self.target:g}: nothing narrower can be answered. Raise `target`, or leave the set out."
             )
         return (

@@ -181,6 +181,10 @@ class DistributionHead(Head):
                 "tokenizer of this model (torchgmc.text.attributes_from_words)."
             )
         logits = logits.detach()
+        if _sum_to_one(logits):
+            raise ValueError(
+                "`logits` are probabilities, it seems: none is negative and each row sums to 1; give their logarithm, `.log()`."
+            )
         member = self._check_groups(groups, len(logits), logits.device)
         return logits, member, checks.weights(weight, len(logits), logits).detach()
 
@@ -456,6 +460,14 @@ class DistributionHead(Head):
         """Options and state."""
         lists = ", ".join(list(self.attributes)[:4]) + (", ..." if len(self.attributes) > 4 else "")
         return f"lists=[{lists}] ({len(self.attributes)}), geometry={self.geometry}, {super().extra_repr()}"
+
+
+def _sum_to_one(logits: Tensor) -> bool:
+    """Is every row a distribution? Of logits that is so only when a softmax was taken by mistake; the first row tells most."""
+    for rows in (logits[:1], logits):
+        if not rows.numel() or not (rows.min() >= 0.0 and (rows.float().sum(1) - 1.0).abs().max() <= 0.01):  # NaN: not so
+            return False
+    return True
 
 
 def _check_attributes(attributes: Any) -> dict[str, list[int]]:

@@ -142,7 +142,7 @@ class TreeHead(Head):
         """Add a batch to the statistics: per example the levels along one path, whatever the number of leaves.
 
         Args:
-            probs: scores of the leaves, ``(n, K)``, at least 0, any floating type.
+            probs: scores of the leaves, ``(n, K)``, in [0, 1], any floating type.
             labels: true leaves, integers ``(n,)``.
             groups: membership ``(n, a)`` if the head has groups.
             weight: weight of each example, ``(n,)``.
@@ -173,6 +173,8 @@ class TreeHead(Head):
             raise ValueError(f"`probs` must have shape (n, {self.num_leaves}), one column per leaf, got {tuple(probs.shape)}.")
         if probs.numel() and float(probs.min()) < 0.0:
             raise ValueError(f"`probs` must not be negative, got {float(probs.min()):.4g}; apply `softmax(1)` to logits.")
+        if probs.numel() and float(probs.max()) > 1.001:  # as an attached model refuses it
+            raise ValueError(f"`probs` must be at most 1, got {float(probs.max()):.4g}; apply `softmax(1)` to logits.")
         labels = checks.numbers("labels", labels)
         if labels.is_floating_point() or labels.dtype == torch.bool:
             raise TypeError(f"`labels` must hold leaf ids as integers, got {labels.dtype}.")
@@ -183,7 +185,7 @@ class TreeHead(Head):
         labels = labels.long()
         if labels.numel() and (int(labels.min()) < 0 or int(labels.max()) >= self.num_leaves):
             wrong = labels[(labels < 0) | (labels >= self.num_leaves)][0]
-            raise ValueError(f"`labels` must be leaves, 0 to {self.num_leaves - 1}, got {int(wrong)}.")
+            raise ValueError(f"`labels` must be leaves, counted from 0 to {self.num_leaves - 1}, got {int(wrong)}.")
         return (
             probs,
             labels,
