@@ -59,3 +59,17 @@ def test_a_missing_value_is_reported_in_the_row_of_the_file(groups, name, tmp_pa
     assert main(["calibrate", data, *QUANTILE, "--groups", groups, *cut, "--out", out]) == 2
     row = int(frame[name].isna().to_numpy().argmax())
     assert f"`{name}` has no value in row {row}; " in (said := capsys.readouterr().err) and "--missing level" in said
+
+
+def test_the_list_of_commands_is_not_cut_off(capsys):
+    assert main(["--help"]) == 0
+    listed = capsys.readouterr().out.split("Commands:")[1].strip().splitlines()
+    assert len(listed) == 6 and not any(line.endswith("...") for line in listed)
+
+
+def test_how_columns_make_a_matrix_is_said(tmp_path, capsys):
+    data = write(pandas.DataFrame({"p_cat": [0.5, 0.5], "p_dog": [0.5, 0.5], "label": [0, 1]}), tmp_path / "d.csv")
+    (tmp_path / "tree.json").write_text('["cat", "dog"]')
+    words = ["--task", "tree", "--target", "0.9", "--alpha", "0.1", "--tree", str(tmp_path / "tree.json")]
+    assert main(["calibrate", data, *words, "--out", str(tmp_path / "h.safetensors")]) == 2
+    assert "--scores NAME (columns NAME[0], NAME[1], ... make a matrix)." in capsys.readouterr().err

@@ -210,7 +210,7 @@ def test_audit_shows_the_metric_of_quantile_multicalibration():
     metric = quantile_error(level, fresh <= q, groups, 0.9)
     assert {(row["group"], row["Q"]) for row in audit.rows()} == set(zip(NAMES, metric.tolist(), strict=True))
     worst = float((metric * groups.double().mean(0)).max())
-    assert math.isclose(audit.cost["worst P(g') Q(f, g')"], worst, rel_tol=1e-9)
+    assert math.isclose(audit.cost["worst mean squared miscoverage"], worst, rel_tol=1e-9)
     table = table_of(q, fresh, groups, 0.9, head.edges.tolist())
     assert math.isclose(audit.max_violation, oracle.worst_cell(table)[0], abs_tol=1e-9)
 

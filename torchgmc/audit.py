@@ -84,11 +84,17 @@ class Audit:
         """One line to show."""
         many = len(self.table["group"])
         kind = "own deviation" if self.conditional else "mass-weighted deviation"
+        promises = "promises" if any(self.table["what"]) else "groups"
         return (
-            f"With confidence {100 * (1 - self.delta):g} %, the {kind} of every one of {many} groups is within "
-            f"{self.certified_alpha:.4f} of the target on the population (asked {self.alpha:g}; on these "
+            f"With confidence {100 * (1 - self.delta):g} %, the {kind} of every one of {many} {promises} is within "
+            f"{self.certified_alpha:.4f} of the target{self._target()} on the population (asked {self.alpha:g}; on these "
             f"{self.num_examples} examples {self.max_violation:.4f})."
         )
+
+    def _target(self) -> str:
+        """The target to show, where it is one number that was asked for (not 0, nor everybody's mean)."""
+        found = [] if self.evidence is None or self.evidence.relative else self.evidence.target.unique().tolist()
+        return f" {found[0]:g}" if len(found) == 1 and found[0] else ""
 
     def view(self, kind: str, alpha: float | None = None) -> "Audit":
         """The same data seen the other way: each group's own deviation, or weighted by the group's mass.
@@ -215,15 +221,15 @@ class Audit:
         shown = rows[:MAX_SHOWN]  # the largest estimates come first
         names = [r["group"] + (" / " + r["what"] if r["what"] else "") for r in shown]
         width = min(max([28, *map(len, names)]), 60)
-        head = f"{'group':{width}s} {'mass':>7s} {'estimate':>9s}  {'interval':^19s}  verdict"
+        head = f"{'group':{width}s} {'mass':>7s} {'risk':>8s} {'estimate':>9s}  {'interval':^19s}  verdict"
         lines = [
-            f"{name[:width]:{width}s} {r['mass']:7.4f} {r['estimate']:+9.4f}  "
+            f"{name[:width]:{width}s} {r['mass']:7.4f} {r['risk']:8.4f} {r['estimate']:+9.4f}  "
             f"[{r['low']:+8.4f},{r['high']:+8.4f}]  {r['verdict']}"
             for name, r in zip(names, shown, strict=True)
         ]
         if len(rows) > len(shown):
             lines.append(f"... and {len(rows) - len(shown)} more with smaller estimates: all are in `audit.table`.")
-        cost = ", ".join(f"{k} {v:.4f}" for k, v in self.cost.items())
+        cost = ", ".join(f"{k} {round(v, 4) + 0.0:.4f}" for k, v in self.cost.items())  # no -0.0000
         return "\n".join([head, *lines, self.certificate, cost, *([self.note] if self.note else [])])
 
     def _repr_html_(self) -> str:
@@ -240,7 +246,7 @@ class Audit:
             for row in self.rows()
         )
         heads = "".join(f"<th>{k}</th>" for k in keep)
-        cost = ", ".join(f"{k} {v:.4f}" for k, v in self.cost.items())
+        cost = ", ".join(f"{k} {round(v, 4) + 0.0:.4f}" for k, v in self.cost.items())  # no -0.0000
         note = f"<p><strong>{escape(self.note)}</strong></p>" if self.note else ""
         return f"<p>{escape(self.certificate)}</p><table><tr>{heads}</tr>{cells}</table><p>{escape(cost)}</p>{note}"
 

@@ -120,7 +120,7 @@ def binary(name: str, given: Any, like: Tensor) -> Tensor:
     if value.shape != like.shape:
         raise ValueError(
             f"`{name}` must have the shape of `scores`, {tuple(like.shape)}, got {tuple(value.shape)}"
-            + ("; drop the channel with `scores.squeeze(1)`." if like.dim() == value.dim() + 1 and like.shape[1] == 1 else ".")
+            f"{_about_channels(name, value, like)}."
         )
     if value.device != like.device:
         raise ValueError(f"`{name}` is on {value.device} but `scores` is on {like.device}; move them to one device.")
@@ -129,8 +129,23 @@ def binary(name: str, given: Any, like: Tensor) -> Tensor:
     one = value == 1
     if not bool((one | (value == 0)).all()):
         wrong = value[~(one | (value == 0))][0]
-        raise ValueError(f"`{name}` must be bool, or hold only 0 and 1, but it holds {wrong.item()}.")
+        raise ValueError(
+            f"`{name}` must be bool, or hold only 0 and 1, but it holds {wrong.item()}; if all but 0 is positive, `{name} > 0`."
+        )
     return one
+
+
+def _about_channels(name: str, value: Tensor, like: Tensor) -> str:
+    """What to do where shapes differ in a dimension of channels alone."""
+    more = like.dim() - value.dim()
+    if more == 1 and like.shape[1] == 1:
+        return "; drop the channel with `scores.squeeze(1)`"
+    if more == -1 and value.shape[1] == 1:
+        return f"; drop the channel with `{name}.squeeze(1)`"
+    if (more == 1 or (more == 0 and value.dim() > 1 and value.shape[1] == 1)) and like.shape[1] > 1:
+        channel = "1:2" if more == 0 else "1"
+        return f"; take the channel of one class, `scores[:, {channel}]`, or make the head with `num_classes`"
+    return ""
 
 
 def weights(value: Any, n: int, like: Tensor) -> Tensor:

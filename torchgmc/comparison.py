@@ -24,7 +24,8 @@ class Comparison:
         audits: the audit of each head, by name.
         table: ``group``, ``what`` and, for each head, its ``estimate``, ``interval`` (low, high) and ``verdict`` (None where a
             head has no such g); the group that is worst for any head first.
-        summary: for each head: largest violation, alpha it can certify, whether the promise holds, and every cost.
+        summary: for each head: largest violation, alpha it can certify, whether the promise holds, and every cost; first of
+            all the alpha it is judged by, where the audits differ in it.
     """
 
     audits: dict[str, Audit]
@@ -92,7 +93,8 @@ def compare(audits: Mapping[str, Audit]) -> Comparison:
     """Audits of several heads side by side.
 
     Args:
-        audits: by the name to show; all conditional or all mass-weighted.
+        audits: by the name to show; all conditional or all mass-weighted. Verdicts compare only where all are judged by one
+            alpha: ``gmc.audit(head, data, alpha=0.01)`` or ``audit.view(..., alpha=0.01)``.
 
     Example:
         >>> masks = torch.rand(200, 8, 8) < 0.5
@@ -118,8 +120,10 @@ def compare(audits: Mapping[str, Audit]) -> Comparison:
         table[f"{name} estimate"] = [row and row["estimate"] for row in here]
         table[f"{name} interval"] = [row and (row["low"], row["high"]) for row in here]
         table[f"{name} verdict"] = [row and row["verdict"] for row in here]
+    alphas = {audit.alpha for audit in audits.values()}
     summary = {
-        name: {
+        name: ({"asked alpha": audit.alpha} if len(alphas) > 1 else {})
+        | {
             "worst deviation": audit.max_violation,
             "certified alpha": audit.certified_alpha,
             "certified": audit.certified,

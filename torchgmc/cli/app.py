@@ -24,11 +24,11 @@ app = typer.Typer(
     name="torchgmc", help="Promises that hold for every group, for PyTorch models.", add_completion=False, rich_markup_mode=None
 )
 app.command("calibrate")(calibrate.calibrate)
-app.command("audit")(audit.audit)
-app.command("apply")(apply.apply)
-app.command("export")(export.export)
-app.command("demo")(demo.demo)
-app.command("reproduce")(reproduce.reproduce)
+app.command("audit", short_help="Measure a head's promise on held-out data: a gate for CI.")(audit.audit)
+app.command("apply", short_help="Apply a fitted head to new data.")(apply.apply)
+app.command("export", short_help="Write a fitted head to a file that runs without torchgmc.")(export.export)
+app.command("demo", short_help="A small model on drawn data, from training to report.")(demo.demo)
+app.command("reproduce", short_help="The paper's experiments, beside its own figures.")(reproduce.reproduce)
 
 
 def _version(wanted: bool) -> None:

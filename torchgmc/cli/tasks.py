@@ -104,7 +104,8 @@ def find_arrays(table: Table, task: Task, given: Arrays, stored: Mapping[str, st
         if found[role] is None and role in wanted:
             raise ValueError(
                 f"{str(table.path)!r} has no array {' or '.join(map(repr, dict.fromkeys(names)))}; it has "
-                f"{listing(table.names)}. Say which with --{role} NAME."
+                f"{listing(table.names)}. Say which with --{role} NAME"
+                + (" (columns NAME[0], NAME[1], ... make a matrix)." if table.path.suffix in (".csv", ".parquet") else ".")
             )
     found["base"] = found["base"] or stored.get("base")
     if found["weight"] is None and "weight" in stored:

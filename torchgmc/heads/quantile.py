@@ -377,8 +377,8 @@ class QuantileHead(Head):
 
         The column ``Q`` of the table is the metric :math:`Q(f, g')` of quantile multicalibration over the level sets (over the
         distinct thresholds if ``bins=None``), see :func:`torchgmc.quantiles.quantile_error`; f is multicalibrated in that sense
-        when P(g') Q <= alpha for all groups, whose worst is in ``cost``. ``cost`` also holds the mean
-        threshold before and after.
+        when P(g') Q <= alpha for all groups, whose worst is in ``cost`` ("worst mean squared miscoverage"). ``cost`` also holds
+        the mean threshold before and after.
         """
         checks.fraction("delta", delta)
         return self._conclude(self._tally(scores, groups, weight, base), delta)
@@ -420,7 +420,7 @@ class QuantileHead(Head):
             cost={
                 "mean threshold before": float(start @ share),
                 "mean threshold after": float(q @ share),
-                "worst P(g') Q(f, g')": float((error * (member.double().T @ share)).max()),
+                "worst mean squared miscoverage": float((error * (member.double().T @ share)).max()),
             },
             name=type(self).__name__,
             cells=(mass, count),
