@@ -17,6 +17,7 @@ from torchgmc import checks
 from torchgmc._extras import require
 from torchgmc._torchscript import KEY, Flat, Program, first_line, open_torchscript, read_torchscript, write_torchscript
 from torchgmc.attach import CalibratedModel
+from torchgmc.heads.base import Head
 from torchgmc.io import write_atomically
 
 __all__ = ["FORMATS", "export", "metadata"]
@@ -52,7 +53,8 @@ def export(
     """
     checks.option("format", format, FORMATS)
     if not isinstance(model, CalibratedModel):
-        raise TypeError(f"`model` must come from torchgmc.attach, got {type(model).__name__}.")
+        alone = " (a head alone: gmc.save it, then `torchgmc export`)" if isinstance(model, Head) else ""
+        raise TypeError(f"`model` must come from torchgmc.attach, got {type(model).__name__}{alone}.")
     if not model.head.is_fitted:
         raise RuntimeError("the head is not fitted; fit it before the export.")
     target = Path(path)
@@ -109,7 +111,8 @@ def _prepare(model: CalibratedModel, example: Any) -> tuple[Flat, tuple[Tensor, 
         raise ValueError(f"`example_inputs` must all have one row per example, and at least one, got the shapes {shapes}.")
     if rows == {1}:
         values = [torch.cat([value, value]) for value in values]
-    return Flat(model, names, bool(kwargs), asked), tuple(value.detach() for value in values)
+    # Contiguous: torch.export takes the strides of an example, say a cut table, for a demand on all inputs.
+    return Flat(model, names, bool(kwargs), asked), tuple(value.detach().contiguous() for value in values)
 
 
 def _names(model: nn.Module, count: int) -> list[str]:
@@ -199,7 +202,9 @@ def _read_export(path: str) -> str:
 
 def _write_onnx(flat: Flat, tensors: tuple[Tensor, ...], path: Path, body: str) -> None:
     require("onnxscript", extra="onnx")
-    program = torch.onnx.export(_program(flat, tensors), tensors, dynamo=True, input_names=flat.names, verbose=False)
+    outputs = ["scores", "threshold"] if flat.threshold_only else ["output"]
+    names = {"input_names": flat.names, "output_names": outputs}
+    program = torch.onnx.export(_program(flat, tensors), tensors, dynamo=True, verbose=False, **names)
     assert program is not None
     program.model.metadata_props[KEY] = body
     program.save(str(path))

@@ -6,6 +6,7 @@ import logging
 import os
 import shutil
 import tempfile
+import warnings
 import weakref
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -129,7 +130,9 @@ class CalibrationCallback(Callback):
 
     def on_train_end(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
         """Calibrate; write checkpoints of these very weights anew."""
-        self.calibrate(trainer, pl_module)
+        loader = self._find_loader(trainer, pl_module)
+        _warn_of_training_data(trainer, loader)
+        self.calibrate(trainer, pl_module, loader)
         for path in checkpoints_of_now(trainer):
             trainer.save_checkpoint(path)
 
@@ -354,6 +357,16 @@ class _Plain(nn.Module):
     def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         """Forward of the class."""
         return type(module).forward(module, *args, **kwargs)
+
+
+def _warn_of_training_data(trainer: "Trainer", loader: Iterable[Any]) -> None:
+    data = getattr(loader, "dataset", None)
+    if data is not None and data is getattr(trainer.train_dataloader, "dataset", None):
+        warnings.warn(
+            "the calibration loader holds the training data, on which the model is too sure of itself: what is fitted there "
+            "does not hold on fresh data. Give CalibrationCallback a `dataloader` of examples that were held out.",
+            stacklevel=2,
+        )
 
 
 def _undo_forward(module: nn.Module) -> None:
