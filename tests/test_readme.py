@@ -33,9 +33,13 @@ def test_every_block_runs_in_order(tmp_path, monkeypatch, capsys):
                 assert line.startswith("$ ") and program == "torchgmc"
                 assert main(words) == 0, (line, capsys.readouterr().err)
                 commands += 1
+        elif kind == "output":
+            shown = capsys.readouterr().out.splitlines()
+            assert [line.split()[0] for line in block.splitlines()] == [line.split()[0] for line in shown]
+            assert block.splitlines()[0] == shown[0] and len(block) == len("\n".join(shown)) + 1  # numbers of this size
         else:
             assert kind == "bash"  # two of them, see tests/test_package.py
-    assert commands == 4 and [kind for kind, _ in BLOCKS].count("python") == 6
+    assert commands == 4 and [kind for kind, _ in BLOCKS].count("python") == 7
     check(names, tmp_path)
 
 
