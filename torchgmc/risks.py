@@ -100,16 +100,18 @@ class ShareRisk:
         n, num_classes, m = scores.shape
         rows, bins = n * num_classes, lattice.size + 2  # one bin above the lattice, one for pixels that do not count
         flat, ignore = scores.reshape(rows, m), ~self.relevant(masks).reshape(rows, m)
-        counts = torch.empty(rows, bins, dtype=torch.int64, device=scores.device)
-        step = max(1, CHUNK // max(m, 1))
+        total = torch.empty(rows, dtype=torch.int64, device=scores.device)
+        shares = torch.empty(rows, lattice.size, dtype=torch.float64, device=scores.device)
+        step = max(1, CHUNK // max(m, bins))
         start_bin = (torch.arange(step, dtype=torch.int32, device=scores.device) * bins)[:, None]
         for start in range(0, rows, step):
-            index = lattice.index(flat[start : start + step]).masked_fill_(ignore[start : start + step], bins - 1)
+            one = slice(start, start + step)
+            index = lattice.index(flat[one]).masked_fill_(ignore[one], bins - 1)
             index += start_bin[: index.shape[0]]
-            part = torch.bincount(index.flatten(), minlength=index.shape[0] * bins)
-            counts[start : start + step] = part.view(-1, bins)
-        total = counts[:, :-1].sum(1)
-        shares = counts[:, : lattice.size].double() / total.clamp_min(1)[:, None].double()
+            counts = torch.bincount(index.flatten(), minlength=index.shape[0] * bins).view(-1, bins)
+            total[one] = counts[:, :-1].sum(1)
+            shares[one] = counts[:, : lattice.size]
+            shares[one] /= total[one].clamp_min(1)[:, None]
         return shares.view(n, num_classes, -1), total.view(n, num_classes)
 
 
