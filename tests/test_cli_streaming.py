@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 import tracemalloc
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -207,7 +208,13 @@ def test_an_interrupted_command_leaves_the_old_file(tmp_path: Path) -> None:
             "1",
         ]
         started[number] = subprocess.Popen(
-            line, cwd=tmp_path, env=ENV, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            line,
+            cwd=tmp_path,
+            env=ENV,
+            stderr=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),  # a shell's background job ignores it
         )
     for number, process in started.items():
         folder, deadline = tmp_path / number.name, time.monotonic() + 240

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import made_up_data
@@ -138,7 +139,11 @@ def test_a_blow_in_the_middle_costs_nothing_but_time(blow, data, done, tmp_path)
     words = command(data, tmp_path, "--jobs", "2", seeds=400)
     environment = {**os.environ, "PYTHONPATH": str(Path(frame.__file__).parents[2]), "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(
-        [sys.executable, "-m", "torchgmc.cli", *words], env=environment, start_new_session=True, stderr=subprocess.PIPE
+        [sys.executable, "-m", "torchgmc.cli", *words],
+        env=environment,
+        start_new_session=True,
+        stderr=subprocess.PIPE,
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),  # a shell's background job ignores it
     )
     try:
         while len(kept(tmp_path)) < 2:
