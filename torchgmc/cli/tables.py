@@ -13,6 +13,7 @@ Pickles are never read: not ``.pkl``, ``.pt`` or ``.pth``, nor arrays of Python 
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import math
 import re
@@ -208,8 +209,9 @@ class NpzTable:
         total = self.count(names)
         size = sum(_row_bytes(*self._headers[name]) for name in names)
         step = block_rows(size, rows)
-        with reading(self.path), zipfile.ZipFile(self.path) as archive:
-            streams = {name: _Rows(archive.open(self._members[name])) for name in names}
+        with reading(self.path), contextlib.ExitStack() as opened:
+            archive = opened.enter_context(zipfile.ZipFile(self.path))
+            streams = {name: _Rows(opened.enter_context(archive.open(self._members[name]))) for name in names}
             for start in range(0, total, step):
                 stop = min(start + step, total)
                 arrays = {name: stream.take(stop - start) for name, stream in streams.items()}
