@@ -252,3 +252,15 @@ def test_the_training_data_are_no_calibration_data(tmp_path):
         else:
             trainer.fit(Module(), loader)
         assert callback.head.is_fitted
+
+
+def test_a_baseline_without_groups_says_how_to_audit_it_by_groups():
+    probs, y, groups = draw()
+    scores, masks = probs[:, None], torch.nn.functional.one_hot(y, 3)[:, None].bool()
+    baseline = gmc.baselines.ConformalRiskControl(target=0.4).fit(scores, masks)
+    with pytest.raises(ValueError, match=r"has camera=front, .*made without groups; make it with groups=groups.names"):
+        baseline.audit(scores, masks, groups)
+    again = gmc.baselines.ConformalRiskControl(target=0.4, groups=groups.names).fit(scores, masks, groups)
+    assert len(again.audit(scores, masks, groups).rows()) == len(groups) and torch.equal(
+        again.threshold(groups.membership).unique(), baseline.threshold().unique()
+    )

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 import torchgmc as gmc
 from torchgmc.cli import main
@@ -73,3 +74,24 @@ def test_how_columns_make_a_matrix_is_said(tmp_path, capsys):
     words = ["--task", "tree", "--target", "0.9", "--alpha", "0.1", "--tree", str(tmp_path / "tree.json")]
     assert main(["calibrate", data, *words, "--out", str(tmp_path / "h.safetensors")]) == 2
     assert "--scores NAME (columns NAME[0], NAME[1], ... make a matrix)." in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".npz"])
+def test_answers_of_a_tree_by_name(suffix, tmp_path, capsys):
+    rng = np.random.default_rng(0)
+    labels = rng.integers(0, 3, 300)
+    probs = rng.dirichlet([1, 1, 1], 300) * 0.5 + 0.5 * np.eye(3)[labels]
+    np.savez(tmp_path / "d.npz", probs=probs, labels=labels)
+    (tmp_path / "tree.json").write_text('{"animal": ["cat", "dog"], "vehicle": ["omnibus"]}')
+    words = ["--task", "tree", "--target", "0.9", "--alpha", "0.1", "--tree", str(tmp_path / "tree.json")]
+    data, out, found = (str(tmp_path / name) for name in ("d.npz", "h.safetensors", f"o{suffix}"))
+    assert main(["calibrate", data, *words, "--out", out]) == 0
+    assert main(["apply", out, data, "--out", found, "--node-names", "--chunk", "7"]) == 0
+    named = pandas.read_csv(found)["nodes"].tolist() if suffix == ".csv" else np.load(found)["nodes"].tolist()
+    head = gmc.load(out)
+    assert named == head.names(head(torch.from_numpy(probs)))
+    assert main(["apply", out, data, "--out", str(tmp_path / "o.parquet"), "--node-names"]) == 2
+    write(houses(), tmp_path / "q.csv")
+    assert main(["calibrate", str(tmp_path / "q.csv"), *QUANTILE, "--out", out]) == 0
+    assert main(["apply", out, str(tmp_path / "q.csv"), "--out", str(tmp_path / "o.csv"), "--node-names"]) == 2
+    assert "--node-names is for a tree" in capsys.readouterr().err

@@ -479,6 +479,11 @@ def _name_mismatch(got: tuple[str, ...], expected: tuple[str, ...]) -> str:
     foreign = [name for name in got if name not in expected]
     parts = [f"lacks {listing(lacking)}"] * bool(lacking) + [f"also has {listing(foreign)}"] * bool(foreign)
     differs = " and ".join(parts) or "has them in another order"
+    if expected == ("all",):
+        return (
+            f"`groups` has {listing(got)}, but the head was made without groups; make it with groups=groups.names (a baseline "
+            "too: its fit ignores them, its audit does not)."
+        )
     return (
         f"`groups` must be the groups the head was made for, {listing(expected)}, but it {differs}; "
         "the same groups on new rows come from `groups.transform(columns)`."

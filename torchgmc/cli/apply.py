@@ -6,7 +6,7 @@
 task           array written
 =============  ===============  ========================================================================
 fnr            ``masks``        bool, of the shape of the scores
-tree           ``nodes``        node ids; leaves come first, and ``head.names(nodes)`` are their names
+tree           ``nodes``        node ids, leaves first; with ``--node-names`` their names
 text           ``log_probs``    calibrated log-probabilities, of the shape of the logits
 probability    ``probs``        calibrated probabilities, of the shape of those given
 quantile       ``thresholds``   one per row
@@ -21,6 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
+import numpy as np
 import torch
 import typer
 
@@ -40,6 +41,9 @@ def apply(
     data: options.Data,
     out: Annotated[Path, typer.Option(help=f"File to write: {', '.join(SUFFIXES)}.", show_default=False)],
     name: Annotated[str | None, typer.Option(help="Name of the array written.", show_default=False)] = None,
+    node_names: Annotated[
+        bool, typer.Option("--node-names", help="For tree: write the names of the nodes, not their ids (.csv, .npz).")
+    ] = False,
     groups: options.Groups = None,
     unknown: options.Unknown = "error",
     scores: options.Scores = None,
@@ -51,8 +55,10 @@ def apply(
 
     Example: torchgmc apply head.safetensors new.npz --out calibrated.npz
     """
-    check_file("--out", out, head, data, suffixes=SUFFIXES)
+    check_file("--out", out, head, data, suffixes=(".npz", ".csv") if node_names else SUFFIXES)
     fitted, notes = load_head(head)
+    if node_names and not isinstance(fitted, gmc.TreeHead):
+        raise ValueError(f"--node-names is for a tree, and {str(head)!r} holds a {type(fitted).__name__}.")
     # Thresholds of quantiles need no scores; but somebody must say how many rows there are.
     counted = isinstance(fitted, gmc.QuantileHead) and (fitted.grouped or base is not None)
     stored = {role: array for role, array in notes.get("arrays", {}).items() if role in ("scores", "base")}
@@ -62,7 +68,11 @@ def apply(
     )
     source = source.without("labels", *(("scores",) if counted else ()))
     total, name = source.count(), name or source.task.output
-    shape = write_rows(out, name, _results(fitted, source, total), total)
+    results = _results(fitted, source, total)
+    if node_names and isinstance(fitted, gmc.TreeHead):
+        known = np.array(fitted.tree.names)  # one width for all, whatever a block holds
+        results = (known[nodes] for nodes in results)
+    shape = write_rows(out, name, results, total)
     if as_json:
         show.print_json({"torchgmc": gmc.__version__, "array": name, "shape": list(shape), "files": {"out": str(out)}})
     else:
