@@ -1,6 +1,8 @@
 """Shared by tests and doctests: a seed, and the two names every docstring example may use."""
 
+import functools
 import os
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -18,3 +20,16 @@ def seeded_namespace(doctest_namespace: dict[str, Any]) -> None:
     doctest_namespace["torch"] = torch
     doctest_namespace["gmc"] = torchgmc
     torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session")
+def operators_read_once() -> Iterator[None]:
+    """torch.onnx parses the sources of its 500 operators anew for every file, in half of an export's time; here once."""
+    try:
+        from torch.onnx._internal.exporter._registration import ONNXRegistry
+    except ImportError:  # a private name of torch: without it the tests are slower, not others
+        yield
+        return
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ONNXRegistry, "from_torchlib", staticmethod(functools.cache(ONNXRegistry.from_torchlib)))
+        yield

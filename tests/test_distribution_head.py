@@ -259,6 +259,7 @@ def test_formats_agree(tmp_path, geometry):
     torch.testing.assert_close(program.module()(logits[:7], member[:7]), want[:7])
 
 
+@pytest.mark.usefixtures("operators_read_once")
 @pytest.mark.parametrize("geometry", ["kl", "euclidean"])
 def test_onnx_agrees(tmp_path, geometry):
     pytest.importorskip("onnxscript")

@@ -14,6 +14,8 @@ from torch import Tensor, nn
 import torchgmc as gmc
 from torchgmc import export
 
+pytestmark = pytest.mark.usefixtures("operators_read_once")
+
 #: Runs a TorchScript or torch.export file in a process that refuses to import torchgmc.
 RUNNER = """
 import sys
@@ -65,8 +67,14 @@ def as_tuple(value):
     return value if isinstance(value, tuple) else (value,)
 
 
+#: Every step of a fit is in the graph of these heads: few will do.
+STEPS = {"distribution-euclidean": 1, "tree": 3, "tree-groups": 3}
+
+
 def attached(entry: Entry) -> tuple[gmc.CalibratedModel, tuple[Tensor, ...], tuple[Tensor, ...]]:
     """The head behind a model that does nothing, an example to export with, and others to try."""
+    if entry.name in STEPS:
+        entry = entry._replace(options={"max_iter": STEPS[entry.name]})
     model = gmc.attach(Same(), entry.fitted())
     example, other = entry.data(4, 1).inputs, entry.data(9, 2).inputs
     if model.wants == "groups":  # a quantile head leaves scores alone
@@ -132,6 +140,8 @@ def pictures() -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize("format", export.FORMATS)
 def test_unet_of_any_batch_and_size(format: str, pictures, tmp_path: Path):
+    if format == "onnx" and torch.__version__.startswith("2.6"):
+        pytest.skip("torch 2.6 does not understand what newer versions of onnxscript make of batch normalisation")
     net = unet()
     model = gmc.attach(net, fit_on(net, *pictures, logits=True, range=(-4.0, 4.0)))
     path = model.export(tmp_path / "unet.bin", format=format, example_inputs=tuple(t[:1] for t in pictures))
@@ -261,11 +271,26 @@ def test_groups_computed_inside_the_file(format: str, pictures, tmp_path: Path):
         assert (run(pictures[0][:5]) != model(pictures[0][:5])).float().mean() < 1e-3
 
 
-@pytest.mark.parametrize("format", ["torchscript", *(pytest.param(f, marks=pytest.mark.slow) for f in export.FORMATS[1:])])
+class Backbone(nn.Module):
+    """As little as torchvision's segmentation heads need: features of two sizes by name."""
+
+    def __init__(self):
+        super().__init__()
+        self.low, self.high = nn.Conv2d(3, 8, 3, stride=2, padding=1), nn.Conv2d(8, 16, 3, stride=2, padding=1)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        low = self.low(x).relu()
+        return {"low": low, "high": self.high(low).relu()}
+
+
+@pytest.mark.parametrize("format", export.FORMATS)
 def test_torchvision_segmentation(format: str, pictures, tmp_path: Path):
     """A dict comes out of the model; the exported file gives the mask itself."""
-    models = pytest.importorskip("torchvision.models")
-    net = models.segmentation.lraspp_mobilenet_v3_large(weights=None, weights_backbone=None, num_classes=2).eval()
+    models = pytest.importorskip("torchvision.models.segmentation")
+    if format == "torchscript":
+        net = models.lraspp_mobilenet_v3_large(weights=None, weights_backbone=None, num_classes=2).eval()
+    else:  # the same kind of model, quick to trace
+        net = models.LRASPP(Backbone(), low_channels=8, high_channels=16, num_classes=2).eval()
     head = gmc.ThresholdHead(0.1, 0.5, ["a", "b"]).fit(torch.rand(12, 9), torch.rand(12, 9) < 0.5, pictures[1])
     model = gmc.attach(net, head, adapter=gmc.Adapter(channel=1))
     example = tuple(t[:2] for t in pictures)

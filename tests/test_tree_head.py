@@ -46,6 +46,7 @@ def test_every_format_gives_the_same_answers(kind, tmp_path):
     assert torch.equal(copy.deepcopy(head).half()(*inputs), expected)
 
 
+@pytest.mark.usefixtures("operators_read_once")
 def test_onnx(tmp_path):
     onnxruntime = pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
