@@ -171,17 +171,18 @@ def _dynamic(tensors: tuple[Tensor, ...], grouped: bool, others: bool) -> tuple[
     return (tuple(shapes),)  # of *tensors
 
 
-def _program(flat: Flat, tensors: tuple[Tensor, ...]) -> Any:
+def _freest(flat: Flat, tensors: tuple[Tensor, ...], work: Callable[[Any], Any]) -> Any:
+    """``work`` on the exported program, with every size free that the model and ``work`` can take so."""
     try:
-        return torch.export.export(flat, tensors, dynamic_shapes=_dynamic(tensors, flat.grouped, True))
-    except Exception as error:  # the exporter raises many kinds
+        return work(torch.export.export(flat, tensors, dynamic_shapes=_dynamic(tensors, flat.grouped, True)))
+    except Exception as error:  # the exporters raise many kinds
         log.info("only the number of examples is free in this export: %s", first_line(error))
-        return torch.export.export(flat, tensors, dynamic_shapes=_dynamic(tensors, flat.grouped, False))
+        return work(torch.export.export(flat, tensors, dynamic_shapes=_dynamic(tensors, flat.grouped, False)))
 
 
 def _write_export(flat: Flat, tensors: tuple[Tensor, ...], path: Path, body: str) -> None:
     buffer = io.BytesIO()  # torch wants a certain ending of a path's name
-    program = _program(flat, tensors)
+    program = _freest(flat, tensors, lambda program: program)
     # torch keeps the example inputs in the file, with all that their storage holds: nobody's data belongs into a model's file.
     program._example_inputs = (tuple(torch.zeros_like(t) for t in tensors), {})
     torch.export.save(program, buffer, extra_files={KEY: body})
@@ -203,11 +204,19 @@ def _read_export(path: str) -> str:
 def _write_onnx(flat: Flat, tensors: tuple[Tensor, ...], path: Path, body: str) -> None:
     require("onnxscript", extra="onnx")
     outputs = ["scores", "threshold"] if flat.threshold_only else ["output"]
-    names = {"input_names": flat.names, "output_names": outputs}
-    program = torch.onnx.export(_program(flat, tensors), tensors, dynamo=True, verbose=False, **names)
-    assert program is not None
-    program.model.metadata_props[KEY] = body
-    program.save(str(path))
+
+    def convert(program: Any) -> Any:
+        return torch.onnx.export(program, tensors, dynamo=True, input_names=flat.names, output_names=outputs, verbose=False)
+
+    try:
+        program = _freest(flat, tensors, convert)
+        program.model.metadata_props[KEY] = body
+        program.save(str(path))
+    except Exception as error:  # the converter raises many kinds
+        raise RuntimeError(
+            f"torch {torch.__version__} cannot write this model as ONNX; use 'torch.export' or 'torchscript', or newer versions "
+            f"of torch and onnxscript, which convert more models. {first_line(error)}"
+        ) from error
 
 
 def _open_onnx(path: Path) -> Program:
