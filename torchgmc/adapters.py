@@ -68,16 +68,15 @@ class Adapter:
         mask_token_id: int | None = None,
         conformity: Callable[[Any, Any], Tensor] | None = None,
     ) -> None:
-        keys = {"field": field, "target": target, "groups": groups, "position": position}
-        for name, value in keys.items() | {"inputs": inputs if isinstance(inputs, str | int) else None}.items():
+        for name, value in {"field": field, "target": target, "groups": groups, "position": position}.items():
             if value is not None and (isinstance(value, bool) or not isinstance(value, str | int)):
                 raise TypeError(f"`{name}` must be a name or a number, got {value!r:.80}.")
         for name, number in {"channel": channel, "mask_token_id": mask_token_id}.items():
             if number is not None and (isinstance(number, bool) or not isinstance(number, int)):
                 raise TypeError(f"`{name}` must be a whole number, got {number!r:.80}.")
-        if inputs is not None and not isinstance(inputs, str | int):
-            if not isinstance(inputs, Sequence) or not inputs or not all(isinstance(key, str) for key in inputs):
-                raise TypeError(f"`inputs` must be a key, a position or a list of keys, got {inputs!r:.80}.")
+        many = isinstance(inputs, Sequence) and bool(inputs) and all(isinstance(key, str) for key in inputs)
+        if inputs is not None and not isinstance(inputs, str | int) and not many:
+            raise TypeError(f"`inputs` must be a key, a position or a list of keys, got {inputs!r:.80}.")
         if conformity is not None and not callable(conformity):
             raise TypeError(f"`conformity` must be a function of output and target, got {type(conformity).__name__}.")
         if isinstance(position, str):

@@ -1,8 +1,10 @@
 """Checks of arguments shared by heads, baselines and functions: what was wrong, where, and what to do."""
 
 import math
+import os
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,7 +28,7 @@ def fraction(name: str, value: float) -> float:
 
 def option(name: str, value: Any, known: Sequence[str]) -> str:
     """One of the known words."""
-    if value not in known:
+    if not isinstance(value, str) or value not in known:
         raise ValueError(f"`{name}` must be one of {', '.join(map(repr, known))}, got {value!r}.")
     return str(value)
 
@@ -40,6 +42,20 @@ def count(name: str, value: int | None, default: int) -> int:
     if value > 10**9:
         raise ValueError(f"`{name}` must be a whole number of at most 1e9, got {value!r}.")
     return value
+
+
+def text(name: str, value: Any) -> str:
+    """A string."""
+    if not isinstance(value, str):
+        raise TypeError(f"`{name}` must be a string, got {type(value).__name__}.")
+    return value
+
+
+def path(name: str, value: Any) -> Path:
+    """A path in the file system."""
+    if not isinstance(value, str | os.PathLike) or not isinstance(os.fspath(value), str) or not os.fspath(value):
+        raise TypeError(f"`{name}` must be a path, a string or a Path, got {value!r}.")
+    return Path(value)
 
 
 def names(groups: Any) -> list[str]:

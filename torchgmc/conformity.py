@@ -64,6 +64,9 @@ def cqr_interval(low: Tensor, high: Tensor, threshold: Tensor) -> tuple[Tensor, 
         >>> cqr_interval(torch.zeros(1), torch.ones(1), torch.tensor([0.25]))
         (tensor([-0.2500]), tensor([1.2500]))
     """
+    if checks.ordinary("high", high).shape != checks.ordinary("low", low).shape or high.device != low.device:
+        raise ValueError(f"`high` must be beside `low`, {tuple(low.shape)} on {low.device}, got {tuple(high.shape)}.")
+    checks.numbers("high", high)
     threshold = _like(threshold, low)
     return low - threshold, high + threshold
 
@@ -174,6 +177,10 @@ def _check_rows(**tensors: Tensor) -> None:
 
 def _like(threshold: Tensor, prediction: Tensor) -> Tensor:
     threshold, prediction = checks.ordinary("threshold", threshold), checks.ordinary("prediction", prediction)
+    checks.numbers("threshold", threshold)
+    checks.numbers("prediction", prediction)
+    if threshold.device != prediction.device:
+        raise ValueError(f"`threshold` is on {threshold.device} but the prediction is on {prediction.device}; use `.to(...)`.")
     if threshold.shape != prediction.shape:
         raise ValueError(
             f"`threshold` must have one entry per prediction, shape {tuple(prediction.shape)}, got {tuple(threshold.shape)}."

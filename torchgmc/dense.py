@@ -184,6 +184,8 @@ class DenseProblem:
         if bool((self.scale <= 0).any()):
             where = int((self.scale <= 0).nonzero()[0])
             raise ValueError(f"set {self._name(where)} has no examples; leave it out, or use conditional=False.")
+        if not f.shape[1]:
+            raise ValueError(f"`f0` must have at least one column, got shape {tuple(f.shape)}.")
         value = self._value(f, weight)
         if value.shape[0] != len(f) or not bool(value.isfinite().all()):
             raise ValueError(f"`mapping` must give one finite row per example, got shape {tuple(value.shape)}.")

@@ -57,7 +57,7 @@ def export(
         raise TypeError(f"`model` must come from torchgmc.attach, got {type(model).__name__}{alone}.")
     if not model.head.is_fitted:
         raise RuntimeError("the head is not fitted; fit it before the export.")
-    target = Path(path)
+    target = checks.path("path", path)
     flat, tensors = _prepare(model, example_inputs)
     body = _describe(flat, format)
     write, read = {
@@ -80,7 +80,7 @@ def export(
 
 def metadata(path: str | os.PathLike[str]) -> dict[str, Any]:
     """What an exported file says of itself: version, head, alpha, target, groups, names of the inputs and format."""
-    name = str(path)
+    name = str(checks.path("path", path))
     for reader in (read_torchscript, _read_export, _read_onnx):
         with contextlib.suppress(Exception):
             found: dict[str, Any] = json.loads(reader(name))
@@ -105,6 +105,8 @@ def _prepare(model: CalibratedModel, example: Any) -> tuple[Flat, tuple[Tensor, 
     for name, value in zip([*names, "groups"], values, strict=False):
         if not isinstance(value, Tensor):
             raise TypeError(f"`example_inputs`: {name!r} must be a tensor to be exported, got {type(value).__name__}.")
+        if value.is_complex() or value.layout != torch.strided:
+            raise TypeError(f"`example_inputs`: {name!r} must be dense and real, got {value.dtype}, {value.layout}.")
     rows = {len(value) for value in values if value.dim()}
     if len(rows) != 1 or 0 in rows:
         shapes = ", ".join(str(tuple(value.shape)) for value in values)

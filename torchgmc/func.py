@@ -64,6 +64,8 @@ def stack(heads: Sequence[Head]) -> dict[str, Tensor]:
     Args:
         heads: fitted heads of one kind that differ in what was fitted alone: other alphas, targets or data.
     """
+    if not isinstance(heads, Sequence) or not all(isinstance(head, Head) for head in heads):
+        raise TypeError(f"`heads` must be a list of heads, got {type(heads).__name__}.")
     if not heads:
         raise ValueError("`heads` is empty; give at least one.")
     first = heads[0]

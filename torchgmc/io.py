@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchgmc import checks
 from torchgmc.heads.base import Head
 
 #: Version of the file layout. A file of a later schema is refused.
@@ -51,7 +52,7 @@ def save(head: Head, path: str | os.PathLike[str], notes: Mapping[str, Any] | No
         body["notes"] = dict(notes)
     text = json.dumps(body, sort_keys=True)
     metadata = {_KEY: text, "checksum": _checksum(text, tensors)}
-    target = Path(path)
+    target = checks.path("path", path)
     write_atomically(target, lambda part: save_file(tensors, str(part), metadata=metadata))
     return target
 
@@ -66,7 +67,7 @@ def load(path: str | os.PathLike[str], **options: Any) -> Head:
     Raises:
         ValueError: the file is truncated, changed, of another program or of a later version.
     """
-    path = Path(path)
+    path = checks.path("path", path)
     body, tensors = _read(path)
     kinds = _kinds()
     if body.get("head") not in kinds:
@@ -78,7 +79,7 @@ def load(path: str | os.PathLike[str], **options: Any) -> Head:
 
 def read_notes(path: str | os.PathLike[str]) -> dict[str, Any]:
     """What :func:`save` was given as ``notes``; empty if nothing."""
-    notes: dict[str, Any] = _read(Path(path))[0].get("notes", {})
+    notes: dict[str, Any] = _read(checks.path("path", path))[0].get("notes", {})
     return notes
 
 

@@ -4,6 +4,7 @@ import contextlib
 import json
 import logging
 import os
+import pickle
 import shutil
 import tempfile
 import warnings
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from torchgmc import distributed, io
+from torchgmc import checks, distributed, io
 from torchgmc._calibration_loop import checkpoints_of_now, evaluating, figure, labels, progress, shard
 from torchgmc._extras import require
 from torchgmc.adapters import Adapter, Batch, adapt, may_take_groups, takes_groups
@@ -80,6 +81,14 @@ class CalibrationCallback(Callback):
         unknown = set(options) - {"solver", "eta", "max_iter"}
         if unknown:
             raise TypeError(f"unknown arguments {sorted(unknown)}; `head.calibrate` takes solver, eta and max_iter.")
+        if dataloader is not None and not isinstance(dataloader, Iterable):
+            raise TypeError(f"`dataloader` must be a loader of batches, got {type(dataloader).__name__}.")
+        if adapter is not None and not isinstance(adapter, Adapter):
+            raise TypeError(f"`adapter` must be an Adapter, got {type(adapter).__name__}.")
+        if groups is not None and not isinstance(groups, str | nn.Module):
+            raise TypeError(f"`groups` must be a key of the batch or a module, got {type(groups).__name__}.")
+        checks.text("name", name)
+        head._check_solver(options.get("solver", "exact"), options.get("eta"), options.get("max_iter"))
         self._head, self.dataloader, self.groups = head, dataloader, groups
         self.adapter = adapter or Adapter()
         self.replace_forward, self.monitor, self.sharded = replace_forward, monitor, sharded
@@ -317,6 +326,20 @@ class CalibrationCallback(Callback):
                 self.attach(pl_module)
 
 
+def _callbacks(path: Path) -> dict[str, Any]:
+    """States of the callbacks in a checkpoint; read without unpickling code."""
+    if not path.is_file():
+        raise FileNotFoundError(f"no file {str(path)!r} to load a head from.")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # of a file of another kind, which is refused below
+            content = torch.load(path, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
+        raise ValueError(f"{path.name!r} is no readable checkpoint: {str(error).splitlines()[0]}") from error
+    found = content.get("callbacks", {}) if isinstance(content, dict) else {}
+    return found if isinstance(found, dict) else {}
+
+
 def head_from_checkpoint(path: str | os.PathLike[str], name: str = "calibration", **options: Any) -> Head:
     """The head that a :class:`CalibrationCallback` left in a Lightning checkpoint, for use without Lightning's trainer.
 
@@ -325,11 +348,13 @@ def head_from_checkpoint(path: str | os.PathLike[str], name: str = "calibration"
         name: the callback's name.
         options: arguments that a file cannot hold, as for :func:`torchgmc.load`.
     """
-    saved = torch.load(path, map_location="cpu", weights_only=True).get("callbacks", {})
+    checks.text("name", name)
+    saved = _callbacks(checks.path("path", path))
     key = f"CalibrationCallback[{name}]"
     if key not in saved:
         raise ValueError(
-            f"{Path(path).name!r} holds no head named {name!r}; its callbacks are {', '.join(map(repr, saved)) or 'none'}."
+            f"{Path(path).name!r} holds no head named {name!r}; `name` must be that of one of its callbacks, "
+            f"{', '.join(map(repr, saved)) or 'none'}."
         )
     state = saved[key]
     _check_schema(state)

@@ -10,6 +10,8 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from torchgmc import checks
+
 
 @runtime_checkable
 class Mapping(Protocol):
@@ -22,6 +24,22 @@ class Mapping(Protocol):
     def potential(self, f: Tensor, weight: Tensor) -> Tensor:
         """The potential E L, a scalar, under ``weight`` (n,)."""
         ...
+
+
+def _dense(name: str, value: Tensor) -> Tensor:
+    if not isinstance(value, Tensor) or value.layout != torch.strided or value.is_complex() or value.dtype == torch.bool:
+        kind = getattr(value, "dtype", type(value).__name__)
+        raise TypeError(f"`{name}` must be a dense tensor of numbers, got {kind}; use `{name}.double()`.")
+    return value
+
+
+def _beside(name: str, value: Tensor, f: Tensor) -> Tensor:
+    """The data of a mapping, which must fit the f it is evaluated at."""
+    if value.device != f.device:
+        raise ValueError(f"`{name}` is on {value.device} but f is on {f.device}; move them to one device.")
+    if len(value.shape) != len(f.shape) or value.shape[0] != f.shape[0] or (value.shape[1] != f.shape[1] and f.shape[1] != 1):
+        raise ValueError(f"`{name}` must have one row per example, like f of shape {tuple(f.shape)}, got {tuple(value.shape)}.")
+    return value
 
 
 def mean(values: Tensor, weight: Tensor) -> Tensor:
@@ -44,15 +62,11 @@ class Residual:
     """
 
     def __init__(self, y: Tensor) -> None:
-        if not isinstance(y, Tensor) or y.layout != torch.strided or y.is_complex() or y.dtype == torch.bool:
-            raise TypeError(
-                f"`y` must be a dense tensor of numbers, got {getattr(y, 'dtype', type(y).__name__)}; use `y.double()`."
-            )
-        self.y = y
+        self.y = _dense("y", y)
 
     def value(self, f: Tensor, weight: Tensor) -> Tensor:
         """s = f - y, shape ``(n, l)``."""
-        return f - self.y
+        return f - _beside("y", self.y, f)
 
     def potential(self, f: Tensor, weight: Tensor) -> Tensor:
         """Half the weighted mean squared error."""
@@ -68,12 +82,12 @@ class Pinball:
     """
 
     def __init__(self, scores: Tensor, target: float) -> None:
-        self.scores = scores
-        self.target = target
+        self.scores = _dense("scores", scores)
+        self.target = checks.fraction("target", target)
 
     def value(self, f: Tensor, weight: Tensor) -> Tensor:
         """s = 1{score <= f} - target, shape ``(n, l)``."""
-        return (self.scores <= f).to(f.dtype) - self.target
+        return (_beside("scores", self.scores, f) <= f).to(f.dtype) - self.target
 
     def potential(self, f: Tensor, weight: Tensor) -> Tensor:
         """Weighted mean pinball loss, up to a term without f."""
@@ -93,13 +107,18 @@ class MissRate:
     """
 
     def __init__(self, scores: Tensor, masks: Tensor, target: float) -> None:
-        self.scores = scores
+        self.scores = checks.scores("scores", scores)
+        if self.scores.dim() != 2:
+            raise ValueError(f"`scores` must have shape (n, m), one row of pixels per image, got {tuple(scores.shape)}.")
+        masks = checks.binary("masks", masks, scores)
+        if not bool(masks.any(1).all()):
+            raise ValueError("`masks` must have at least one positive pixel in every row; leave the others out.")
         self.share = masks.to(scores.dtype) / masks.sum(1, keepdim=True)
-        self.target = target
+        self.target = checks.fraction("target", target)
 
     def value(self, f: Tensor, weight: Tensor) -> Tensor:
         """s = FN(f) - target, shape ``(n, 1)``; f has shape ``(n, 1)``."""
-        return ((self.scores <= f) * self.share).sum(1, keepdim=True) - self.target
+        return ((_beside("scores", self.scores, f) <= f) * self.share).sum(1, keepdim=True) - self.target
 
     def potential(self, f: Tensor, weight: Tensor) -> Tensor:
         """Weighted mean pinball loss over the positive pixels."""

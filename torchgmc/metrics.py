@@ -1,5 +1,6 @@
 """Violations as a torchmetrics metric (extra ``lightning``): EarlyStopping and ModelCheckpoint can watch the worst group."""
 
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -95,7 +96,7 @@ class GroupViolation(Metric):  # type: ignore[misc]  # a class of an optional pa
 
     def accumulate(self, s: Tensor, groups: Any = None, weight: Tensor | None = None) -> None:
         """Add values of s, ``(n,)`` or ``(n, u)``, as they are."""
-        s = s.detach().double()
+        s = checks.numbers("s", s).detach().double()
         s = s[:, None] if s.dim() == 1 else s
         if s.dim() != 2 or s.shape[1] != self.num_outputs:
             raise ValueError(
@@ -162,8 +163,15 @@ class HeadViolation(GroupViolation):
     def update(self, *batch: Any, groups: Any = None, weight: Any = None) -> None:
         """Add a batch, given as to ``head.observe``."""
         if groups is None and self.head.grouped:
-            *batch, groups = batch  # type: ignore[assignment]  # last, as in observe
-        member = None if groups is None else check_groups(groups, len(batch[0]), self.head.groups).to(batch[0].device)
+            *batch, groups = batch or [None]  # type: ignore[assignment]  # last, as in observe
+        check = self.head._check_batch
+        names = list(inspect.signature(check).parameters)
+        who = "groups" if "groups" in names else "x"
+        wanted = names[: names.index(who)]
+        if len(batch) != len(wanted):
+            raise TypeError(f"a batch must be {', '.join(f'`{name}`' for name in wanted)} and `groups`, as for `observe`.")
+        check(*batch, weight=weight, **{who: groups}, **({"base": None} if "base" in names else {}))
+        member = None if groups is None else check_groups(groups, len(batch[0]), self.head.groups)
         with torch.no_grad():
             self.accumulate(*self._values(self.head, member, *batch), weight)
 

@@ -13,6 +13,7 @@ from html import escape
 from pathlib import Path
 from string import Template
 
+from torchgmc import checks
 from torchgmc.io import write_atomically
 
 __all__ = ["Picture", "Section", "Table", "write_file", "write_html"]
@@ -96,7 +97,7 @@ def write_html(
 
 def write_file(path: str | Path, data: bytes) -> Path:
     """Writes a file so that whoever looks finds the old one or the new one, never half."""
-    path = Path(path)
+    path = checks.path("path", path)
     write_atomically(path, lambda part: part.write_bytes(data))
     return path
 

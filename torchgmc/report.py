@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from torchgmc import checks
 from torchgmc.audit import Audit
 from torchgmc.comparison import Comparison
 from torchgmc.page import Picture, Section, Table, write_file, write_html
@@ -73,8 +74,20 @@ def write(
         >>> audit.certificate in page
         True
     """
+    from torchgmc.heads.base import Head
+
     audits = _audits(audit)
-    ours = ours if ours is not None else next(reversed(audits), "")
+    if head is not None and not isinstance(head, Head):
+        raise TypeError(f"`head` must be the head that was audited, or None, got {type(head).__name__}.")
+    for name, value in {"title": title, "lead": lead, "certificate": certificate}.items():
+        checks.text(name, value)
+    for name, mapping in {"settings": settings, "figures": figures}.items():
+        if mapping is not None and not isinstance(mapping, Mapping):
+            raise TypeError(f"`{name}` must be a mapping from names, got {type(mapping).__name__}.")
+    if not isinstance(sections, Sequence) or not all(isinstance(part, Section) for part in sections):
+        raise TypeError(f"`sections` must be a list of Section, got {sections!r:.80}.")
+    target = checks.path("path", path)
+    ours = checks.text("ours", ours) if ours is not None else next(reversed(audits), "")
     if audits and ours not in audits:
         raise ValueError(f"`ours` must be one of {', '.join(map(repr, audits))}, got {ours!r}.")
     if not audits and head is None:
@@ -91,7 +104,7 @@ def write(
     parts += [_intervals(name, one, len(audits) > 1) for name, one in audits.items()]
     parts.append(remake(head, audits, settings or {}))
     return write_html(
-        path,
+        target,
         title or f"Audit of {kind}" if main is not None else title or f"Calibration of {kind}",
         certificate or _certificate(main, head),
         parts,

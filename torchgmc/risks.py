@@ -137,6 +137,8 @@ class MonotoneRisk:
     name: str = ""
 
     def __post_init__(self) -> None:
+        if not callable(self.function):
+            raise TypeError(f"`function` must be a function of scores, masks, thresholds, got {type(self.function).__name__}.")
         if not self.name:
             object.__setattr__(self, "name", getattr(self.function, "__name__", "custom"))
 

@@ -23,6 +23,12 @@ MODES = ("hard", "soft", "straight_through")
 def _check_number(temperature: object) -> None:
     if not isinstance(temperature, (int, float, Tensor)):  # a union here would break graphs of torch 2.6
         raise TypeError(f"`temperature` must be a number above 0, got {type(temperature).__name__}.")
+    if isinstance(temperature, Tensor) and (temperature.numel() != 1 or temperature.device.type == "meta"):
+        raise ValueError(
+            f"`temperature` must be one number, got a tensor of shape {temperature.shape} on {temperature.device}."
+        )
+    if isinstance(temperature, int) and temperature >= 1 << 63:
+        raise ValueError(f"`temperature` must be a number that tensors can hold, got {temperature}.")
 
 
 def check(mode: str, temperature: float) -> None:

@@ -4,7 +4,7 @@ A node answers for all leaves below it. Along the path from the root to the best
 threshold lambda answers with the highest node whose score is below lambda, or with u itself if none is.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -159,6 +159,8 @@ def _read(parents: Any, names: Sequence[str] | None) -> tuple[list[int], list[st
             raise ValueError(
                 f"`parents`[{node}] must be another node, 0 to {len(found) - 1}, or -1 for the root, got {parent}."
             )
+    if names is not None and (isinstance(names, str) or not isinstance(names, Iterable)):
+        raise TypeError(f"`names` must be a list with one name for each node, got {names!r:.80}.")
     labels = [str(node) for node in range(len(found))] if names is None else [str(name) for name in names]
     if len(labels) != len(found):
         raise ValueError(f"`names` must have one name for each of the {len(found)} nodes, got {len(labels)}.")

@@ -129,6 +129,8 @@ class FASSEG(Dataset[tuple[Any, Any]]):
         """
         if isinstance(columns, str):
             columns = [columns]
+        if not isinstance(columns, Sequence) or not all(isinstance(name, str) for name in columns):
+            raise TypeError(f"`columns` must be a list of names, got {columns!r:.80}.")
         unknown = [name for name in columns if name not in self.metadata]
         if unknown:
             raise ValueError(f"`columns` names {unknown[0]!r}, which metadata.csv has not; it has {', '.join(self.metadata)}.")

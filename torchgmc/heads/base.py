@@ -236,11 +236,22 @@ class Head(Float64Module):
         unknown = sorted(set(state) - set(self._buffers))
         if unknown:
             raise ValueError(f"`state` has {unknown[0]!r}, which is no buffer of a {type(self).__name__}.")
+        for name, value in state.items():
+            self._check_buffer(name, value)
         twin = copy.copy(self)
         twin._buffers = {**self._buffers, **state}
         twin.is_fitted = True
         output: Tensor = twin(*args, **kwargs)
         return output
+
+    def _check_buffer(self, name: str, value: Any) -> None:
+        own = self._buffers[name]
+        assert own is not None
+        if not isinstance(value, Tensor) or value.dtype != own.dtype or value.device != own.device:
+            kind = f"{value.dtype} on {value.device}" if isinstance(value, Tensor) else type(value).__name__
+            raise TypeError(f"`state` must have {name!r} as a tensor, {own.dtype} on {own.device}, got {kind}.")
+        if name not in self._growing and value.shape != own.shape:
+            raise ValueError(f"`state` must have {name!r} of shape {tuple(own.shape)}, got {tuple(value.shape)}.")
 
     def config(self) -> dict[str, Any]:
         """Arguments that rebuild this head (JSON types)."""

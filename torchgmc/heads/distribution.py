@@ -1,7 +1,7 @@
 """De-biased distributions: a language model gives every group the same chance of the words on each list."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -143,6 +143,8 @@ class DistributionHead(Head):
         key = jitter.keys(log_mass.clamp_min(-1e3)) / 4194304.0
         none = log_mass[:, :0]
         words, counts, masses = self._tail(logits) if self.euclidean else (none, none, none)
+        if any(part.counts.shape[1] != counts.shape[1] for part in self._parts[:1]):
+            raise ValueError(f"`logits` have {logits.shape[1]} tokens, another vocabulary than the batches before.")
         batch = MassStatistics(log_mass, member.clone(), weights.clone(), key, words, counts, masses)
         self._keep(batch)
         self._remember(logits)
@@ -328,6 +330,10 @@ class DistributionHead(Head):
         Where the head changes nothing, the scores come back bit by bit. For decoding, whose next processors expect logits
         (greedy, sampling) or sums of log-probabilities (beams).
         """
+        if not is_scripting():
+            self._check_inputs("scores", scores, checks.ordinary("groups", groups))
+        if scores.dim() != 2 or scores.shape[1] <= self.largest:
+            raise ValueError(f"`scores` must have shape (n, vocabulary) with token {self.largest}, got {scores.shape}")
         if self.euclidean:
             if self.log_step.shape[0] == 0 and self.temperature == 1.0:
                 return scores
@@ -478,6 +484,8 @@ def _check_attributes(attributes: Any) -> dict[str, list[int]]:
         )
     found: dict[str, list[int]] = {}
     for name, tokens in attributes.items():
+        if isinstance(tokens, str) or not isinstance(tokens, Iterable):
+            raise TypeError(f"`attributes`[{name!r}] must be a list of token ids, got {tokens!r:.80}.")
         values = tokens.tolist() if isinstance(tokens, Tensor) else list(tokens)
         if not isinstance(name, str) or not values:
             raise ValueError(f"`attributes` must give every list a name and at least one token id, got {name!r}: {values!r}.")

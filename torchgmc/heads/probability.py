@@ -328,7 +328,7 @@ class ProbabilityHead(Head):
         soft.check(mode, temperature)
         if not is_scripting():
             self._check_inputs("probs", probs, groups)
-        if probs.dim() != (2 if self.per_class else 1):
+        if probs.dim() != (2 if self.per_class else 1) or (self.per_class and probs.shape[1] != self.columns):
             raise ValueError(f"`probs` must have shape (n,), or (n, C) with classes, got {probs.shape}")
         f = levelsets.probabilities(self.calibrated(probs, groups, temperature if mode == "soft" else 0.0), self.euclidean)
         if mode == "straight_through":

@@ -330,6 +330,10 @@ class QuantileHead(Head):
             >>> bool((scores.grad < 0).all())  # smaller scores are covered more
             True
         """
+        if not is_scripting():
+            self._check_inputs("scores", scores, groups)
+        if scores.dim() != 1:
+            raise ValueError(f"`scores` must have shape (n,), one conformity score per example, got {scores.shape}")
         hard = scores.to(torch.float64) <= self.forward(groups, base, "hard", temperature)
         if mode == "hard":
             soft.check(mode, temperature)

@@ -349,11 +349,17 @@ class ThresholdHead(Head):
 
     # -- use ---------------------------------------------------------------------------------------------------------
 
+    def _check_membership(self, groups: Any) -> None:
+        if groups is not None:
+            self._check_inputs("groups", groups, groups)
+
     def threshold(self, groups: Optional[Tensor] = None, n: int = 1) -> Tensor:  # noqa: UP045  # TorchScript
         """Threshold of each example: ``(n,)``, or ``(n, C)`` with classes, float64.
 
         ``n`` is the number of rows when the head has no groups.
         """
+        if not is_scripting():
+            self._check_membership(groups)
         member = self.membership(groups, n, self.base)
         lam = self.base - member @ self.offsets  # (n, C)
         lam = lam.clamp(self.limits[0], self.limits[1])  # beyond them nothing was measured

@@ -315,6 +315,12 @@ class TreeHead(Head):
 
     def answer(self, probs: Tensor, lam: Tensor) -> Tensor:
         """Node that a threshold ``lam`` (n,) answers with, ``(n,)``; needs no fit."""
+        if not is_scripting():
+            self._check_inputs("probs", probs, checks.ordinary("lam", lam), "lam")
+        if probs.dim() != 2 or probs.shape[1] != self.num_leaves or lam.dim() != 1:
+            raise ValueError(
+                f"`probs` must have shape (n, {self.num_leaves}) and `lam` (n,), got {probs.shape} and {lam.shape}"
+            )
         leaves, levels = path_levels(probs, self.paths, self.depths, self.order, self.spans, self.jitter)
         return answers(levels, self.paths[leaves], lam.to(torch.float64))
 
@@ -375,16 +381,25 @@ class TreeHead(Head):
 
     def leaves(self, nodes: Tensor) -> Tensor:
         """Leaves that each answer stands for, bool, ``(n, K)``; of soft answers ``(n, V)``: coverage of each leaf in [0, 1]."""
+        nodes = checks.numbers("nodes", nodes)
         if nodes.is_floating_point():
             if nodes.dim() != 2 or nodes.shape[1] != self.num_nodes:
                 raise ValueError(f"soft answers must have shape (n, {self.num_nodes}), got {tuple(nodes.shape)}.")
             return soft.covered_leaves(nodes, self.spans, self.place)
-        spans, place = self.spans[nodes], self.place
+        spans, place = self.spans[self._nodes(nodes)], self.place
         return (place >= spans[..., :1]) & (place < spans[..., 1:])
 
     def names(self, nodes: Tensor) -> list[str]:
         """Name of each answer."""
-        return [self.tree.names[node] for node in nodes.tolist()]
+        return [self.tree.names[node] for node in self._nodes(checks.numbers("nodes", nodes)).flatten().tolist()]
+
+    def _nodes(self, nodes: Tensor) -> Tensor:
+        """Node ids, which must exist."""
+        if nodes.is_floating_point() or nodes.dtype == torch.bool or nodes.device != self.spans.device:
+            raise TypeError(f"`nodes` must be node ids, int64 on {self.spans.device}, got {nodes.dtype} on {nodes.device}.")
+        if nodes.numel() and (int(nodes.min()) < 0 or int(nodes.max()) >= self.num_nodes):
+            raise ValueError(f"`nodes` must be from 0 to {self.num_nodes - 1}, got {int(nodes.min())} to {int(nodes.max())}.")
+        return nodes.long()
 
     def audit(self, probs: Tensor, labels: Any, groups: Any = None, delta: float = 0.05, weight: Any = None) -> Audit:
         """Measure the coverage of every set of answers on held-out data, with intervals that hold for all at once.

@@ -7,7 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
+from torchgmc import checks
 from torchgmc._extras import require
 from torchgmc.audit import Audit
 from torchgmc.plots.style import DARK, LIGHT, MARKERS, new_figure, safe, set_legend, set_title
@@ -46,6 +48,9 @@ def convergence(
         True
     """
     given: Mapping[str, Any] = report if isinstance(report, Mapping) else {"worst violation": report}
+    alpha = None if alpha is None else checks.positive("alpha", alpha, "It is the level to reach.")
+    if alpha is not None and not 1e-100 < alpha < 1e100:
+        raise ValueError(f"`alpha` must have a place on the axis, between 1e-100 and 1e100, got {alpha!r}.")
     theme = DARK if dark else LIGHT
     figure, (axes,) = new_figure(theme, (10, 4.6))
     for k, (name, one) in enumerate(given.items()):
@@ -54,6 +59,8 @@ def convergence(
         one = getattr(one, "report", one)
         if one is None:
             raise ValueError(f"`report` of {name!r} is None: fit the head first; a head loaded from a file has no report.")
+        if not isinstance(getattr(one, "history", None), Tensor | Sequence):
+            raise TypeError(f"`report` must be a fitted head or its report, got {type(one).__name__}.")
         history = torch.as_tensor(one.history).double().cpu().tolist()
         axes.plot(
             range(len(history)),
@@ -69,7 +76,7 @@ def convergence(
     if alpha is not None:
         axes.axhline(alpha, color=theme.band, lw=2, ls="--", label=f"promised: {alpha:g}")
     low, high = axes.get_ylim()
-    decades = math.log10(high / low) if low > 0 else 1.0
+    decades = math.log10(high) - math.log10(low) if low > 0 else 1.0
     axes.yaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5) if decades < 3 else (1,)))
     axes.yaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:.3g}"))
     axes.yaxis.set_minor_formatter(ticker.NullFormatter())
@@ -111,8 +118,11 @@ def tradeoff(
         >>> figure.axes[0].get_ylabel()
         'Brier score'
     """
-    if not series:
-        raise ValueError("`series` must have at least one method, as in {'kl': [(0.002, 4.15), ...]}, got none.")
+    if not isinstance(series, Mapping | Sequence) or isinstance(series, str) or not series:
+        raise ValueError(f"`series` must have at least one method, as in {{'kl': [(0.002, 4.15), ...]}}, got {series!r:.80}.")
+    checks.text("bias", bias)
+    if cost is not None:
+        checks.text("cost", cost)
     named: Mapping[str, Sequence[Any]] = series if isinstance(series, Mapping) else {"GMC": series}
     cost = cost or _cost([a for points in named.values() for a in points if isinstance(a, Audit)])
     lines = {name: [_point(point, cost) for point in points] for name, points in named.items()}
@@ -170,7 +180,10 @@ def _cost(audits: Sequence[Audit]) -> str:
 
 def _point(point: Any, cost: str) -> tuple[float, float]:
     if not isinstance(point, Audit):
-        return float(point[0]), float(point[1])
+        pair = list(point) if isinstance(point, Sequence) and not isinstance(point, str) else []
+        if len(pair) != 2 or not all(isinstance(v, int | float) for v in pair) or not math.isfinite(pair[0]):
+            raise TypeError(f"a point must be an audit, or a pair (worst violation, cost), got {point!r:.80}.")
+        return float(pair[0]), float(pair[1])
     if cost not in point.cost:
         raise ValueError(f"`cost` must be one of {', '.join(map(repr, point.cost))}, got {cost!r}.")
     return point.max_violation, point.cost[cost]

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from torchgmc import checks
 from torchgmc._extras import require
 from torchgmc.audit import Audit
 from torchgmc.comparison import Comparison
-from torchgmc.groups import check_groups
+from torchgmc.groups import Groups, check_groups
 from torchgmc.heads.base import Head
 from torchgmc.heads.quantile import QuantileHead
 from torchgmc.heads.threshold import ThresholdHead
@@ -63,7 +64,8 @@ def deviation(
     """
     audits = _audits(audits)
     first = next(iter(audits.values()))
-    alpha = first.alpha if alpha is None else alpha
+    alpha = first.alpha if alpha is None else checks.positive("alpha", alpha, "It is the half-width of the band.")
+    top = None if top is None else checks.count("top", top, 1)
     rows = {name: _rows(audit) for name, audit in audits.items()}
     order, left_out = _order(rows, top)
     theme = DARK if dark else LIGHT
@@ -139,7 +141,10 @@ def thresholds(
             raise TypeError(f"`heads`[{name!r}] must be a ThresholdHead or a QuantileHead, got {type(head).__name__}.")
     if not named:
         raise ValueError("`heads` must have at least one head, as in {'GMC': head}, got none.")
-    first = next(iter(named.values()))
+    first, top = next(iter(named.values())), checks.count("top", top, 12)
+    other = [name for name, head in named.items() if head.groups != first.groups]
+    if other:
+        raise ValueError(f"`heads` must have the same groups, but those of {other[0]!r} differ.")
     patterns, mass = combinations(first, groups)
     left_out = max(len(patterns) - top, 0)
     patterns, mass = patterns[:top], mass[:top]
@@ -197,8 +202,10 @@ def combinations(head: Head, groups: Any = None) -> tuple[Tensor, Tensor]:
         return torch.ones(1, 1, dtype=torch.bool), torch.ones(1)
     statistics = getattr(head, "statistics", None)
     if groups is not None:
-        member = groups if isinstance(groups, Tensor) else torch.as_tensor(getattr(groups, "membership", groups))
-        member = check_groups(groups, len(member), head.groups)
+        rows = groups.num_rows if isinstance(groups, Groups) else _length(groups)
+        member = checks.ordinary("groups", check_groups(groups, rows, head.groups))
+        if not rows:
+            raise ValueError("`groups` must have at least one row.")
         weight = torch.ones(len(member))
     elif statistics is not None and hasattr(statistics, "patterns"):
         member, weight = statistics.patterns, statistics.mass.sum((0, 2))
@@ -211,6 +218,10 @@ def combinations(head: Head, groups: Any = None) -> tuple[Tensor, Tensor]:
     total = torch.zeros(len(patterns), dtype=torch.float64).index_add_(0, place, weight.double().cpu())
     order = total.argsort(descending=True, stable=True)
     return patterns[order], (total / total.sum())[order]
+
+
+def _length(table: Any) -> int:
+    return len(table) if hasattr(table, "__len__") and getattr(table, "shape", True) != () else 0
 
 
 def _values(head: Any, patterns: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from torchgmc import checks
 from torchgmc._extras import require
 from torchgmc.plots.style import DARK, LIGHT, SKY, SMALL, VERMILLION, YELLOW, Theme, new_figure, safe, set_title
 
@@ -44,10 +45,19 @@ def masks(
         >>> figure.axes[1].get_xlabel()
         'misses 50 %'
     """
-    num = len(images)
-    if num == 0 or not predictions:
+    if isinstance(predictions, Mapping) and not predictions:
         raise ValueError("`images` and `predictions` must not be empty.")
+    if not isinstance(predictions, Mapping):
+        raise TypeError(f"`predictions` must map names to masks, as in {{'head': masks}}, got {predictions!r:.80}.")
+    checks.ordinary("images", images)
+    if checks.numbers("images", images).dim() != 4 or images.shape[1] not in (1, 3) or not images.numel():
+        raise ValueError(f"`images` must have shape (n, 3, height, width) or (n, 1, ...), got {tuple(images.shape)}.")
+    checks.finite("images", images)
+    num = len(images)
+    if captions is not None and (isinstance(captions, str) or not isinstance(captions, Sequence) or len(captions) != num):
+        raise ValueError(f"`captions` must be {num} strings, one per picture, got {captions!r:.80}.")
     for name, mask in {"truth": truth, **predictions}.items():
+        checks.ordinary(name, mask)
         if mask.shape != (num, *images.shape[2:]):
             raise ValueError(f"`{name}` must have shape {(num, *images.shape[2:])}, got {tuple(mask.shape)}.")
     theme = DARK if dark else LIGHT
@@ -58,7 +68,7 @@ def masks(
     for column in range(num):
         _picture(panels[column], pictures[column], theme)
         if captions is not None:
-            panels[column].set_title(safe(captions[column]), fontsize=SMALL, color=theme.ink)
+            panels[column].set_title(safe(checks.text("captions", captions[column])), fontsize=SMALL, color=theme.ink)
     panels[0].set_ylabel("picture", fontsize=13)
     for row, (name, mask) in enumerate(predictions.items(), start=1):
         mask = mask.detach().bool().cpu()

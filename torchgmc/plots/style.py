@@ -8,6 +8,7 @@ from functools import partial
 from io import BytesIO
 from typing import TYPE_CHECKING
 
+from torchgmc import checks
 from torchgmc._extras import require
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ def new_figure(theme: Theme, size: tuple[float, float], rows: int = 1, columns: 
 
 def set_title(figure: Figure, text: str | None, theme: Theme) -> None:
     """The figure's title, if there is one."""
-    if text:
+    if text is not None and checks.text("title", text):
         figure.suptitle(safe(text), fontsize=17, color=theme.ink, fontweight="bold")
 
 

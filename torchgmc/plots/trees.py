@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from torchgmc import checks
 from torchgmc._extras import require
 from torchgmc.audit import Audit
 from torchgmc.heads.tree import TreeHead
@@ -70,6 +71,9 @@ def tree(
     """
     if not isinstance(head, TreeHead):
         raise TypeError(f"`head` must be a TreeHead, got {type(head).__name__}.")
+    if not isinstance(audit, Audit):
+        raise TypeError(f"`audit` must be an audit of this head, got {type(audit).__name__}.")
+    rows = checks.count("rows", rows, 24)
     if "answered" not in audit.details or len(audit.details["answered"]) != head.num_nodes:
         raise ValueError("`audit` must be an audit of this head (head.audit or gmc.audit), which counts its answers by node.")
     shape = head.tree

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from torchgmc import checks
 from torchgmc.heads.distribution import DistributionHead
 from torchgmc.plots.style import DARK, LIGHT, SMALL, new_figure, safe, set_legend, set_title, shorten
 
@@ -53,6 +54,7 @@ def words(
     """
     if not isinstance(head, DistributionHead):
         raise TypeError(f"`head` must be a DistributionHead, got {type(head).__name__}.")
+    checks.count("top", top, 10)
     before, after = mean_probabilities(head, logits, groups)  # (a, vocabulary)
     moved = (after - before).abs().amax(0)
     chosen = moved.topk(min(top, len(moved))).indices.tolist()

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from torchgmc import checks
 from torchgmc.heads.distribution import DistributionHead
 from torchgmc.text.tokens import TokenGroups
 
@@ -40,13 +41,15 @@ class GMCLogitsProcessor:
             raise TypeError(f"`head` must be a DistributionHead, got {type(head).__name__}.")
         if not head.is_fitted:
             raise ValueError("`head` is not fitted; call `fit`, `calibrate_masked_lm` or load its state first.")
-        if when not in WHEN:
-            raise ValueError(f"`when` must be 'prompt' or 'all', got {when!r}.")
+        checks.option("when", when, WHEN)
         names = None if isinstance(groups, Tensor) else getattr(groups, "names", None)  # older tensors have names too
         if names is not None and list(names) != head.groups:
             raise ValueError(f"`groups` has the groups {list(names)}, but the head was made for {head.groups}.")
         if isinstance(groups, Tensor) and (groups.dim() != 2 or groups.shape[1] != head.num_groups):
             raise ValueError(f"`groups` must have shape (batch, {head.num_groups}), got {tuple(groups.shape)}.")
+        if not isinstance(groups, Tensor) and not callable(groups):
+            raise TypeError(f"`groups` must be a module from ids to membership, or a membership, got {type(groups).__name__}.")
+        checks.count("prompt_length", prompt_length, 1)
         self.head, self.groups, self.when, self.prompt_length = head, groups, when, prompt_length
         self.membership: Tensor | None = None
         self.reset()
@@ -58,6 +61,9 @@ class GMCLogitsProcessor:
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         """Scores ``(n, vocabulary)`` of the next token of each row of ``input_ids`` ``(n, t)``, calibrated."""
+        checks.ordinary("scores", scores)
+        if checks.ordinary("input_ids", input_ids).dim() != 2 or len(input_ids) != len(scores):
+            raise ValueError(f"`input_ids` must have shape ({len(scores)}, t), a row for each score, got {input_ids.shape}.")
         self.membership = self._membership(input_ids).to(scores.device)
         return self.head.adjust(scores, self.membership)
 

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from torchgmc import checks
 from torchgmc.heads.distribution import DistributionHead
 from torchgmc.text.tokens import TokenGroups, attributes_from_words
 
@@ -46,10 +47,11 @@ def masked_logits(
         progress: show a bar, when rich is installed and stderr is a terminal.
         text: what the bar says.
     """
-    if isinstance(sentences, str) or not all(isinstance(sentence, str) for sentence in sentences):
-        raise TypeError("`sentences` must be a list of strings, each with a mask token.")
-    if batch_size < 1:
-        raise ValueError(f"`batch_size` must be at least 1, got {batch_size}.")
+    _check_sentences(sentences)
+    batch_size = checks.count("batch_size", batch_size, 32)
+    if max_length is not None:
+        checks.count("max_length", max_length, 1)
+    checks.text("text", text)
     mask = getattr(tokenizer, "mask_token_id", None)
     if mask is None:
         raise ValueError(
@@ -119,6 +121,7 @@ def calibrate_masked_lm(
     """
     if groups is None:
         raise ValueError("`groups` is missing: give the words of each group, a TokenGroups, or a membership.")
+    _check_sentences(sentences)
     if len(sentences) == 0:
         raise ValueError("`sentences` is empty: there is nothing to calibrate on.")
     find: TokenGroups | Tensor = groups if isinstance(groups, TokenGroups | Tensor) else TokenGroups(tokenizer, groups)
@@ -159,6 +162,9 @@ def apply_to_output(output: Any, head: DistributionHead, membership: Tensor, pos
             ``(n,)`` int, ``"last"`` or ``"all"``.
     """
     logits, rebuild = _logits_of(output)
+    checks.ordinary("logits", logits)
+    if checks.ordinary("membership", membership).dim() != 2:
+        raise ValueError(f"`membership` must have shape (n, {head.num_groups}), got {tuple(membership.shape)}.")
     if logits.dim() != 3 or len(logits) != len(membership):
         raise ValueError(f"logits must have shape ({len(membership)}, t, vocabulary), got {tuple(logits.shape)}.")
     if isinstance(positions, str):
@@ -167,16 +173,27 @@ def apply_to_output(output: Any, head: DistributionHead, membership: Tensor, pos
         if positions == "all":
             return rebuild(head(logits, membership))
         positions = torch.full((len(logits),), logits.shape[1] - 1, device=logits.device)
+    wrong = checks.ordinary("positions", positions).is_floating_point() or positions.is_complex()
+    if wrong or positions.device != logits.device:
+        raise TypeError(f"`positions` must be bool or int64 on {logits.device}, got {positions.dtype} on {positions.device}.")
     if positions.dtype == torch.bool and positions.shape == logits.shape[:2]:
         row, place = positions.nonzero(as_tuple=True)
     elif positions.dtype != torch.bool and positions.shape == logits.shape[:1]:
         row, place = torch.arange(len(logits), device=logits.device), positions.long()
+        if positions.numel() and (int(place.min()) < -logits.shape[1] or int(place.max()) >= logits.shape[1]):
+            raise ValueError(f"`positions` must be below the length {logits.shape[1]} of the texts, got {int(place.max())}.")
     else:
         raise ValueError(
             f"`positions` must be bool of shape {tuple(logits.shape[:2])} or int of shape ({len(logits)},), got "
             f"{positions.dtype} {tuple(positions.shape)}."
         )
     return rebuild(logits.index_put((row, place), head(logits[row, place], membership[row])))
+
+
+def _check_sentences(sentences: Any) -> None:
+    listed = isinstance(sentences, Sequence) and not isinstance(sentences, str | bytes)
+    if not listed or not all(isinstance(sentence, str) for sentence in sentences):
+        raise TypeError(f"`sentences` must be a list of strings, each with a mask token, got {sentences!r:.80}.")
 
 
 def _logits_of(output: Any) -> tuple[Tensor, Callable[[Tensor], Any]]:

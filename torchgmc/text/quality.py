@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchgmc import checks
 from torchgmc.heads.distribution import DistributionHead
 
 
@@ -38,8 +39,15 @@ class Quality:
             groups: membership ``(n, a)``.
             labels: the true tokens, ``(n,)``.
         """
+        head._check_batch(logits, groups, None)
+        if checks.ordinary("labels", labels).is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
+            raise TypeError(f"`labels` must be token ids, int64, got {labels.dtype}.")
         if labels.shape != logits.shape[:1]:
             raise ValueError(f"`labels` must have shape ({len(logits)},), one token per row, got {tuple(labels.shape)}.")
+        if labels.numel() and (int(labels.min()) < 0 or int(labels.max()) >= logits.shape[1]):
+            low, high = int(labels.min()), int(labels.max())
+            raise ValueError(f"`labels` must be from 0 to {logits.shape[1] - 1}, got {low} to {high}.")
+        labels = labels.long()
         before = torch.log_softmax(logits.float() if logits.dtype != torch.float64 else logits, -1)
         after = head(before, groups)
         p, q = before.exp(), after.exp()

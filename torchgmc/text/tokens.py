@@ -2,11 +2,14 @@
 
 import unicodedata
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._jit_internal import is_scripting
+
+from torchgmc import checks
 
 CASES = ("smart", "exact")
 
@@ -98,6 +101,8 @@ class TokenGroups(nn.Module):
 
     def forward(self, input_ids: Tensor) -> Tensor:
         """Membership ``(n, a)``, bool, of the rows of ``input_ids`` ``(n, t)``."""
+        if not is_scripting():
+            _check_ids(input_ids)
         if input_ids.dim() != 2:
             raise ValueError(f"`input_ids` must have shape (n, t), one row of tokens per prompt, got {input_ids.shape}")
         length = input_ids.shape[1]
@@ -124,6 +129,14 @@ class TokenGroups(nn.Module):
         return f"groups=[{', '.join(self.names)}], sequences of up to {self.longest} pieces"
 
 
+def _check_ids(input_ids: Any) -> None:
+    if not isinstance(input_ids, Tensor) or input_ids.is_floating_point() or input_ids.is_complex():
+        kind = getattr(input_ids, "dtype", type(input_ids).__name__)
+        raise TypeError(f"`input_ids` must be a tensor of token ids, int64, got {kind}; use return_tensors='pt'.")
+    if input_ids.layout != torch.strided:
+        raise TypeError(f"`input_ids` must be a dense tensor, got {input_ids.layout}; use `.to_dense()`.")
+
+
 def attributes_from_words(
     tokenizer: Any, words: Mapping[str, Sequence[str]], case: str = "smart", several: str = "skip"
 ) -> dict[str, list[int]]:
@@ -143,8 +156,7 @@ def attributes_from_words(
     Returns:
         Name of each list and its token ids, ascending.
     """
-    if several not in ("skip", "first"):
-        raise ValueError(f"`several` must be 'skip' or 'first', got {several!r}.")
+    checks.option("several", several, ("skip", "first"))
     _check_case(case)
     pieces = _Pieces(tokenizer)
     found: dict[str, list[int]] = {}
@@ -259,15 +271,15 @@ def _check_words(argument: str, words: Any) -> dict[str, list[str]]:
         raise TypeError(f"`{argument}` must map each name to a list of words, got {type(words).__name__}.")
     found: dict[str, list[str]] = {}
     for name, entries in words.items():
-        if isinstance(entries, str) or not all(isinstance(word, str) and word.strip() for word in entries) or not len(entries):
+        listed = isinstance(entries, Iterable) and not isinstance(entries, str)
+        if not listed or not all(isinstance(word, str) and word.strip() for word in entries) or not len(entries):
             raise TypeError(f"`{argument}`[{name!r}] must be a list of words, got {entries!r}.")
         found[str(name)] = list(dict.fromkeys(word.strip() for word in entries))
     return found
 
 
 def _check_case(case: str) -> None:
-    if case not in CASES:
-        raise ValueError(f"`case` must be one of {', '.join(map(repr, CASES))}, got {case!r}.")
+    checks.option("case", case, CASES)
 
 
 def _report_unknown(name: str, missing: list[str], total: int) -> None:
