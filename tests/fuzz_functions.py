@@ -260,6 +260,31 @@ def triple(n: int, seed: int) -> Arguments:
     return {"low": torch.randn(n, generator=g), "high": torch.randn(n, generator=g) + 1, "y": torch.randn(n, generator=g)}
 
 
+def check_interval(data: Arguments, ends: tuple[Tensor, Tensor]) -> None:
+    if all_plain(data) and all(v.dtype in (torch.float32, torch.float64) for v in data.values()):
+        prediction, threshold = (v.detach().double().numpy() for v in data.values())
+        np.testing.assert_allclose(ends[0].detach().double().numpy(), prediction - threshold, atol=1e-4)
+        np.testing.assert_allclose(ends[1].detach().double().numpy(), prediction + threshold, atol=1e-4)
+
+
+def check_lac_set(data: Arguments, inside: Tensor) -> None:
+    probs, threshold = data["probs"], data["threshold"]
+    assert inside.dtype == torch.bool and inside.shape == probs.shape
+    if all_plain(data) and probs.dtype == torch.float64 and threshold.dim() == 1:
+        expected = [[1 - p <= t for p in row] for row, t in zip(probs.tolist(), threshold.tolist(), strict=True)]
+        assert inside.tolist() == expected
+
+
+def missed(scores: Tensor, masks: Tensor, thresholds: Tensor) -> Tensor:
+    return ((scores <= thresholds[:, :, None, None]) & masks).sum((2, 3)) / 30
+
+
+def own_risk(scores: Any, masks: Any, groups: Any, function: Any, increasing: Any, name: Any) -> gmc.Head:
+    risk = gmc.MonotoneRisk(function, increasing, name)
+    head = gmc.ThresholdHead(0.1, 0.05, heads_zoo.GROUPS, risk=risk, resolution=0.05)
+    return head.fit(scores, masks, groups, max_iter=20)
+
+
 def number(data: Arguments, value: float) -> None:
     assert value > 0 and not math.isnan(value)
 
@@ -374,6 +399,38 @@ ENTRIES = [
         lambda n, s: {"probs": classes(n, s)["probs"], "threshold": torch.rand(n, generator=rng(s))},
         conformity.aps_set,
         lambda d, v: None,
+    ),
+    Entry(
+        "conformity.interval",
+        lambda n, s: {"prediction": pair(n, s)["prediction"], "threshold": torch.rand(n, generator=rng(s))},
+        conformity.interval,
+        check_interval,
+    ),
+    Entry(
+        "conformity.cqr_interval",
+        lambda n, s: {"low": triple(n, s)["low"], "high": triple(n, s)["high"], "threshold": torch.rand(n, generator=rng(s))},
+        conformity.cqr_interval,
+        lambda d, v: finite_if_plain(d, list(v)),
+    ),
+    Entry(
+        "conformity.lac_set",
+        lambda n, s: {"probs": classes(n, s)["probs"], "threshold": torch.rand(n, generator=rng(s))},
+        conformity.lac_set,
+        check_lac_set,
+    ),
+    Entry(
+        "theory.split_size",
+        lambda n, s: {"alpha": 0.1, "delta": 0.1, "num_functions": 4, "iterations": 2, "magnitude": 1.0, "functional": False},
+        theory.split_size,
+        number,
+    ),
+    Entry("func.stack", lambda n, s: {"heads": [head_of("quantile")] * 2}, func.stack, lambda d, v: finite(list(v.values()))),
+    Entry(
+        "MonotoneRisk",
+        lambda n, s: image_data(n, s) | {"function": missed, "increasing": True, "name": "missed"},
+        own_risk,
+        lambda d, head: finite_if_plain(d, head.offsets),
+        share=0.5,
     ),
     Entry(
         "overlap.share",

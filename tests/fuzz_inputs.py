@@ -7,10 +7,12 @@ An :class:`Entry` makes the arguments of a good call, calls, and checks the answ
 import collections
 import dis
 import math
+import os
 import tempfile
 import warnings
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from types import TracebackType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -34,6 +36,7 @@ class Entry(NamedTuple):
         call: what is called with them.
         check: raises AssertionError if the answer is wrong for these arguments; they may be broken ones that were accepted.
         fixed: arguments that are never broken (files, modules).
+        share: of the cases of an ordinary entry, for one that takes long.
     """
 
     name: str
@@ -41,6 +44,7 @@ class Entry(NamedTuple):
     call: Callable[..., Any]
     check: Callable[[Arguments, Any], None]
     fixed: tuple[str, ...] = ()
+    share: float = 1.0
 
 
 # -- breaks: value -> value ---------------------------------------------------------------------------------------------------
@@ -163,6 +167,10 @@ OTHER_BREAKS: dict[str, Callable[[Any], Any]] = {
     "1e-300": lambda _: 1e-300,
     "10**30": lambda _: 10**30,
     "complex alone": lambda _: 1j,
+    "a tuple": lambda _: (0.5, "x"),
+    "bytes": lambda _: b"x",
+    "of numpy": lambda value: np.asarray(value)[()] if isinstance(value, int | float | str) else np.float32(0.5),
+    "a tensor alone": lambda value: torch.tensor(value if isinstance(value, float) else 2),
 }
 BREAKS = [*TENSOR_BREAKS, *OTHER_BREAKS]
 
@@ -173,17 +181,34 @@ def broken(arguments: Arguments, fixed: Iterable[str], places: list[tuple[int, s
     changed = dict(arguments)
     for place, kind in places:
         name = names[place % len(names)]
-        value = changed[name]
-        if kind in OTHER_BREAKS:
-            changed[name] = OTHER_BREAKS[kind](value)
-        elif isinstance(value, Tensor) and not isinstance(value, FakeTensor):
-            array = kind in ("numpy", "read-only numpy", "memory-mapped") and value.is_complex()
-            if value.layout == torch.strided and value.device.type == "cpu" and not array:
-                changed[name] = TENSOR_BREAKS[kind](value)
+        changed[name] = _break(changed[name], kind, place)
     return changed
 
 
+def _break(value: Any, kind: str, place: int) -> Any:
+    """The value broken; in a tuple, list or dict of tensors, one of them."""
+    if kind in OTHER_BREAKS:
+        return OTHER_BREAKS[kind](value)
+    if isinstance(value, Tensor):
+        array = kind in ("numpy", "read-only numpy", "memory-mapped") and value.is_complex()
+        ordinary = value.layout == torch.strided and value.device.type == "cpu" and not array
+        return TENSOR_BREAKS[kind](value) if ordinary and not isinstance(value, FakeTensor) else value
+    keys = list(value) if isinstance(value, dict) else list(range(len(value))) if isinstance(value, tuple | list) else []
+    inside = [key for key in keys if isinstance(value[key], Tensor)]
+    if inside:
+        parts = {key: value[key] for key in keys}
+        chosen = inside[place % len(inside)]
+        parts[chosen] = _break(parts[chosen], kind, place)
+        return parts if isinstance(value, dict) else type(value)(parts.values())
+    others = list(OTHER_BREAKS.values())  # nothing here that a tensor's break could change
+    return others[BREAKS.index(kind) % len(others)](value)
+
+
 # -- judging an outcome -------------------------------------------------------------------------------------------------------
+
+
+#: A message names what is wrong: an argument in backticks, or one of these.
+NAMED = ("group ", "call ", "must", "needs", "the model's output", "the model put out", "the batch has", "adapter reads")
 
 
 class Fault(AssertionError):
@@ -194,12 +219,16 @@ TALLY: dict[str, collections.Counter[str]] = collections.defaultdict(collections
 
 
 def judge(entry: Entry, arguments: Arguments, spoiled: bool) -> str:
-    """Call the entry; "right" or "error", else raises :class:`Fault`."""
+    """Call the entry; "right" or "error", else raises :class:`Fault`. Files without a folder go to a temporary one."""
+    before = os.getcwd()
+    os.chdir(FOLDER.name)
     try:
         outcome = _judge(entry, arguments, spoiled)
     except Fault:
         TALLY[entry.name]["fault"] += 1
         raise
+    finally:
+        os.chdir(before)
     TALLY[entry.name][outcome] += 1
     return outcome
 
@@ -209,7 +238,7 @@ def _judge(entry: Entry, arguments: Arguments, spoiled: bool) -> str:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            warnings.filterwarnings("ignore", message="About \\d+ % of the audited|left out groups")
+            warnings.filterwarnings("ignore", message="About \\d+ % of the audited|left out groups|`torch.jit")
             answer = entry.call(**arguments)
     except Exception as error:
         if not spoiled:
@@ -219,7 +248,7 @@ def _judge(entry: Entry, arguments: Arguments, spoiled: bool) -> str:
             raise Fault(f"{entry.name}: {unclear}: {type(error).__name__}: {error}; {shown}") from error
         return "error"
     try:
-        if not any(isinstance(value, FakeTensor) for value in arguments.values()):
+        if not has_fake(arguments):
             entry.check(arguments, answer)
     except Exception as error:
         raise Fault(f"{entry.name}: wrong answer: {type(error).__name__}: {error}; {shown}") from error
@@ -228,30 +257,50 @@ def _judge(entry: Entry, arguments: Arguments, spoiled: bool) -> str:
 
 def _unclear(error: Exception, arguments: Arguments) -> str:
     """Why an error is not a clear one; empty if it is."""
-    if any(isinstance(value, FakeTensor) for value in arguments.values()) and (
+    if has_fake(arguments) and (
         isinstance(error, DataDependentOutputException | DynamicOutputShapeException | NotImplementedError)
         or ".numpy() is not supported" in str(error)
         or "Found no NVIDIA driver" in str(error)  # a tensor made on the input's device, as it should be
     ):
         return ""  # a fake tensor has no values to check
+    if isinstance(error, OSError) and (error.filename is not None or _on_purpose(error)):
+        return ""  # of a file, with its name
     told = isinstance(error, RuntimeError) and "the optimum was not reached" in str(error)  # numerical, and says what to do
     if not isinstance(error, ValueError | TypeError) and not told:
         return "neither ValueError nor TypeError"
-    frame = error.__traceback__
-    while frame is not None and frame.tb_next is not None:
-        frame = frame.tb_next
-    assert frame is not None
-    code = frame.tb_frame.f_code
-    file = code.co_filename
+    frame = _last(error)
+    file = frame.tb_frame.f_code.co_filename
     if file == __file__ or Path(file).name.startswith(("test_", "fuzz_")):
         return "" if isinstance(error, TypeError) else "raised by the test"  # Python's own check of a signature
     if not file.startswith(PACKAGE):
         return f"raised in {Path(file).name}"
-    if dis.opname[code.co_code[frame.tb_lasti]] != "RAISE_VARARGS":
+    if not _on_purpose(error):
         return f"not raised on purpose ({Path(file).name}:{frame.tb_lineno})"
-    if "`" not in str(error) and not any(word in str(error) for word in ("group ", "call ", "must", "needs")):
+    if "`" not in str(error) and not any(word in str(error) for word in NAMED):
         return "no argument named"
     return ""
+
+
+def _last(error: Exception) -> TracebackType:
+    frame = error.__traceback__
+    while frame is not None and frame.tb_next is not None:
+        frame = frame.tb_next
+    assert frame is not None
+    return frame
+
+
+def _on_purpose(error: Exception) -> bool:
+    """By a ``raise`` of the package."""
+    frame = _last(error)
+    code = frame.tb_frame.f_code
+    return code.co_filename.startswith(PACKAGE) and dis.opname[code.co_code[frame.tb_lasti]] == "RAISE_VARARGS"
+
+
+def has_fake(value: Any) -> bool:
+    """Is there a fake tensor anywhere in these arguments?"""
+    if isinstance(value, dict | tuple | list):
+        return any(map(has_fake, value.values() if isinstance(value, dict) else value))
+    return isinstance(value, FakeTensor)
 
 
 def _show(value: Any) -> str:
@@ -262,6 +311,8 @@ def _show(value: Any) -> str:
 
 def plain(value: Any) -> bool:
     """A tensor on the CPU, with ordinary finite values: worth a comparison by value."""
+    if isinstance(value, dict | tuple | list):
+        return all(map(plain, value.values() if isinstance(value, dict) else value))
     if not isinstance(value, Tensor):
         return not isinstance(value, float) or math.isfinite(value)
     if value.device.type != "cpu" or value.layout != torch.strided or value.is_complex():

@@ -1,0 +1,112 @@
+"""What is public, and which of it the fuzz entries call: found out by watching their calls, not by a list."""
+
+import importlib
+import inspect
+import sys
+import types
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+import torchgmc as gmc
+
+ROOT = Path(gmc.__file__).parent
+#: Modules that users are sent to by README, notebooks and docstrings, beside the names of ``torchgmc`` itself.
+MODULES = (
+    *("baselines", "conformity", "datasets", "distributed", "export", "func", "lightning", "mappings", "metrics"),
+    *("plots", "projections", "report", "text", "theory"),
+)
+#: Public and without an entry of its own, and why.
+EXEMPT = {
+    "abstract": "Head.calibrate Head.observe Head.solve_differentiably Mapping.potential Mapping.value",
+    "called by the package, on arguments that are checked before; public so that it can be overridden, scripted or read": (
+        "Adapter.activate Adapter.apply Adapter.at_position Adapter.find Adapter.last Adapter.replace Adapter.scores "
+        "CalibratedModel.__init__ CalibratedModel.apply_head CalibratedModel.divide DistributionHead.shift GMCHead.direction "
+        "Groups.__init__ Head.__init__ Head.membership MonotoneRisk.curves MonotoneRisk.values ProbabilityHead.calibrated "
+        "ProbabilityHead.coordinates TreeHead.answer_levels Centered.potential Centered.value MissRate.potential "
+        "MissRate.value Pinball.potential Pinball.value Residual.potential Residual.value mappings.mean"
+    ),
+    "called by Lightning's trainer": (
+        "CalibrationCallback.attach CalibrationCallback.calibrate CalibrationCallback.load_state_dict "
+        "CalibrationCallback.on_fit_start CalibrationCallback.on_load_checkpoint CalibrationCallback.on_train_end "
+        "CalibrationCallback.on_validation_batch_end CalibrationCallback.on_validation_epoch_end "
+        "CalibrationCallback.on_validation_epoch_start CalibrationCallback.on_validation_start CalibrationCallback.setup"
+    ),
+    "between processes": "distributed.from_first distributed.pooled distributed.total",
+    "parts of figures and pages, for those who build their own": (
+        "plots.new_figure plots.png plots.set_legend plots.set_title report.fitted report.picture report.remake "
+        "report.write_file report.write_html"
+    ),
+    "what CalibratedModel.export passes its arguments to": "export.export",
+}
+#: Frames between a caller and the function called: they pass arguments on as they are.
+WRAPPERS = ("over_all_ranks",)
+
+
+def public() -> dict[CodeType, str]:
+    """Every public function and method that takes an argument, by its code: what has none has nothing to be broken."""
+    found: dict[CodeType, str] = {}
+    for name in gmc.__all__:
+        _add(found, name, getattr(gmc, name))
+    for module in MODULES:
+        content = importlib.import_module(f"torchgmc.{module}")
+        own = [
+            n for n, v in vars(content).items() if not n.startswith("_") and getattr(v, "__module__", "") == content.__name__
+        ]
+        for name in getattr(content, "__all__", own):
+            _add(found, f"{module}.{name}", getattr(content, name))
+    for command in ("apply", "audit", "calibrate", "demo", "export", "reproduce"):
+        _add(found, f"cli {command}", getattr(importlib.import_module(f"torchgmc.cli.{command}"), command))
+    return found
+
+
+def _add(found: dict[CodeType, str], name: str, thing: Any) -> None:
+    if inspect.isclass(thing):
+        for kind in thing.__mro__:
+            if kind.__module__.startswith("torchgmc"):
+                for method, value in vars(kind).items():
+                    shown = method in ("__init__", "__call__", "__getitem__") or not method.startswith("_")
+                    _add_function(found, f"{kind.__name__}.{method}", getattr(value, "__func__", value) if shown else None, 1)
+    else:
+        _add_function(found, name, thing, 0)
+
+
+def _add_function(found: dict[CodeType, str], name: str, function: Any, own: int) -> None:
+    if isinstance(function, types.FunctionType):
+        code = inspect.unwrap(function).__code__
+        takes = code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS))
+        if takes > own and code.co_filename.startswith(str(ROOT)):  # not the constructor that a dataclass writes itself
+            found.setdefault(code, name)
+
+
+def not_called(names: dict[CodeType, str], calls: Iterator[Callable[[], Any]]) -> set[str]:
+    """Names of the code that no fuzz entry calls itself: calls through other code of the package do not count."""
+    left = set(names)
+
+    def watch(frame: FrameType, event: str, _: Any) -> None:
+        if event == "call" and frame.f_code in left and _from_a_test(frame.f_back):
+            left.discard(frame.f_code)
+
+    for call in calls:
+        sys.setprofile(watch)
+        try:
+            call()
+        finally:
+            sys.setprofile(None)
+    return {names[code] for code in left}
+
+
+def _from_a_test(frame: FrameType | None) -> bool:
+    """Is the nearest caller, of torch's and typer's own frames none, in a file of fuzz entries?"""
+    while frame is not None:
+        file = frame.f_code.co_filename
+        passing = frame.f_code.co_name in WRAPPERS or file.startswith(
+            (str(ROOT / "cli" / "__init__"), str(ROOT / "cli" / "app"))
+        )
+        if file.startswith(str(ROOT)) and not passing:
+            return False
+        if Path(file).name.startswith("fuzz_") and Path(file).name != "fuzz_surface.py":
+            return True
+        frame = frame.f_back
+    return False
