@@ -31,6 +31,11 @@ class Entry(NamedTuple):
     per_cell: bool = False  # bytes exchanged between processes do not grow with n
     options: Mapping[str, Any] = MappingProxyType({})  # of calibrate
 
+    @property
+    def baseline(self) -> bool:
+        """It ignores groups, to be compared with."""
+        return type(self.make()).__name__ in gmc.baselines.__all__
+
     def fitted(self, n: int = 80, seed: int = 0) -> gmc.Head:
         return self.make().fit(*self.data(n, seed).observe, **self.options)
 
@@ -122,9 +127,15 @@ ZOO = [
     Entry("unprocessed", lambda: gmc.baselines.Unprocessed(0.1, alpha=0.02, groups=GROUPS), images, per_cell=True),
     Entry("probability", lambda: gmc.ProbabilityHead(0.01, GROUPS, bins=None, noise_floor=False), events),
     Entry("probability-bins", lambda: gmc.ProbabilityHead(0.02, GROUPS, bins=4, noise_floor=False), events),
-    Entry("probability-euclidean", lambda: gmc.ProbabilityHead(0.02, GROUPS, bins=4, geometry="euclidean"), events),
     Entry(
-        "probability-classes", lambda: gmc.ProbabilityHead(0.02, GROUPS, bins=3, num_classes=3), lambda n, s: events(n, s, 3)
+        "probability-euclidean",
+        lambda: gmc.ProbabilityHead(0.02, GROUPS, bins=4, geometry="euclidean", noise_floor=False),
+        events,
+    ),
+    Entry(
+        "probability-classes",
+        lambda: gmc.ProbabilityHead(0.02, GROUPS, bins=3, num_classes=3, noise_floor=False),
+        lambda n, s: events(n, s, 3),
     ),
     Entry("quantile", lambda: gmc.QuantileHead(0.8, 0.02, GROUPS), residuals),
     Entry("quantile-bins", lambda: gmc.QuantileHead(0.8, 0.02, GROUPS, bins=4), residuals),

@@ -76,6 +76,13 @@ def test_batches_give_the_state_of_the_whole(entry: heads_zoo.Entry) -> None:
         torch.testing.assert_close(head.state_dict()[name], value, rtol=0, atol=TOLERANCE, equal_nan=True)
 
 
+@pytest.mark.parametrize("entry", [e for e in ZOO if not e.baseline], ids=lambda e: e.name)
+def test_the_zoo_holds_heads_that_do_something(entry: heads_zoo.Entry) -> None:
+    """A head that changes nothing would be the same in every format and order."""
+    report = entry.fitted().report
+    assert report is not None and report.converged and report.iterations > 0
+
+
 @pytest.mark.parametrize("entry", ZOO, ids=lambda e: e.name)
 def test_the_order_of_the_examples_does_not_matter(entry: heads_zoo.Entry) -> None:
     data, whole = entry.data(80, 0).observe, entry.fitted()
@@ -87,7 +94,7 @@ def test_the_order_of_the_examples_does_not_matter(entry: heads_zoo.Entry) -> No
     assert head.report is not None and whole.report is not None
     assert head.report.converged == whole.report.converged
     worst = [float(h.report.violations_after.abs().max()) for h in (head, whole) if h.report is not None]
-    assert max(worst) <= max(head.alpha, min(worst) + TOLERANCE) + 1e-9 or entry.name == "probability-euclidean"
+    assert max(worst) <= max(head.alpha, min(worst) + TOLERANCE) + 1e-9
     assert torch.equal(head.seen, whole.seen)  # the sketch of the data: no order at all
 
 
