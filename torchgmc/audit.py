@@ -93,7 +93,7 @@ class Audit:
 
     def _target(self) -> str:
         """The target to show, where it is one number that was asked for (not 0, nor everybody's mean)."""
-        found = [] if self.evidence is None or self.evidence.relative else self.evidence.target.unique().tolist()
+        found = [] if self.evidence is None or self.evidence.relative else sorted({*self.evidence.target.tolist()})
         return f" {found[0]:g}" if len(found) == 1 and found[0] else ""
 
     def view(self, kind: str, alpha: float | None = None) -> "Audit":

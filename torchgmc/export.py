@@ -216,8 +216,8 @@ def _write_onnx(flat: Flat, tensors: tuple[Tensor, ...], path: Path, body: str) 
         program.save(str(path))
     except Exception as error:  # the converter raises many kinds
         raise RuntimeError(
-            f"torch {torch.__version__} cannot write this model as ONNX; use 'torch.export' or 'torchscript', or newer versions "
-            f"of torch and onnxscript, which convert more models. {first_line(error)}"
+            f"torch {torch.__version__} cannot write this model as ONNX; use 'torch.export' or 'torchscript', or newer "
+            f"versions of torch and onnxscript, which convert more models. {first_line(error)}"
         ) from error
 
 

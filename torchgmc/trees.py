@@ -146,7 +146,8 @@ def _read(parents: Any, names: Sequence[str] | None) -> tuple[list[int], list[st
         return _from_paths(_unnest(parents), names)
     if isinstance(parents, Sequence) and len(parents) and isinstance(parents[0], Sequence):
         if all(isinstance(path, str) and "/" in path for path in parents):
-            raise ValueError(f"`parents`: a path is a tuple of names, {tuple(parents[0].split('/'))}, not {parents[0]!r}.")
+            first = str(parents[0])
+            raise ValueError(f"`parents`: a path is a tuple of names, {tuple(first.split('/'))}, not {first!r}.")
         return _from_paths([tuple(path) if not isinstance(path, str) else (path,) for path in parents], names)
     if isinstance(parents, Sequence) and all(type(parent) is int for parent in parents):
         found = list(parents)
