@@ -13,6 +13,7 @@ import torchgmc
 if "PYTEST_XDIST_WORKER" in os.environ:  # the workers already fill the cores
     torch.set_num_threads(1)
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # and so for the processes that tests start
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # no pool of processes that import torch
 
 
 @pytest.fixture(autouse=True)
