@@ -264,3 +264,14 @@ def test_a_baseline_without_groups_says_how_to_audit_it_by_groups():
     assert len(again.audit(scores, masks, groups).rows()) == len(groups) and torch.equal(
         again.threshold(groups.membership).unique(), baseline.threshold().unique()
     )
+
+
+def test_the_top_of_a_page_with_several_heads_says_whose_certificate_it_shows(tmp_path):
+    probs, _, groups = draw()
+    audits = {
+        name: gmc.QuantileHead(0.9, 0.01, groups.names, init=init).fit(probs[:, 0], groups).audit(probs[:, 1], groups)
+        for name, init in (("theirs", 0.1), ("ours", None))
+    }
+    page = gmc.compare(audits).to_html(tmp_path / "p.html").read_text()
+    assert f"ours: {audits['ours'].certificate}" in page and f"theirs: {audits['theirs'].certificate}" not in page
+    assert "ours: With" not in audits["ours"].to_html(tmp_path / "q.html").read_text()

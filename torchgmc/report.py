@@ -106,7 +106,7 @@ def write(
     return write_html(
         target,
         title or f"Audit of {kind}" if main is not None else title or f"Calibration of {kind}",
-        certificate or _certificate(main, head),
+        certificate or (f"{ours}: " if len(audits) > 1 else "") + _certificate(main, head),
         parts,
         lead=lead,
         verdict=_verdict(main),
