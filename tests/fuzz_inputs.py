@@ -105,7 +105,7 @@ HARMLESS: dict[str, Callable[[Tensor], Tensor]] = {
 TENSOR_BREAKS: dict[str, Callable[[Tensor], Any]] = {
     **HARMLESS,
     **{
-        f"as {str(dtype).removeprefix('torch.')}": (lambda x, d=dtype: x.detach().to(d))
+        f"as {str(dtype).removeprefix('torch.')}": (lambda x, d=dtype: (x.real if x.is_complex() else x).detach().to(d))
         for dtype in (
             torch.float16,
             torch.bfloat16,

@@ -66,7 +66,8 @@ def cqr_interval(low: Tensor, high: Tensor, threshold: Tensor) -> tuple[Tensor, 
     """
     if checks.ordinary("high", high).shape != checks.ordinary("low", low).shape or high.device != low.device:
         raise ValueError(f"`high` must be beside `low`, {tuple(low.shape)} on {low.device}, got {tuple(high.shape)}.")
-    checks.numbers("high", high)
+    if checks.numbers("high", high).dtype == torch.bool:
+        raise TypeError(f"`high` must hold numbers, got {high.dtype}.")
     threshold = _like(threshold, low)
     return low - threshold, high + threshold
 
@@ -179,6 +180,8 @@ def _like(threshold: Tensor, prediction: Tensor) -> Tensor:
     threshold, prediction = checks.ordinary("threshold", threshold), checks.ordinary("prediction", prediction)
     checks.numbers("threshold", threshold)
     checks.numbers("prediction", prediction)
+    if prediction.dtype == torch.bool:
+        raise TypeError(f"the prediction must hold numbers, got {prediction.dtype}.")
     if threshold.device != prediction.device:
         raise ValueError(f"`threshold` is on {threshold.device} but the prediction is on {prediction.device}; use `.to(...)`.")
     if threshold.shape != prediction.shape:

@@ -277,6 +277,8 @@ class GMCHead(Head):
             self._check_inputs("f0", f0, x, "x")
             if self.static and x is not None and (x.dim() != 2 or x.shape[1] != self.scale.shape[0]):
                 raise ValueError(f"`x` must be the membership (n, {self.scale.shape[0]}) of the sets, got {tuple(x.shape)}.")
+        if f0.dim() > 2:
+            raise ValueError(f"`f0` must have shape (n,) or (n, l), got {f0.shape}")
         f = f0.to(torch.float64)
         if f.dim() == 1:
             f = f[:, None]
