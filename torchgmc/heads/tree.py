@@ -397,7 +397,7 @@ class TreeHead(Head):
         """Node ids, which must exist."""
         if nodes.is_floating_point() or nodes.dtype == torch.bool or nodes.device != self.spans.device:
             raise TypeError(f"`nodes` must be node ids, int64 on {self.spans.device}, got {nodes.dtype} on {nodes.device}.")
-        if nodes.numel() and (int(nodes.min()) < 0 or int(nodes.max()) >= self.num_nodes):
+        if nodes.device.type == "cpu" and nodes.numel() and (int(nodes.min()) < 0 or int(nodes.max()) >= self.num_nodes):
             raise ValueError(f"`nodes` must be from 0 to {self.num_nodes - 1}, got {int(nodes.min())} to {int(nodes.max())}.")
         return nodes.long()
 
