@@ -386,20 +386,24 @@ class TreeHead(Head):
             if nodes.dim() != 2 or nodes.shape[1] != self.num_nodes:
                 raise ValueError(f"soft answers must have shape (n, {self.num_nodes}), got {tuple(nodes.shape)}.")
             return soft.covered_leaves(nodes, self.spans, self.place)
-        spans, place = self.spans[self._nodes(nodes)], self.place
+        try:
+            spans, place = self.spans[self._nodes(nodes)], self.place
+        except IndexError:
+            raise ValueError(f"`nodes` must be from 0 to {self.num_nodes - 1}, got others.") from None
         return (place >= spans[..., :1]) & (place < spans[..., 1:])
 
     def names(self, nodes: Tensor) -> list[str]:
         """Name of each answer."""
-        return [self.tree.names[node] for node in self._nodes(checks.numbers("nodes", nodes)).flatten().tolist()]
+        try:
+            return [self.tree.names[node] for node in self._nodes(checks.numbers("nodes", nodes)).flatten().tolist()]
+        except IndexError:
+            raise ValueError(f"`nodes` must be from 0 to {self.num_nodes - 1}, got others.") from None
 
     def _nodes(self, nodes: Tensor) -> Tensor:
-        """Node ids, which must exist."""
+        """Node ids; a negative one becomes one that does not exist, so that it is not counted from the end."""
         if nodes.is_floating_point() or nodes.dtype == torch.bool or nodes.device != self.spans.device:
             raise TypeError(f"`nodes` must be node ids, int64 on {self.spans.device}, got {nodes.dtype} on {nodes.device}.")
-        if nodes.device.type == "cpu" and nodes.numel() and (int(nodes.min()) < 0 or int(nodes.max()) >= self.num_nodes):
-            raise ValueError(f"`nodes` must be from 0 to {self.num_nodes - 1}, got {int(nodes.min())} to {int(nodes.max())}.")
-        return nodes.long()
+        return torch.where(nodes < 0, self.num_nodes, nodes.long())
 
     def audit(self, probs: Tensor, labels: Any, groups: Any = None, delta: float = 0.05, weight: Any = None) -> Audit:
         """Measure the coverage of every set of answers on held-out data, with intervals that hold for all at once.
