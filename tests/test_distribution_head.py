@@ -254,7 +254,8 @@ def test_formats_agree(tmp_path, geometry):
         assert 1 <= len(head.log_step) <= 30
     want = head(logits, member)
     torch.testing.assert_close(torch.jit.script(head)(logits, member), want)
-    shape = {"logits": {0: torch.export.Dim("n", min=2)}, "groups": {0: torch.export.Dim("n", min=2)}}
+    n = torch.export.Dim("n", min=2, max=10_000)  # torch 2.6 wants a largest size
+    shape = {"logits": {0: n}, "groups": {0: n}}
     program = torch.export.export(head, (logits, member), dynamic_shapes=shape)
     torch.testing.assert_close(program.module()(logits[:7], member[:7]), want[:7])
 
@@ -268,7 +269,8 @@ def test_onnx_agrees(tmp_path, geometry):
     logits = logits.float()
     head = make(lists, 0.02, geometry=geometry).fit(logits, member)
     path = tmp_path / "head.onnx"
-    shape = {"logits": {0: torch.export.Dim("n", min=2)}, "groups": {0: torch.export.Dim("n", min=2)}}
+    n = torch.export.Dim("n", min=2, max=10_000)  # torch 2.6 wants a largest size
+    shape = {"logits": {0: n}, "groups": {0: n}}
     program = torch.export.export(head.eval(), (logits, member), dynamic_shapes=shape)
     torch.onnx.export(program, (logits, member), str(path), dynamo=True, verbose=False)
     session = runtime.InferenceSession(str(path), providers=["CPUExecutionProvider"])

@@ -15,7 +15,7 @@ def _check(f: Tensor, **bounds: float) -> None:
     if not isinstance(f, Tensor) or f.layout != torch.strided:
         raise TypeError(f"`f` must be a dense tensor, got {f.layout if isinstance(f, Tensor) else type(f).__name__}.")
     for name, value in bounds.items():
-        if isinstance(value, bool) or not isinstance(value, int | float | torch.SymFloat):
+        if isinstance(value, bool) or not isinstance(value, (int, float, torch.SymFloat)):  # torch 2.6 compiles no `|` of types
             raise TypeError(f"`{name}` must be a number, got {type(value).__name__}.")
         if isinstance(value, int) and abs(value) >= 1 << 63:
             raise ValueError(f"`{name}` must be a number that a tensor can hold, got {value}; write it as a float.")
