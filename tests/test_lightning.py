@@ -342,12 +342,12 @@ def test_language_model(kind, tmp_path):
     ids[member[:, 0], 1] = 7
     seen = torch.ones_like(ids)
     seen[::3, 5] = 0
-    data = loader(Rows(input_ids=ids, attention_mask=seen, groups=member))
+    training, data = (loader(Rows(input_ids=ids, attention_mask=seen, groups=member)) for _ in range(2))
     gentle = gmc.DistributionHead({"jobs": [10, 11, 12]}, 1e-4, GROUPS)
     adapter = gmc.Adapter(mask_token_id=4) if kind == "masked" else gmc.Adapter(position="last")
     callback = CalibrationCallback(gentle, data, adapter)
     run = trainer(tmp_path, callback)
-    run.fit(module, data)
+    run.fit(module, training)
     with torch.no_grad():
         logits = module.eval()(ids, seen).logits
         place = torch.full((40,), 3) if kind == "masked" else torch.where(seen[:, 5] == 1, 5, 4)

@@ -101,8 +101,8 @@ def compare(audits: Mapping[str, Audit]) -> Comparison:
         >>> scores = torch.sigmoid(2 * masks + torch.randn(200, 8, 8))
         >>> heads = {"GMC": gmc.ThresholdHead(0.1, 0.01), "conformal": gmc.baselines.ConformalRiskControl(0.1)}
         >>> both = gmc.compare({name: gmc.audit(head.fit(scores, masks), (scores, masks)) for name, head in heads.items()})
-        >>> list(both.summary["GMC"])[:2]
-        ['worst deviation', 'certified alpha']
+        >>> list(both.summary["GMC"])[:3]
+        ['asked alpha', 'worst deviation', 'certified alpha']
     """
     if not isinstance(audits, Mapping) or not audits or not all(isinstance(a, Audit) for a in audits.values()):
         raise TypeError(f"`audits` must map names to audits, as in {{'GMC': head.audit(...)}}, got {audits!r:.80}.")
