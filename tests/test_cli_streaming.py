@@ -136,7 +136,7 @@ def test_groups_learned_in_blocks_are_those_of_the_whole(
     again = Membership.from_json(_through_json(learned.to_json()))
     for member in (learned, again):
         assert member.names == list(expected.names)
-        found = [member.of(block) for block in table.blocks(member.numbers, member.labels, rows)]
+        found = [member.of(block) for block in table.blocks(list(member.matrices), member.columns, rows)]
         assert torch.cat(found).equal(expected.membership)
 
 
