@@ -265,6 +265,8 @@ def _unclear(error: Exception, arguments: Arguments) -> str:
         return ""  # a fake tensor has no values to check
     if isinstance(error, OSError) and (error.filename is not None or _on_purpose(error)):
         return ""  # of a file, with its name
+    if isinstance(error, IndexError) and _on_purpose(error) and str(error).startswith("`index` must be from 0 to"):
+        return ""  # by which Python ends a loop over a data set
     told = isinstance(error, RuntimeError) and "the optimum was not reached" in str(error)  # numerical, and says what to do
     if not isinstance(error, ValueError | TypeError) and not told:
         return "neither ValueError nor TypeError"

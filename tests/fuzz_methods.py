@@ -159,7 +159,9 @@ def check_metric(data: Arguments, table: Tensor) -> None:
         return
     member = torch.as_tensor(np.asarray(data["member"]) if not isinstance(data["member"], Tensor) else data["member"])
     w = None if data["weight"] is None else torch.as_tensor(data["weight"]).double().tolist()
-    expected = violations_loop(member.bool().tolist(), data["s"].detach().double().reshape(-1, 1).tolist(), weight=w)
+    expected = violations_loop(
+        member.bool().tolist(), torch.as_tensor(data["s"]).detach().double().reshape(-1, 1).tolist(), weight=w
+    )
     np.testing.assert_allclose(table.detach().numpy(), np.array(expected), rtol=1e-4, atol=1e-5)
 
 

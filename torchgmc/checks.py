@@ -1,6 +1,7 @@
 """Checks of arguments shared by heads, baselines and functions: what was wrong, where, and what to do."""
 
 import math
+import operator
 import os
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -42,6 +43,21 @@ def count(name: str, value: int | None, default: int) -> int:
     if value > 10**9:
         raise ValueError(f"`{name}` must be a whole number of at most 1e9, got {value!r}.")
     return value
+
+
+def place(name: str, value: Any, size: int) -> int:
+    """A whole number, also of numpy or a tensor, that counts ``size`` examples from 0, or from the end.
+
+    Raises:
+        IndexError: there is no such example, by which Python ends a loop over a data set.
+    """
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise TypeError(f"`{name}` must be a whole number, got {type(value).__name__}.") from None
+    if not -size <= number < size:
+        raise IndexError(f"`{name}` must be from 0 to {size - 1}, got {number}.")
+    return number
 
 
 def text(name: str, value: Any) -> str:

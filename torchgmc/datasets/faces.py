@@ -140,6 +140,7 @@ class FASSEG(Dataset[tuple[Any, Any]]):
         return len(self.labels)
 
     def __getitem__(self, index: int) -> tuple[Any, Any]:
+        index = checks.place("index", index, len(self))
         image, label = self.images[index], self.labels[index]
         return (
             image if self.transform is None else self.transform(image),

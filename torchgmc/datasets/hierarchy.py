@@ -122,6 +122,7 @@ class HierarchicalText(Dataset[tuple[Any, int]]):
         return len(self.texts)
 
     def __getitem__(self, index: int) -> tuple[Any, int]:
+        index = checks.place("index", index, len(self))
         text = self.texts[index]
         return text if self.transform is None else self.transform(text), int(self.labels[index])
 

@@ -114,6 +114,7 @@ class GenderPrompts(Dataset[tuple[Any, Tensor]]):
         return len(self.texts)
 
     def __getitem__(self, index: int) -> tuple[Any, Tensor]:
+        index = checks.place("index", index, len(self))
         text = self.texts[index]
         return text if self.transform is None else self.transform(text), self.groups[index]
 

@@ -490,7 +490,7 @@ class ThresholdHead(Head):
 def _find_risk(risk: Any) -> Risk:
     if isinstance(risk, MonotoneRisk):
         return risk
-    if risk not in RISKS:
+    if not isinstance(risk, str) or risk not in RISKS:
         raise ValueError(
             f"`risk` must be one of {sorted(RISKS)} or a MonotoneRisk(function), got {risk!r}; "
             "a head saved with a risk of its own is loaded with gmc.load(path, risk=MonotoneRisk(function))."

@@ -125,8 +125,8 @@ def calibrate_masked_lm(
     if len(sentences) == 0:
         raise ValueError("`sentences` is empty: there is nothing to calibrate on.")
     find: TokenGroups | Tensor = groups if isinstance(groups, TokenGroups | Tensor) else TokenGroups(tokenizer, groups)
-    if isinstance(find, Tensor) and len(find) != len(sentences):
-        raise ValueError(f"`groups` must have one row per sentence, {len(sentences)}, got {len(find)}.")
+    if isinstance(find, Tensor) and find.shape[:1] != (len(sentences),):
+        raise ValueError(f"`groups` must have one row per sentence, {len(sentences)}, got shape {tuple(find.shape)}.")
     if head is None:
         if attributes is None or alpha is None or isinstance(find, Tensor):
             raise ValueError("without `head`, give `attributes`, `alpha`, and `groups` by their words, to make one.")

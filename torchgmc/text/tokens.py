@@ -103,6 +103,9 @@ class TokenGroups(nn.Module):
         """Membership ``(n, a)``, bool, of the rows of ``input_ids`` ``(n, t)``."""
         if not is_scripting():
             _check_ids(input_ids)
+            if input_ids.device != self.final.device:
+                where = f"on {input_ids.device} but the groups are on {self.final.device}"
+                raise ValueError(f"`input_ids` is {where}; move them to one device.")
         if input_ids.dim() != 2:
             raise ValueError(f"`input_ids` must have shape (n, t), one row of tokens per prompt, got {input_ids.shape}")
         length = input_ids.shape[1]
