@@ -157,7 +157,10 @@ def main() -> int:
         parser.error(f"--calls must be at least 10, so that a tenth of them can warm up; got {args.calls}")
     console = Console()
     console.print(header())
-    outcomes = [soak(name, args.calls, console) for name in args.heads]
+    outcomes: list[Outcome] = []
+    for name in args.heads:
+        outcomes.append(soak(name, args.calls, console))
+        console.print(f"{name}: {outcomes[-1].seconds:.0f} s, grew by {outcomes[-1].grown / 1e6:.2f} MB")  # minutes apart
     console.print(table(outcomes))
     return 0 if all(o.kept for o in outcomes) else 1
 

@@ -2,13 +2,15 @@
 
 import json
 import math
+import os
 import time
 
 import pytest
 import torch
+from rich.console import Console
 
 import torchgmc as gmc
-from benchmarks import audit, calibrate, fnr, multicalibration, processes, search, text
+from benchmarks import audit, calibrate, fnr, multicalibration, processes, search, soak, text
 from benchmarks.__main__ import BENCHMARKS, collect, main
 from benchmarks.rows import Row, as_markdown, as_text, number
 
@@ -156,3 +158,22 @@ def test_watch_ends():
     with multicalibration.Watch() as watch:
         time.sleep(0.01)
     assert watch.added >= 0 and not watch.thread.is_alive()
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="needs /proc")
+@pytest.mark.parametrize("name", ["threshold", "quantile"])
+def test_soak_sees_a_head_that_keeps_its_batches(name, monkeypatch):
+    """Forty calls of a head as it is, and of one that hoards a megabyte a call."""
+    console = Console()
+    assert soak.soak(name, 40, console).kept
+    make, data = soak.HEADS[name]
+
+    def hoarding():
+        head, hoard = make(), []
+        observe = head.observe
+        head.observe = lambda *batch: (observe(*batch), hoard.append(torch.ones(1 << 18)))
+        return head
+
+    monkeypatch.setitem(soak.HEADS, name, (hoarding, data))
+    outcome = soak.soak(name, 40, console)
+    assert not outcome.kept and outcome.grown > 30 << 20
