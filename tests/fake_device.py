@@ -2,5 +2,5 @@
 
 import torch
 
-#: Before 2.8 torch asks the CUDA driver even about fake tensors. Another device that is only a name does as well there.
+#: torch 2.6 asks the CUDA driver even about fake tensors. Another device that is only a name does as well there.
 AWAY = torch.device("cuda" if torch.cuda.is_available() or hasattr(torch._C, "_ensureCUDADeviceGuardSet") else "lazy", 0)
