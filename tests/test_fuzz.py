@@ -15,13 +15,14 @@ import fuzz_heads
 import fuzz_inputs
 import fuzz_methods
 import fuzz_surface
+import fuzz_text
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 ENTRIES = {
     entry.name: entry
-    for module in (fuzz_heads, fuzz_functions, fuzz_methods, fuzz_around, fuzz_cli)
+    for module in (fuzz_heads, fuzz_functions, fuzz_methods, fuzz_around, fuzz_text, fuzz_cli)
     for entry in module.ENTRIES
 }
 SLOW_CASES = 10_000 / sum(entry.share for entry in ENTRIES.values())
