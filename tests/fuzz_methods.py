@@ -165,7 +165,8 @@ def check_metric(data: Arguments, table: Tensor) -> None:
     np.testing.assert_allclose(table.detach().numpy(), np.array(expected), rtol=1e-4, atol=1e-5)
 
 
-WATCHED = "threshold threshold-classes probability probability-classes quantile distribution tree-groups gmc".split()
+WATCHED = ["threshold", "threshold-classes", "probability", "probability-classes"]
+WATCHED += ["quantile", "distribution", "tree-groups", "gmc"]
 
 
 def watched_data(name: str) -> Any:
