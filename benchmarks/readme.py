@@ -9,6 +9,7 @@ The table stands between two comments, ``<!-- speed -->`` and ``<!-- /speed -->`
 import argparse
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +27,13 @@ def table(rows: Sequence[Row], machine: dict[str, Any]) -> str:
     notes = []
     for row in rows:
         if row.benchmark in SHOWN and row.ours is not None:
+            row = replace(row, peers={name: value for name, value in row.peers.items() if value != "not installed"})
             work, ours, naive, peers, *_ = (cell.replace("|", "\\|") for cell in row.cells())
             lines.append(f"| {work} | {ours} | {naive} | {peers} |")
             notes += [f"- {work}: {row.note}."] if row.peers else []  # faster at what quality
     where = [str(machine[name]) for name in ("processor", "system", "date") if name in machine]
-    versions = [f"{name} {machine[name]}" for name in ("torch", "peers") if name in machine]
+    found = [peer for peer in str(machine.get("peers", "")).split(", ") if peer and not peer.endswith("not installed")]
+    versions = [f"torch {machine['torch']}", *found]
     return "\n".join([*lines, "", *notes, *([""] if notes else []), f"Measured on: {'; '.join([*where, *versions])}.", ""])
 
 
