@@ -136,12 +136,6 @@ def test_the_table_is_written_by_command(tmp_path, capsys):
     other = {**row, "benchmark": "audit", "work": "not shown"}
     peers = {"a peer": 60.0, "another": "not installed"}
     beside = {**row, "work": "race", "naive": None, "peers": peers, "note": "a peer 40 x our time"}
-        **row,
-        "work": "race",
-        "naive": None,
-        "peers": {"a peer": 60.0, "another": "not installed"},
-        "note": "a peer 40 x our time",
-    }
     run = {"small": False, "machine": {"processor": "one core", "torch": "2.15"}, "rows": [row]}
     (tmp_path / "README.md").write_text(README, encoding="utf-8")
     for rows, table in (
