@@ -114,10 +114,11 @@ class Outcome:
 
 
 def resident() -> int:
-    """Bytes of this process in memory (Linux)."""
+    """Bytes of its own that this process has in memory (Linux), without the files it maps: those the system drops at will."""
     gc.collect()
     with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        _, pages, shared, *_ = (int(value) for value in file.read().split())
+    return (pages - shared) * os.sysconf("SC_PAGE_SIZE")
 
 
 def soak(name: str, calls: int, console: Console) -> Outcome:
