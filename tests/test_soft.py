@@ -418,8 +418,7 @@ def test_covers_is_scripted():
     head = copy.deepcopy(fitted("quantile-bins"))
     head.statistics = head.report = None
     scores, (member, base) = torch.rand(9), inputs_of("quantile-bins", 9)
-    with pytest.warns(Warning, match="deprecated|not supported"):
-        scripted = torch.jit.script(head)
+    scripted = torch.jit.script(head)
     for mode in ("hard", *SOFT):
         assert torch.equal(scripted.covers(scores, member, base, mode, 0.1), head.covers(scores, member, base, mode, 0.1))
 
