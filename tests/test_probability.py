@@ -83,7 +83,7 @@ def test_paper_equals_loop_step_by_step(geometry, bins, conditional):
 @pytest.mark.parametrize("geometry", ["kl", "euclidean"])
 def test_paper_with_classes_equals_loop(geometry):
     probs, y, member, _ = classes(150)
-    alpha, eta, euclidean = 0.03, 2.0**-4, geometry == "euclidean"
+    alpha, eta, euclidean = 0.02, 2.0**-4, geometry == "euclidean"
     head = gmc.ProbabilityHead(alpha, NAMES, bins=3, num_classes=3, geometry=geometry)
     head.fit(probs, y, member, solver="paper", eta=eta, max_iter=60)
     final, steps = oracle.algorithm_1(
@@ -97,7 +97,7 @@ def test_paper_with_classes_equals_loop(geometry):
         60,
         project=oracle.simplex if euclidean else None,
     )
-    assert len(steps) >= 3 and head.report.iterations == len(steps)  # three on torch 2.6, whose draws are others
+    assert len(steps) > 3 and head.report.iterations == len(steps)
     expected = torch.tensor([oracle.probability(row, euclidean) for row in final], dtype=torch.float64)
     torch.testing.assert_close(head(probs, member), expected, rtol=0, atol=1e-7)
 

@@ -11,6 +11,7 @@ from heads_zoo import ZOO
 from torch import Tensor
 
 import torchgmc as gmc
+from benchmarks.soak import resident
 
 ROWS = [entry for entry in ZOO if not entry.per_cell]
 
@@ -19,12 +20,6 @@ def held(head: gmc.Head) -> tuple[int, int]:
     """Tensors that the statistics hold, and their bytes."""
     found = [v for part in head._parts for v in vars(part).values() if isinstance(v, Tensor)]
     return len(found), sum(v.untyped_storage().nbytes() for v in found)
-
-
-def resident() -> int:
-    """Bytes of this process in memory."""
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 @pytest.mark.parametrize("entry", ZOO, ids=lambda e: e.name)
@@ -117,16 +112,28 @@ def test_sums_leave_memory_as_it_is(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="needs /proc")
+def test_a_million_examples_leave_memory_as_it_is() -> None:
+    """5,100 calls of 200 examples, and as many of one."""
+    entry = next(e for e in ZOO if e.name == "threshold")
+    head = entry.make()
+    for examples in (200, 1):
+        size, objects = grown(head, entry.data(examples, 0).observe, 3400)
+        assert size < 8 << 20 and objects < 40, (examples, size, objects)
+    assert int(head.statistics.examples) == 201 * 5100 > 1_000_000
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="needs /proc")
 @pytest.mark.parametrize("name", ["probability", "quantile", "distribution", "tree-groups", "gmc"])
-def test_rows_grow_by_their_size(name: str) -> None:
-    """300 calls of 1,000 examples: the process grows by the rows, and by the room to join them."""
+def test_rows_of_a_million_examples_grow_by_their_size(name: str) -> None:
+    """A million examples, 1,000 a call: the process grows by the rows, and by the room to join them."""
     entry = next(e for e in ZOO if e.name == name)
     head = entry.make()
-    growth, objects = grown(head, entry.data(1000, 0).observe, 300)
+    growth, objects = grown(head, entry.data(1000, 0).observe, 740)
     rows, (_, size) = head.statistics.rows, held(head)
-    assert rows == 450_000
+    assert rows == 1_110_000
     assert growth < 3 * size + (8 << 20) and objects < 100, (growth, size, objects)
     assert size / rows < 200  # bytes of one example
     head.reset()
-    growth, objects = grown(head, entry.data(1, 0).observe, 300, reset=25)
+    growth, objects = grown(head, entry.data(1, 0).observe, 3400, reset=500)
     assert growth < 8 << 20 and objects < 100, (growth, objects)  # observe, reset, observe, ...: nothing is left behind

@@ -1,5 +1,6 @@
 """Soft outputs: plain oracles, derivatives against differences, limits, and training through an attached model."""
 
+import contextlib
 import copy
 import functools
 import itertools
@@ -418,7 +419,9 @@ def test_covers_is_scripted():
     head = copy.deepcopy(fitted("quantile-bins"))
     head.statistics = head.report = None
     scores, (member, base) = torch.rand(9), inputs_of("quantile-bins", 9)
-    scripted = torch.jit.script(head)
+    announced = hasattr(torch.compiler, "nested_compile_region")  # recent torch says that TorchScript will end
+    with pytest.warns(Warning, match="deprecated|not supported") if announced else contextlib.nullcontext():
+        scripted = torch.jit.script(head)
     for mode in ("hard", *SOFT):
         assert torch.equal(scripted.covers(scores, member, base, mode, 0.1), head.covers(scores, member, base, mode, 0.1))
 
