@@ -91,6 +91,10 @@ class Audit:
             f"{self.num_examples} examples {self.max_violation:.4f})."
         )
 
+    def _paid(self) -> str:
+        """Every cost, in one line."""
+        return ", ".join(f"{k} {round(v, 4) + 0.0:.4f}" for k, v in self.cost.items())  # no -0.0000
+
     def _target(self) -> str:
         """The target to show, where it is one number that was asked for (not 0, nor everybody's mean)."""
         found = [] if self.evidence is None or self.evidence.relative else sorted({*self.evidence.target.tolist()})
@@ -229,8 +233,7 @@ class Audit:
         ]
         if len(rows) > len(shown):
             lines.append(f"... and {len(rows) - len(shown)} more with smaller estimates: all are in `audit.table`.")
-        cost = ", ".join(f"{k} {round(v, 4) + 0.0:.4f}" for k, v in self.cost.items())  # no -0.0000
-        return "\n".join([head, *lines, self.certificate, cost, *([self.note] if self.note else [])])
+        return "\n".join([head, *lines, self.certificate, self._paid(), *([self.note] if self.note else [])])
 
     def _repr_html_(self) -> str:
         """Table for notebooks."""
@@ -246,9 +249,8 @@ class Audit:
             for row in self.rows()
         )
         heads = "".join(f"<th>{k}</th>" for k in keep)
-        cost = ", ".join(f"{k} {round(v, 4) + 0.0:.4f}" for k, v in self.cost.items())  # no -0.0000
         note = f"<p><strong>{escape(self.note)}</strong></p>" if self.note else ""
-        return f"<p>{escape(self.certificate)}</p><table><tr>{heads}</tr>{cells}</table><p>{escape(cost)}</p>{note}"
+        return f"<p>{escape(self.certificate)}</p><table><tr>{heads}</tr>{cells}</table><p>{escape(self._paid())}</p>{note}"
 
 
 @dataclass(frozen=True)

@@ -263,9 +263,12 @@ class Groups:
                 )
             if rows.dtype == torch.bool and len(rows) != self.num_rows:
                 raise ValueError(f"a mask of rows must have shape ({self.num_rows},), got {tuple(rows.shape)}.")
-            if rows.dtype != torch.bool:
-                rows = self._places(rows.long())
-        return Groups(self.columns, self.codes.T[:, rows].T, self._blocks, self._gaps, self._plan)
+            rows = rows if rows.dtype == torch.bool else rows.long()  # torch takes uint8 for a mask
+        try:
+            codes = self.codes.T[:, rows].T
+        except IndexError as error:
+            raise ValueError(f"`Groups` have the rows 0 to {self.num_rows - 1}, others were asked for: {error}.") from None
+        return Groups(self.columns, codes, self._blocks, self._gaps, self._plan)
 
     def __len__(self) -> int:
         return sum(len(keys) for _, keys in self._blocks)
@@ -279,15 +282,6 @@ class Groups:
         if len(self) > shown:
             lines.append(f"  ... and {len(self) - shown} more")
         return "\n".join(lines)
-
-    def _places(self, rows: Tensor) -> Tensor:
-        """Indices of rows, which must exist."""
-        if rows.device.type == "cpu" and len(rows):  # elsewhere the device says so itself
-            low, high = (int(v) for v in rows.aminmax())
-            if low < -self.num_rows or high >= self.num_rows:
-                wrong = low if low < -self.num_rows else high
-                raise ValueError(f"`Groups` have the rows 0 to {self.num_rows - 1}, but row {wrong} was asked for.")
-        return rows
 
     def sums(self, values: Tensor) -> Tensor:
         r"""Sum of the values over the rows of each group, :math:`\sum_i 1\{x_i \in A_a\} v_{ik}`, by counting.
@@ -337,9 +331,10 @@ class Groups:
                 f"`index` must be a whole number, or a 0-d integer tensor on {self.device}, got {index.dtype} "
                 f"{tuple(index.shape)} on {index.device}."
             )
-        elif index.device.type == "cpu":
-            self._find(int(index))
-        columns, levels = (table.index_select(0, index[None])[0] for table in self._term_table)
+        try:
+            columns, levels = (table.index_select(0, index[None])[0] for table in self._term_table)
+        except (IndexError, RuntimeError) as error:
+            raise ValueError(f"`index` must be a group from 0 to {len(self) - 1}: {str(error).splitlines()[0]}") from None
         if not len(columns):  # everybody is the only group
             return torch.ones(self.num_rows, dtype=torch.bool, device=self.device)
         return ((self.codes.T.index_select(0, columns) == levels[:, None]) | (levels == _ANY)[:, None]).all(0)

@@ -1,6 +1,7 @@
 """Violations as a torchmetrics metric (extra ``lightning``): EarlyStopping and ModelCheckpoint can watch the worst group."""
 
 import inspect
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -222,9 +223,8 @@ def _answers(head: Any, member: Tensor | None, probs: Tensor, labels: Tensor) ->
         nodes = head(probs, member)
     else:
         nodes = head.answer(probs, head.base.to(probs.device).expand(len(probs)))
-    covered = head.leaves(nodes).gather(1, labels[:, None])[:, 0].double()
-    inside = head._sets(nodes.device)[nodes]  # (n, q)
-    return covered - head.target, (groups[:, :, None] & inside[:, None, :]).flatten(1)
+    covered, who = head._judge(nodes, labels, groups)
+    return covered - head.target, who
 
 
 def _own(head: Any, member: Tensor | None, f0: Tensor, y: Tensor) -> Watched:
@@ -244,17 +244,13 @@ def _own_groups(head: Any) -> list[str]:
     return groups
 
 
-def _groups(head: Any) -> list[str]:
-    groups: list[str] = head.groups
-    return groups
-
-
+_groups = operator.attrgetter("groups")
 #: By head: names of the groups, number of outputs, mapping, and what is accumulated.
 _WATCHED: dict[str, tuple[Callable[[Any], list[str]], Callable[[Any], int], str, Callable[..., Watched]]] = {
     "ThresholdHead": (_groups, lambda head: head.columns, "residual", _misses),
     "ProbabilityHead": (_groups, lambda head: head.columns, "residual", _errors),
     "QuantileHead": (_groups, lambda head: 1, "residual", _coverage),
     "DistributionHead": (_groups, lambda head: len(head.attributes), "centered", _list_masses),
-    "TreeHead": (lambda head: head.promises, lambda head: 1, "residual", _answers),
+    "TreeHead": (operator.attrgetter("promises"), lambda head: 1, "residual", _answers),
     "GMCHead": (_own_groups, lambda head: len(head.directions) if head.directed else 1, "residual", _own),
 }

@@ -386,24 +386,28 @@ class TreeHead(Head):
             if nodes.dim() != 2 or nodes.shape[1] != self.num_nodes:
                 raise ValueError(f"soft answers must have shape (n, {self.num_nodes}), got {tuple(nodes.shape)}.")
             return soft.covered_leaves(nodes, self.spans, self.place)
-        try:
-            spans, place = self.spans[self._nodes(nodes)], self.place
-        except IndexError:
-            raise ValueError(f"`nodes` must be from 0 to {self.num_nodes - 1}, got others.") from None
+        spans, place = self._of_nodes(nodes, self.spans), self.place
         return (place >= spans[..., :1]) & (place < spans[..., 1:])
 
     def names(self, nodes: Tensor) -> list[str]:
         """Name of each answer."""
+        every = torch.arange(self.num_nodes, device=self.spans.device)
+        return [self.tree.names[node] for node in self._of_nodes(checks.numbers("nodes", nodes), every).flatten().tolist()]
+
+    def _of_nodes(self, nodes: Tensor, table: Tensor) -> Tensor:
+        """Rows ``(..., k)`` of a table ``(V, k)``; a negative id is none, rather than counted from the end."""
+        if nodes.is_floating_point() or nodes.dtype == torch.bool or nodes.device != self.spans.device:
+            raise TypeError(f"`nodes` must be node ids, int64 on {self.spans.device}, got {nodes.dtype} on {nodes.device}.")
         try:
-            return [self.tree.names[node] for node in self._nodes(checks.numbers("nodes", nodes)).flatten().tolist()]
+            return table[torch.where(nodes < 0, self.num_nodes, nodes.long())]
         except IndexError:
             raise ValueError(f"`nodes` must be from 0 to {self.num_nodes - 1}, got others.") from None
 
-    def _nodes(self, nodes: Tensor) -> Tensor:
-        """Node ids; a negative one becomes one that does not exist, so that it is not counted from the end."""
-        if nodes.is_floating_point() or nodes.dtype == torch.bool or nodes.device != self.spans.device:
-            raise TypeError(f"`nodes` must be node ids, int64 on {self.spans.device}, got {nodes.dtype} on {nodes.device}.")
-        return torch.where(nodes < 0, self.num_nodes, nodes.long())
+    def _judge(self, nodes: Tensor, labels: Tensor, member: Tensor) -> tuple[Tensor, Tensor]:
+        """Whether each answer covers its label, ``(n,)`` of 0 and 1, and who is in each promised (group, set), ``(n, a q)``."""
+        covered = self.leaves(nodes).gather(1, labels[:, None])[:, 0].double()
+        inside = self._sets(nodes.device)[nodes]  # (n, q)
+        return covered, (member[:, :, None] & inside[:, None, :]).flatten(1)
 
     def audit(self, probs: Tensor, labels: Any, groups: Any = None, delta: float = 0.05, weight: Any = None) -> Audit:
         """Measure the coverage of every set of answers on held-out data, with intervals that hold for all at once.
@@ -421,9 +425,7 @@ class TreeHead(Head):
             raise ValueError("`probs` holds no examples to audit.")
         with torch.no_grad():
             nodes = self(probs, member if self.grouped else None)
-        covered = self.leaves(nodes).gather(1, labels[:, None])[:, 0].double()
-        inside = self._sets(nodes.device)[nodes]  # (n, q)
-        who = (member[:, :, None] & inside[:, None, :]).flatten(1)
+        covered, who = self._judge(nodes, labels, member)
         moments = Moments.of(who, (covered - self.target)[:, None], weights[:, None])
         answered = weights.new_zeros(self.num_nodes).index_add_(0, nodes, weights)  # weight of each answer
         right = torch.zeros_like(answered).index_add_(0, nodes, weights * covered)
