@@ -124,11 +124,6 @@ def check_length(length: int) -> Any:
     return check
 
 
-def asked(ask: Any) -> Any:
-    """A question to a data set, whose arguments may be broken."""
-    return lambda **a: ask(**a)
-
-
 def texts() -> Any:
     return gmc.datasets.HierarchicalText(data_folder())
 
@@ -247,29 +242,27 @@ ENTRIES = [
     Entry(
         "FASSEG[index]",
         lambda n, s: {"index": 1},
-        asked(lambda index: gmc.datasets.FASSEG(data_folder(), "frontal")[index]),
+        lambda index: gmc.datasets.FASSEG(data_folder(), "frontal")[index],
         check_length(2),
     ),
-    Entry("HierarchicalText[index]", lambda n, s: {"index": 1}, asked(lambda index: texts()[index]), check_length(2)),
+    Entry("HierarchicalText[index]", lambda n, s: {"index": 1}, lambda index: texts()[index], check_length(2)),
     Entry(
         "GenderPrompts[index]",
         lambda n, s: {"index": 1},
-        asked(lambda index: gmc.datasets.GenderPrompts(data_folder())[index]),
+        lambda index: gmc.datasets.GenderPrompts(data_folder())[index],
         check_length(2),
     ),
     Entry(
         "FASSEG.groups",
         lambda n, s: {"columns": ["pose_bucket", "subject"]},
-        asked(lambda columns: gmc.datasets.FASSEG(data_folder()).groups(columns)),
+        lambda columns: gmc.datasets.FASSEG(data_folder()).groups(columns),
         lambda d, v: None,
     ),
-    Entry(
-        "HierarchicalText.scores", lambda n, s: {"kind": "scores"}, asked(lambda kind: texts().scores(kind)), check_length(3)
-    ),
+    Entry("HierarchicalText.scores", lambda n, s: {"kind": "scores"}, lambda kind: texts().scores(kind), check_length(3)),
     Entry(
         "HierarchicalText.scored",
         lambda n, s: {"kind": "scores"},
-        asked(lambda kind: texts().scored(kind)),
+        lambda kind: texts().scored(kind),
         lambda d, v: finite(v),
     ),
     Entry(

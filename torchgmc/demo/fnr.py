@@ -22,7 +22,7 @@ import torchgmc as gmc
 from torchgmc._extras import require
 from torchgmc.demo.faces import GROUPS, Faces, draw
 from torchgmc.demo.stage import Bar, Result, clock, folder, one_thread, percent, progress_bar, remake
-from torchgmc.demo.terminal import marked, meaning, show
+from torchgmc.demo.terminal import by_method, meaning, show
 from torchgmc.report import Picture, Section, Table, write, write_file
 
 __all__ = ["QUICK", "DemoResult", "Setting", "run"]
@@ -254,18 +254,11 @@ def _sections(result: DemoResult, faces: Picture) -> list[Section]:
 
 def _rich_table(result: DemoResult) -> Any:
     setting = result.setting
-    rows = []
-    for row in result.rows():
-        cells = [
-            marked(
-                f"{percent(row['risk'][name], 1)} {row['deviation'][name]:+.4f}",
-                row["deviation"][name],
-                setting.alpha,
-                row["verdict"][name],
-            )
-            for name in METHODS
-        ]
-        rows.append(([row["group"], percent(row["mass"], 0).rjust(5)], cells))
+
+    def numbers(row: dict[str, Any], name: str) -> str:
+        return f"{percent(row['risk'][name], 1)} {row['deviation'][name]:+.4f}"
+
+    rows = [([row["group"], percent(row["mass"], 0).rjust(5)], by_method(row, setting.alpha, numbers)) for row in result.rows()]
     return show(
         f"Miss rate by group, target {percent(setting.target, 1)}",
         ["\ngroup", "\nshare"],

@@ -1,11 +1,11 @@
 """The table of a demonstration on a terminal of 80 columns; every mark is readable without colour."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torchgmc._extras import require
 
-__all__ = ["marked", "meaning", "show"]
+__all__ = ["by_method", "marked", "meaning", "show"]
 
 
 def marked(numbers: str, deviation: float, alpha: float, verdict: str = "") -> tuple[Any, Any]:
@@ -17,6 +17,13 @@ def marked(numbers: str, deviation: float, alpha: float, verdict: str = "") -> t
         mark, style = "!", "yellow"
     text = require("rich.text", extra="cli").Text
     return text(numbers, style=style), text(mark, style=style)
+
+
+def by_method(
+    row: dict[str, Any], alpha: float, numbers: Callable[[dict[str, Any], str], str], of: str = "deviation"
+) -> list[tuple[Any, Any]]:
+    """The :func:`marked` cells of a row, one a method: its ``numbers``, and the mark of what it has ``of``."""
+    return [marked(numbers(row, name), row[of][name], alpha, row["verdict"][name]) for name in row[of]]
 
 
 def meaning(data: str, delta: float) -> str:

@@ -23,7 +23,7 @@ import torchgmc as gmc
 from torchgmc._extras import require
 from torchgmc.demo.sentences import JOBS, PEOPLE, Corpus, draw, vocabulary
 from torchgmc.demo.stage import Bar, Result, clock, folder, one_thread, progress_bar, remake
-from torchgmc.demo.terminal import marked, meaning, show
+from torchgmc.demo.terminal import by_method, meaning, show
 from torchgmc.report import Section, Table, write, write_file
 from torchgmc.text import Quality, words
 
@@ -432,11 +432,11 @@ def _sections(result: TextResult) -> list[Section]:
 
 
 def _rich_table(result: TextResult) -> Any:
-    rows = []
-    for row in result.rows():
-        bias, verdict = row["bias"], row["verdict"]
-        cells = [marked(f"{1000 * bias[name]:+.2f}", bias[name], result.alpha, verdict[name]) for name in METHODS]
-        rows.append(([row["group"], row["list"]], cells))
+
+    def numbers(row: dict[str, Any], name: str) -> str:
+        return f"{1000 * row['bias'][name]:+.2f}"
+
+    rows = [([row["group"], row["list"]], by_method(row, result.alpha, numbers, of="bias")) for row in result.rows()]
     lines = (("NLL of masked words", "NLL after", ".4f"), ("mean KL", "KL", ".2g"), ("tokens at 0", "zeros", ".1f"))
     return show(
         f"Bias P(A)(P(U|A) - P(U)) in units of 0.001, promised {1000 * result.alpha:.3g}",

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 import torchgmc as gmc
 from torchgmc.demo.stage import Result, clock, folder, percent, progress_bar, remake
-from torchgmc.demo.terminal import marked, meaning, show
+from torchgmc.demo.terminal import by_method, meaning, show
 from torchgmc.report import Section, Table, write, write_file
 from torchgmc.trees import Tree
 
@@ -217,18 +217,11 @@ def _coverage(result: TreeResult) -> Section:
 
 def _rich_table(result: TreeResult) -> Any:
     setting = result.setting
-    rows = []
-    for row in result.rows():
-        cells = [
-            marked(
-                f"{percent(row['mass'][name], 0)}  {percent(row['coverage'][name])}",
-                row["deviation"][name],
-                setting.alpha,
-                row["verdict"][name],
-            )
-            for name in METHODS
-        ]
-        rows.append(([row["set"]], cells))
+
+    def numbers(row: dict[str, Any], name: str) -> str:
+        return f"{percent(row['mass'][name], 0)}  {percent(row['coverage'][name])}"
+
+    rows = [([row["set"]], by_method(row, setting.alpha, numbers)) for row in result.rows()]
     lines = (("answers a leaf", "answers: leaf"), ("answers the root", "answers: root"))
     return show(
         f"Coverage by set of answers, target {percent(setting.target)}",
