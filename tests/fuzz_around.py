@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import torchgmc as gmc
 from torchgmc import export, plots, report
-from torchgmc._torchscript import open_torchscript
+from torchgmc.deploy.torchscript import open_torchscript
 
 # -- models -------------------------------------------------------------------------------------------------------------------
 

@@ -16,7 +16,8 @@ from oracles import violations_loop
 from torch import Tensor, nn
 
 import torchgmc as gmc
-from torchgmc import baselines, conformity, func, mappings, overlap, projections, theory
+from torchgmc import baselines, conformity, func, mappings, projections, theory
+from torchgmc.audits import overlap
 
 HERE = Path(FOLDER.name)
 head_of = functools.cache(lambda name: next(e for e in heads_zoo.ZOO if e.name == name).fitted(60, 1))

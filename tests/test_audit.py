@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from oracles import audit_interval
 
 import torchgmc as gmc
-from torchgmc.audit import summarize
-from torchgmc.moments import Moments
+from torchgmc.audits.audit import summarize
+from torchgmc.audits.intervals import Moments
 
 
 def intervals(who, s, delta=0.05, conditional=False, weight=None, alpha=0.1, bounds=(-0.4, 0.6)):

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import torchgmc as gmc
-from torchgmc.audit import Audit, summarize
-from torchgmc.moments import Moments
+from torchgmc.audits.audit import Audit, summarize
+from torchgmc.audits.intervals import Moments
 
 ENTRIES = list(ZOO)
 

@@ -12,8 +12,8 @@ from browser import CHROMIUM, Browser
 from heads_zoo import ZOO
 
 import torchgmc as gmc
+from torchgmc.audits.page import Picture, Section, Table, write_html
 from torchgmc.demo import DEMOS
-from torchgmc.page import Picture, Section, Table, write_html
 
 pytestmark = pytest.mark.skipif(
     CHROMIUM is None, reason="no Chromium here (chromium, chromium-browser or google-chrome): apt-get install chromium"

@@ -19,7 +19,7 @@ pytest.importorskip("typer")
 pytest.importorskip("rich")
 from torchgmc.cli import main
 from torchgmc.cli.tables import open_table
-from torchgmc.io import read_notes
+from torchgmc.deploy.io import read_notes
 
 N = 240
 

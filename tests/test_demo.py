@@ -14,8 +14,8 @@ import pytest
 import torch
 
 import torchgmc as gmc
-from torchgmc._extras import require
 from torchgmc.demo.faces import CHUNK, GROUPS, draw
+from torchgmc.engine.extras import require
 
 pytest.importorskip("segmentation_models_pytorch")
 pytest.importorskip("matplotlib")

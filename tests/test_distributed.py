@@ -12,7 +12,8 @@ from distributed_worker import SHARDS, N
 from heads_zoo import NAMES, ZOO
 from torch import Tensor
 
-from torchgmc import distributed, io
+from torchgmc import distributed
+from torchgmc.deploy import io
 
 HERE = Path(__file__).parent
 

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from scipy.optimize import minimize
 
 from torchgmc import projections
-from torchgmc.distribution_problems import SimplexProblem, TiltProblem
-from torchgmc.distributions import Dual, atoms, log_masses, project
-from torchgmc.distributions_euclidean import cells_of, start, step, tail_from_cells, tail_of
+from torchgmc.heads.distribution.problem import SimplexProblem, TiltProblem
+from torchgmc.heads.distribution.simplex import cells_of, start, step, tail_from_cells, tail_of
+from torchgmc.heads.distribution.tilt import Dual, atoms, log_masses, project
 
 
 def draw(n=40, vocabulary=12, a=3, seed=0, strength=1.5):
@@ -348,7 +348,7 @@ def test_cells_stand_for_the_tail():
 @pytest.mark.parametrize("conditional", [False, True])
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_fixed_steps_equal_numpy_step_for_step(seed, conditional):
-    from torchgmc.solver import run
+    from torchgmc.engine.solver import run
 
     logits, member, lists = draw(seed=seed)
     alpha, eta = 0.01, 0.004

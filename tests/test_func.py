@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.func import functional_call, grad, hessian, jacfwd, jacrev, vmap
 
 import torchgmc as gmc
-from torchgmc.groups import pattern_ids
-from torchgmc.search import masses
+from torchgmc.engine.search import masses
+from torchgmc.groups.groups import pattern_ids
 
 
 @functools.cache

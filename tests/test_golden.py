@@ -13,7 +13,7 @@ from heads_zoo import ZOO, Entry
 from safetensors.torch import load_file, save_file
 
 import torchgmc as gmc
-from torchgmc import io
+from torchgmc.deploy import io
 
 FOLDER = Path(__file__).parent / "golden"
 N, SEED = 6, 11

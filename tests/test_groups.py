@@ -14,7 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from torchgmc.groups import Groups, check_groups, pattern_ids
+from torchgmc.groups.groups import Groups, check_groups, pattern_ids
 
 SEX, SITE = ["f", "m", "f", "f"], [3, 3, 7, 3]
 

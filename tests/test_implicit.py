@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import torchgmc as gmc
-from torchgmc import implicit, implicit_problems, jitter
-from torchgmc.implicit import CellProblem, minimise, optimum
+from torchgmc.engine import hashing, implicit
+from torchgmc.engine.implicit import CellProblem, minimise, optimum
+from torchgmc.heads import implicit_problems
 
 SEEDS = st.integers(0, 2**16)
 T = 0.05
@@ -110,7 +111,7 @@ def test_derivative_is_that_of_the_whole_fit(name: str, seed: int):
     point = x.clone().requires_grad_()
     (grad,) = torch.autograd.grad(summary(solve(point)), point)
     if "jitter" in options:  # the noise of the hard scores jumps; along a direction it is held as it is here
-        noise = jitter.add(x, options["jitter"]) - x
+        noise = hashing.add(x, options["jitter"]) - x
         plain = make(seed)[2]
         slope = (summary(plain(x + noise + step * along)) - summary(plain(x + noise - step * along))) / (2 * step)
     else:

@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import save_file
 
 import torchgmc as gmc
-from torchgmc import io
-from torchgmc.risks import MonotoneRisk
+from torchgmc.deploy import io
+from torchgmc.heads.threshold.risks import MonotoneRisk
 
 SCORES = torch.rand(60, 5, 5, generator=torch.Generator().manual_seed(0))
 MASKS = torch.rand(60, 5, 5, generator=torch.Generator().manual_seed(1)) < 0.5

@@ -1,11 +1,11 @@
 import torch
 
-from torchgmc import jitter
+from torchgmc.engine import hashing
 
 
 def test_uniform_and_independent_of_the_score():
     x = torch.rand(40, 64, 64, generator=torch.Generator().manual_seed(0))
-    noise = jitter.noise(x)
+    noise = hashing.noise(x)
     assert noise.shape == x.shape and noise.dtype == torch.float32
     assert noise.min() >= -1 and noise.max() < 1
     shares = torch.histc(noise, 20, -1, 1) / noise.numel()
@@ -15,26 +15,26 @@ def test_uniform_and_independent_of_the_score():
 
 def test_equal_scores_get_different_noise_and_equal_images_the_same():
     flat = torch.ones(2, 32, 32)
-    noise = jitter.noise(flat)
+    noise = hashing.noise(flat)
     assert torch.equal(noise[0], noise[1])
     assert noise[0].unique().numel() > 1000
     pair = torch.stack([torch.zeros(50), torch.zeros(50)])
     pair[1, 7] = 0.25  # one other score changes the noise of all
-    a, b = jitter.noise(pair)
+    a, b = hashing.noise(pair)
     assert (a != b).double().mean() > 0.9
 
 
 def test_does_not_depend_on_the_batch_or_the_type():
     x = (torch.rand(10, 30, generator=torch.Generator().manual_seed(1)) * 1024).round() / 1024  # exact in float16
-    noise = jitter.noise(x)
-    assert torch.equal(jitter.noise(x[3:4]), noise[3:4])
-    assert torch.equal(jitter.noise(x.half()), noise)
-    torch.testing.assert_close(jitter.noise(x.double()).float(), noise)
-    assert torch.equal(jitter.keys(x.double()), jitter.keys(x.half()))
+    noise = hashing.noise(x)
+    assert torch.equal(hashing.noise(x[3:4]), noise[3:4])
+    assert torch.equal(hashing.noise(x.half()), noise)
+    torch.testing.assert_close(hashing.noise(x.double()).float(), noise)
+    assert torch.equal(hashing.keys(x.double()), hashing.keys(x.half()))
 
 
 def test_keys_are_spread():
-    keys = jitter.keys(torch.rand(4000, 6, generator=torch.Generator().manual_seed(2)))
+    keys = hashing.keys(torch.rand(4000, 6, generator=torch.Generator().manual_seed(2)))
     assert keys.unique().numel() > 3950
     assert ((keys / 2**22).histc(8, 0, 1) / 4000 - 0.125).abs().max() < 0.03
     assert torch.equal(keys, keys.floor())
@@ -42,15 +42,15 @@ def test_keys_are_spread():
 
 def test_mix_is_a_bijection_of_22_bits():
     x = torch.arange(2**22, dtype=torch.float64)
-    assert jitter.mix(x).unique().numel() == 2**22
+    assert hashing.mix(x).unique().numel() == 2**22
 
 
 def test_script_equals_eager_for_huge_and_negative_scores():
     x = torch.tensor([[-1e30, 1e30, -3.7, 0.0, 12345.678]])
-    assert torch.equal(torch.jit.script(jitter.noise)(x), jitter.noise(x))
-    assert jitter.noise(x).isfinite().all()
+    assert torch.equal(torch.jit.script(hashing.noise)(x), hashing.noise(x))
+    assert hashing.noise(x).isfinite().all()
 
 
 def test_width_0_changes_nothing():
     x = torch.rand(3, 4).half()
-    assert jitter.add(x, 0.0) is x
+    assert hashing.add(x, 0.0) is x

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import torchgmc as gmc
-from torchgmc import overlap
-from torchgmc.overlap import OverlapWarning, Sketch, share
+from torchgmc.audits import overlap
+from torchgmc.audits.overlap import OverlapWarning, Sketch, share
 
 
 def plain_share(seen: list[tuple[float, ...]], audited: list[tuple[float, ...]]) -> float:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import torchgmc as gmc
-from torchgmc.penalty_mappings import Values, residual, soft_risk
+from torchgmc.heads.penalty_mappings import Values, residual, soft_risk
 
 KINDS = ("smooth_max", "hinge", "squared")
 

@@ -13,9 +13,9 @@ import torchgmc as gmc
 
 pytest.importorskip("matplotlib")
 from torchgmc import plots
+from torchgmc.heads.distribution.plot import mean_probabilities, token_names
+from torchgmc.heads.tree.plot import node_coverage
 from torchgmc.plots.style import DARK, LIGHT, safe
-from torchgmc.plots.trees import node_coverage
-from torchgmc.plots.vocabulary import mean_probabilities, token_names
 
 ENTRIES = {entry.name: entry for entry in ZOO}
 SHELVES = {"x": {"x1": ["x1a", "x1b"], "x2": None}, "y": ["y1", "y2", "y3"]}

@@ -251,7 +251,7 @@ def test_brier_never_rises_with_classes(n, c, geometry, seed):
 
 def test_replay_is_exact_in_any_batch_order_and_precision_of_the_solver():
     """30,000 x 40 members are kept in float32 by the solver; the head replays in float64, row by row."""
-    from torchgmc import probabilities
+    from torchgmc.heads.probability import solver as probabilities
 
     probs, y, member, _ = events(30_000, a=40, shift=0.3)
     names = [str(i) for i in range(40)]
@@ -292,7 +292,7 @@ def test_order_and_batches_do_not_matter():
 
 def test_large_samples_use_a_thinned_hessian_and_reach_the_same_optimum():
     """Above 65,536 rows the Hessian comes from a part of them; the slope does not, so the optimum is the same."""
-    from torchgmc import probabilities
+    from torchgmc.heads.probability import solver as probabilities
 
     probs, y, member, _ = events(70_000, a=20, slope=0.0, shift=0.5)
     names = [str(i) for i in range(20)]

@@ -6,12 +6,21 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from torchgmc import levelsets
-from torchgmc.lasso import _split, solve_lasso
-from torchgmc.levelproblem import ResidualProblem
-from torchgmc.levelsets import apply_log, apply_tables, cell_sums, equal_width, exact_product, levels, merge_log, snap
-from torchgmc.quantiles import QuantileProblem
-from torchgmc.solver import run
+from torchgmc.engine.lasso import _split, solve_lasso
+from torchgmc.engine.solver import run
+from torchgmc.heads.levelsets import steps as levelsets
+from torchgmc.heads.levelsets.problem import ResidualProblem
+from torchgmc.heads.levelsets.steps import (
+    apply_log,
+    apply_tables,
+    cell_sums,
+    equal_width,
+    exact_product,
+    levels,
+    merge_log,
+    snap,
+)
+from torchgmc.heads.quantile.problem import QuantileProblem
 
 
 def problem(n=200, a=3, bins=4, columns=1, euclidean=True, seed=0):

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import torchgmc as gmc
-from torchgmc.quantiles import quantile_error
+from torchgmc.heads.quantile.problem import quantile_error
 
 NAMES = ["a", "b", "c"]
 

@@ -7,7 +7,7 @@ from torch._subclasses import FakeTensorMode
 
 import torchgmc as gmc
 from tests.oracles import violations_loop
-from torchgmc.search import Cells, masses
+from torchgmc.engine.search import Cells, masses
 
 
 def draw(n, a, l, seed, dtype=torch.float64):

@@ -20,8 +20,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import gradcheck, gradgradcheck
 
 import torchgmc as gmc
-from torchgmc import soft
-from torchgmc.trees import Tree
+from torchgmc.heads.levelsets import soft as soft_levels
+from torchgmc.heads.tree import soft as soft_answers
+from torchgmc.heads.tree.tree import Tree
 
 SOFT = ("soft", "straight_through")
 
@@ -294,12 +295,12 @@ def test_path_is_a_distribution_that_climbs_with_lambda(n, height, seed, tempera
     depth = torch.randint(1, height + 1, (n, 1), generator=g)
     levels = torch.where(torch.arange(height) >= depth, -math.inf, levels)
     lam = torch.rand(n, generator=g, dtype=torch.float64) * 2 - 0.5
-    found = soft.path(levels, lam, temperature)
+    found = soft_answers.path(levels, lam, temperature)
     assert found.shape == (n, height + 1)
     assert bool((found >= 0).all())
     torch.testing.assert_close(found.sum(1), torch.ones(n).double())
     mean = (found * torch.arange(height + 1)).sum(1)
-    higher = (soft.path(levels, lam + 0.1, temperature) * torch.arange(height + 1)).sum(1)
+    higher = (soft_answers.path(levels, lam + 0.1, temperature) * torch.arange(height + 1)).sum(1)
     assert bool((higher <= mean + 1e-12).all())
 
 
@@ -314,7 +315,7 @@ def test_covered_leaves_is_a_matrix_product(seed, leaves):
     tree = Tree(paths)
     nodes = torch.rand(4, tree.num_nodes, generator=g, dtype=torch.float64)
     below = torch.tensor([[k in tree.below(v) for k in range(leaves)] for v in range(tree.num_nodes)]).double()
-    torch.testing.assert_close(soft.covered_leaves(nodes, tree.spans, tree.place), nodes @ below)
+    torch.testing.assert_close(soft_answers.covered_leaves(nodes, tree.spans, tree.place), nodes @ below)
 
 
 # -- level sets --------------------------------------------------------------------------------------------------------------
@@ -326,11 +327,11 @@ def test_level_sets_are_a_partition(n, bins, columns, seed):
     g = torch.Generator().manual_seed(seed)
     x = torch.rand(n, columns, generator=g, dtype=torch.float64)
     edges = torch.arange(1, bins, dtype=torch.float64) / bins
-    inside = soft.level_sets(x, edges, 0.1)
+    inside = soft_levels.level_sets(x, edges, 0.1)
     assert inside.shape == (n, bins, columns)
     assert bool((inside >= 0).all())
     torch.testing.assert_close(inside.sum(1), torch.ones(n, columns).double())
-    sharp = soft.level_sets(x, edges, 1e-12)
+    sharp = soft_levels.level_sets(x, edges, 1e-12)
     assert torch.equal(sharp.argmax(1), torch.bucketize(x, edges, right=True))
 
 

@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import torchgmc as gmc
+from torchgmc.engine.search import Cells
+from torchgmc.engine.solver import fingerprint
 from torchgmc.mappings import Centered, MissRate, Pinball, Residual
-from torchgmc.search import Cells
-from torchgmc.solver import fingerprint
 
 
 def problem(n=60, a=3, l=2, seed=0):

@@ -15,10 +15,10 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import torchgmc as gmc
-from torchgmc import _tables
-from torchgmc.groups import Groups
+from torchgmc.engine.search import Structured, masses, sums
+from torchgmc.groups import sums as _tables
+from torchgmc.groups.groups import Groups
 from torchgmc.mappings import Residual
-from torchgmc.search import Structured, masses, sums
 
 
 def sums_by_loop(groups: Groups, values: list[list[float]]) -> list[list[float]]:

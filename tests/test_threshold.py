@@ -13,7 +13,7 @@ from torch._subclasses import FakeTensorMode
 
 import torchgmc as gmc
 from tests.oracles import algorithm_1, false_alarm_rate, group_violations, miss_rate, pinball
-from torchgmc.risks import Lattice, MonotoneRisk
+from torchgmc.heads.threshold.risks import Lattice, MonotoneRisk
 
 
 def make(n=40, m=30, a=3, seed=0, dtype=torch.float64):

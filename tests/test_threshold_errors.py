@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import torchgmc as gmc
-from torchgmc.risks import MonotoneRisk
+from torchgmc.heads.threshold.risks import MonotoneRisk
 
 SCORES, MASKS = torch.rand(6, 4), torch.ones(6, 4, dtype=torch.bool)
 GROUPS = torch.tensor([[1, 0], [1, 0], [1, 1], [0, 1], [0, 1], [1, 1]], dtype=torch.bool)

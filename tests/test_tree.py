@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from oracles_tree import SlowTree, random_scores, random_tree
 
 import torchgmc as gmc
-from torchgmc.solver import run
-from torchgmc.trees import Tree, answers, path_levels, replay, rounds
+from torchgmc.engine.solver import run
+from torchgmc.heads.tree.tree import Tree, answers, path_levels, replay, rounds
 
 TOY = {"Civil": ["Green Building", "Water Pollution"], "Medical": ["Cancer", "Alzheimer's Disease"]}
 WOS = [*[12] * 3, *[13] * 4, *[14] * 5, 15, 15, 15, -1]  # 12 leaves under 3 parents
@@ -209,7 +209,7 @@ def test_replay_is_the_fit(solver, conditional):
     head.observe(probs, labels)
     problem = head._problem()
     if solver == "exact":
-        from torchgmc.tree_solver import descend
+        from torchgmc.heads.tree.solver import descend
 
         steps = descend(problem, 1000).iterations
     else:

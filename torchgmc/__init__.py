@@ -4,21 +4,21 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from torchgmc import distributed, projections, theory
-from torchgmc.adapters import Adapter
-from torchgmc.attach import CalibratedModel, attach
-from torchgmc.audit import Audit, audit
-from torchgmc.dense import Solution, replay, solve
-from torchgmc.groups import Groups
+from torchgmc.audits.audit import Audit, audit
+from torchgmc.deploy.adapters import Adapter
+from torchgmc.deploy.attach import CalibratedModel, attach
+from torchgmc.deploy.io import load, save
+from torchgmc.engine.search import Cells, violations
+from torchgmc.engine.solver import Report
+from torchgmc.groups.groups import Groups
 from torchgmc.heads import DistributionHead, GMCHead, Head, ProbabilityHead, QuantileHead, ThresholdHead, TreeHead
-from torchgmc.io import load, save
-from torchgmc.risks import MonotoneRisk
-from torchgmc.search import Cells, violations
-from torchgmc.solver import Report
+from torchgmc.heads.custom.solve import Solution, replay, solve
+from torchgmc.heads.threshold.risks import MonotoneRisk
 
 if TYPE_CHECKING:
     from torchgmc import baselines, conformity, func
-    from torchgmc.comparison import Comparison, compare
-    from torchgmc.discovery import Discovery, find_groups
+    from torchgmc.audits.comparison import Comparison, compare
+    from torchgmc.audits.discovery import Discovery, find_groups
     from torchgmc.penalty import GMCPenalty
     from torchgmc.text.tokens import TokenGroups
 
@@ -65,12 +65,12 @@ __all__ = [
 # Imported when first used: integrations need an extra each, and what few programs use should not cost all of them time.
 _MODULES = ("baselines", "conformity", "datasets", "func", "lightning", "metrics", "text")
 _LATER = {
-    "Comparison": "comparison",
-    "Discovery": "discovery",
+    "Comparison": "audits.comparison",
+    "Discovery": "audits.discovery",
     "GMCPenalty": "penalty",
     "TokenGroups": "text.tokens",
-    "compare": "comparison",
-    "find_groups": "discovery",
+    "compare": "audits.comparison",
+    "find_groups": "audits.discovery",
 }
 
 if not TYPE_CHECKING:

@@ -15,7 +15,7 @@ and from a classifier to sets::
 import torch
 from torch import Tensor
 
-from torchgmc import checks, jitter
+from torchgmc.engine import checks, hashing
 
 __all__ = ["absolute_residual", "aps", "aps_set", "cqr", "cqr_interval", "interval", "lac", "lac_set"]
 
@@ -128,7 +128,7 @@ def _cumulative(probs: Tensor, randomized: bool) -> Tensor:
     ordered, place = probs.sort(dim=1, descending=True, stable=True)
     mass = ordered.cumsum(1)
     if randomized:
-        mass = mass - ordered * (jitter.keys(probs) / 4194304.0).to(probs.dtype)[:, None]
+        mass = mass - ordered * (hashing.keys(probs) / 4194304.0).to(probs.dtype)[:, None]
     return torch.zeros_like(mass).scatter(1, place, mass)
 
 

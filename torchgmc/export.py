@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torchgmc import checks
-from torchgmc._extras import require
-from torchgmc._torchscript import KEY, Flat, Program, first_line, open_torchscript, read_torchscript, write_torchscript
-from torchgmc.attach import CalibratedModel
+from torchgmc.deploy.attach import CalibratedModel
+from torchgmc.deploy.io import write_atomically
+from torchgmc.deploy.torchscript import KEY, Flat, Program, first_line, open_torchscript, read_torchscript, write_torchscript
+from torchgmc.engine import checks
+from torchgmc.engine.extras import require
 from torchgmc.heads.base import Head
-from torchgmc.io import write_atomically
 
 __all__ = ["FORMATS", "export", "metadata"]
 

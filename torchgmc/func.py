@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from torchgmc import checks
+from torchgmc.engine import checks
 from torchgmc.heads.base import Head
 
 __all__ = ["apply", "stack", "sweep"]

@@ -16,11 +16,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from torchgmc import checks, distributed, io
-from torchgmc._calibration_loop import checkpoints_of_now, evaluating, figure, labels, progress, shard
-from torchgmc._extras import require
-from torchgmc.adapters import Adapter, Batch, adapt, may_take_groups, takes_groups
-from torchgmc.attach import CalibratedModel
+from torchgmc import distributed
+from torchgmc.deploy import io
+from torchgmc.deploy.adapters import Adapter, Batch, adapt, may_take_groups, takes_groups
+from torchgmc.deploy.attach import CalibratedModel
+from torchgmc.deploy.loaders import checkpoints_of_now, evaluating, figure, labels, progress, shard
+from torchgmc.engine import checks
+from torchgmc.engine.extras import require
 from torchgmc.heads.base import Head
 from torchgmc.heads.base import _unchanged_on_error as unchanged_on_error
 

@@ -10,7 +10,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from torchgmc import checks
+from torchgmc.engine import checks
 
 
 @runtime_checkable

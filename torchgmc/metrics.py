@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchgmc import checks, jitter
-from torchgmc._extras import require
-from torchgmc.groups import check_groups
+from torchgmc.engine import checks, hashing
+from torchgmc.engine.extras import require
+from torchgmc.groups.groups import check_groups
 from torchgmc.heads.base import Head
 
 Metric: Any = require("torchmetrics", extra="lightning").Metric
@@ -189,7 +189,7 @@ def _misses(head: Any, member: Tensor | None, scores: Tensor, masks: Tensor) -> 
     )
     lam = lam.reshape(n, -1).expand(n, head.columns)
     masks = checks.binary("masks", masks, scores)
-    risk: Tensor = head._risk.values(head._flat(jitter.add(scores, head.jitter)), head._flat(masks), lam)
+    risk: Tensor = head._risk.values(head._flat(hashing.add(scores, head.jitter)), head._flat(masks), lam)
     targets: Tensor = head._targets()
     return risk - targets.to(risk), member
 

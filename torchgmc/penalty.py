@@ -8,11 +8,13 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from torchgmc import checks, distributed, penalty_mappings
-from torchgmc._float64 import Float64Module
-from torchgmc.groups import check_groups
-from torchgmc.penalty_mappings import Values
-from torchgmc.search import masses, violations
+from torchgmc import distributed
+from torchgmc.engine import checks
+from torchgmc.engine.float64 import Float64Module
+from torchgmc.engine.search import masses, violations
+from torchgmc.groups.groups import check_groups
+from torchgmc.heads import penalty_mappings
+from torchgmc.heads.penalty_mappings import Values
 
 KINDS = ("smooth_max", "hinge", "squared")
 REDUCTIONS = ("sum", "mean", "max")
@@ -56,8 +58,9 @@ class GMCPenalty(Float64Module):
     Args:
         mapping: s as a function of the batch: ``"residual"`` (preds - target), ``"centered"`` (preds - E preds: do groups
             differ?), or a function of your own that gives ``(n,)`` or ``(n, u)``, differentiable (hard steps teach nothing; see
-            :mod:`torchgmc.penalty_mappings` for soft ones), NaN for a value to leave out; it may give
-            :class:`~torchgmc.penalty_mappings.Values` for sets that depend on f. :meth:`for_head` makes those of the heads.
+            :mod:`torchgmc.heads.penalty_mappings` for soft ones), NaN for a value to leave out; it may give
+            :class:`~torchgmc.heads.penalty_mappings.Values` for sets that depend on f. :meth:`for_head` makes those of the
+            heads.
         groups: names of the groups, or how many there are; None for one group of everyone.
         kind: ``"smooth_max"``, ``"hinge"`` or ``"squared"``.
         alpha: for ``"hinge"``, the violation that costs nothing.

@@ -5,7 +5,7 @@ Plain tensor functions that TorchScript and ``torch.export`` can read: shapes an
 
 import torch
 from torch import Tensor
-from torch._jit_internal import is_scripting
+from torch.jit import is_scripting
 
 __all__ = ["box", "simplex"]
 

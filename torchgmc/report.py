@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from torchgmc import checks
-from torchgmc.audit import Audit
-from torchgmc.comparison import Comparison
-from torchgmc.page import Picture, Section, Table, write_file, write_html
+from torchgmc.audits.audit import Audit
+from torchgmc.audits.comparison import Comparison
+from torchgmc.audits.page import Picture, Section, Table, write_file, write_html
+from torchgmc.engine import checks
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -127,10 +127,10 @@ def picture(draw: Picture | Callable[[bool], Figure], text: str) -> Picture:
 
 def fitted(head: Head, audit: Audit | None = None) -> Section:
     """What a head was fitted to: its message, its own figure and table, and the steps."""
-    from torchgmc.heads.distribution import DistributionHead
-    from torchgmc.heads.quantile import QuantileHead
-    from torchgmc.heads.threshold import ThresholdHead
-    from torchgmc.heads.tree import TreeHead
+    from torchgmc.heads.distribution.head import DistributionHead
+    from torchgmc.heads.quantile.head import QuantileHead
+    from torchgmc.heads.threshold.head import ThresholdHead
+    from torchgmc.heads.tree.head import TreeHead
 
     paragraphs: list[str] = []
     tables: list[Table] = []

@@ -19,7 +19,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from torchgmc._extras import require
+from torchgmc.engine.extras import require
 
 __all__ = ["main"]
 

@@ -26,12 +26,12 @@ import torch
 import typer
 
 import torchgmc as gmc
-from torchgmc import checks
 from torchgmc.cli import options, show
 from torchgmc.cli.loading import load_head, open_source
 from torchgmc.cli.tables import SUFFIXES, Array
 from torchgmc.cli.tasks import Arrays, Source
 from torchgmc.cli.writers import check_file, write_rows
+from torchgmc.engine import checks
 
 __all__ = ["apply"]
 

@@ -21,12 +21,12 @@ from typing import Annotated
 import typer
 
 import torchgmc as gmc
-from torchgmc import checks
 from torchgmc import report as reports
 from torchgmc.cli import fitting, options, show
 from torchgmc.cli.loading import load_head, open_source
 from torchgmc.cli.tasks import Arrays
 from torchgmc.cli.writers import check_file
+from torchgmc.engine import checks
 
 __all__ = ["audit"]
 

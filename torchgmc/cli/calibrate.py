@@ -20,13 +20,13 @@ from typing import Annotated, Any
 import typer
 
 import torchgmc as gmc
-from torchgmc import checks
 from torchgmc import report as reports
 from torchgmc.cli import fitting, options, show
 from torchgmc.cli.membership import Membership, Options
 from torchgmc.cli.tables import open_table
 from torchgmc.cli.tasks import TASKS, Arrays, Source, check_names, find_arrays, read_attributes, read_tree
 from torchgmc.cli.writers import check_file
+from torchgmc.engine import checks
 
 __all__ = ["calibrate"]
 

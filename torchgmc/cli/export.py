@@ -16,11 +16,11 @@ import typer
 from torch import Tensor, nn
 
 import torchgmc as gmc
-from torchgmc import checks
 from torchgmc.cli import options, show
 from torchgmc.cli.loading import load_head, open_source
 from torchgmc.cli.tasks import Arrays, task_of
 from torchgmc.cli.writers import check_file
+from torchgmc.engine import checks
 from torchgmc.export import FORMATS
 
 __all__ = ["export"]

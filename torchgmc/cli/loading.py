@@ -11,7 +11,7 @@ from torchgmc.cli import options
 from torchgmc.cli.membership import Membership
 from torchgmc.cli.tables import Table, open_table
 from torchgmc.cli.tasks import Arrays, Source, find_arrays, listing, task_of
-from torchgmc.io import load, read_notes
+from torchgmc.deploy.io import load, read_notes
 
 __all__ = ["load_head", "open_source"]
 

@@ -20,9 +20,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchgmc._columns import factorize
 from torchgmc.cli.tables import Array, Block, Table, to_numbers
-from torchgmc.groups import Column, Groups
+from torchgmc.groups.columns import factorize
+from torchgmc.groups.groups import Column, Groups
 
 __all__ = ["Membership", "Options"]
 

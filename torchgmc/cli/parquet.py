@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from torchgmc._extras import require
 from torchgmc.cli.tables import Array, Block, array_names, block_rows, columns_of, reading, to_numbers
+from torchgmc.engine.extras import require
 
 __all__ = ["ParquetTable"]
 

@@ -33,7 +33,7 @@ def reproduce(
     """
     from rich.console import Console
 
-    from torchgmc._extras import require
+    from torchgmc.engine.extras import require
     from torchgmc.reproduce import figures, frame, tables
 
     require("matplotlib", extra="report")  # say so before the work, not after it

@@ -14,7 +14,7 @@ from typing import Any
 import typer
 
 import torchgmc as gmc
-from torchgmc import probabilities
+from torchgmc.heads.probability import solver as probabilities
 
 __all__ = ["command", "fit_content", "print_audit", "print_fit", "print_json", "progress", "say"]
 

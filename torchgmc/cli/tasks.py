@@ -304,7 +304,7 @@ def read_attributes(path: Path | None, tokenizer: str | None) -> dict[str, list[
                 f"--attributes: {str(path)!r} holds words; name the tokenizer with --tokenizer, or give token ids."
             )
         return lists
-    from torchgmc._extras import require
+    from torchgmc.engine.extras import require
     from torchgmc.text import attributes_from_words
 
     found = require("transformers", extra="text").AutoTokenizer.from_pretrained(tokenizer)

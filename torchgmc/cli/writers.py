@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from torchgmc._extras import require
 from torchgmc.cli.tables import SUFFIXES, Array
-from torchgmc.io import write_atomically
+from torchgmc.deploy.io import write_atomically
+from torchgmc.engine.extras import require
 
 __all__ = ["check_file", "write_rows"]
 

@@ -6,11 +6,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from torchgmc._extras import require
 from torchgmc.datasets._download import fetch_all, github_files
 from torchgmc.datasets._files import write_table
 from torchgmc.datasets._skin import erode, lab, skin_tone
-from torchgmc.io import write_atomically
+from torchgmc.deploy.io import write_atomically
+from torchgmc.engine.extras import require
 
 REPOSITORY, COMMIT, FOLDER = "massimomauro/FASSEG-repository", "7817f33", "FASSEG-repository"
 SIDE = 192

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from torchgmc import checks
 from torchgmc.datasets import _faces
 from torchgmc.datasets._files import data_root, locate, read_npz, read_table, typed
+from torchgmc.engine import checks
 
 #: Label of what lies outside the image (images are placed top left).
 OUTSIDE = 255

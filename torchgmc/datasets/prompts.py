@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from torchgmc import checks
 from torchgmc.datasets import _prompts
 from torchgmc.datasets._files import data_root, locate, read_lines, read_npz, transpose
+from torchgmc.engine import checks
 
 PARTS = ("prompts", "templates", "random_mask")
 

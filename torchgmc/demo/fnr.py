@@ -19,10 +19,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import torchgmc as gmc
-from torchgmc._extras import require
 from torchgmc.demo.faces import GROUPS, Faces, draw
 from torchgmc.demo.stage import Bar, Result, clock, folder, one_thread, percent, progress_bar, remake
 from torchgmc.demo.terminal import by_method, meaning, show
+from torchgmc.engine.extras import require
 from torchgmc.report import Picture, Section, Table, write, write_file
 
 __all__ = ["QUICK", "DemoResult", "Setting", "run"]

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, TypeVar
 import torch
 
 import torchgmc as gmc
-from torchgmc._extras import require
+from torchgmc.engine.extras import require
 from torchgmc.report import write_file
 
 __all__ = ["Bar", "Result", "clock", "folder", "one_thread", "percent", "progress_bar", "remake"]

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from torchgmc._extras import require
+from torchgmc.engine.extras import require
 
 __all__ = ["by_method", "marked", "meaning", "show"]
 

@@ -20,10 +20,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import torchgmc as gmc
-from torchgmc._extras import require
 from torchgmc.demo.sentences import JOBS, PEOPLE, Corpus, draw, vocabulary
 from torchgmc.demo.stage import Bar, Result, clock, folder, one_thread, progress_bar, remake
 from torchgmc.demo.terminal import by_method, meaning, show
+from torchgmc.engine.extras import require
 from torchgmc.report import Section, Table, write, write_file
 from torchgmc.text import Quality, words
 

@@ -21,8 +21,8 @@ from torch import Tensor, nn
 import torchgmc as gmc
 from torchgmc.demo.stage import Result, clock, folder, percent, progress_bar, remake
 from torchgmc.demo.terminal import by_method, meaning, show
+from torchgmc.heads.tree.tree import Tree
 from torchgmc.report import Section, Table, write, write_file
-from torchgmc.trees import Tree
 
 __all__ = ["QUICK", "Setting", "TreeResult", "run"]
 

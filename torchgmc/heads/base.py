@@ -8,13 +8,15 @@ from typing import Any, ClassVar, Optional
 
 import torch
 from torch import Tensor
-from torch._jit_internal import is_scripting
+from torch.jit import is_scripting
 
-from torchgmc import checks, distributed, overlap
-from torchgmc._float64 import Float64Module
-from torchgmc.audit import Audit, Tally
-from torchgmc.groups import Groups, check_groups
-from torchgmc.solver import SOLVERS, Report
+from torchgmc import distributed
+from torchgmc.audits import overlap
+from torchgmc.audits.audit import Audit, Tally
+from torchgmc.engine import checks
+from torchgmc.engine.float64 import Float64Module
+from torchgmc.engine.solver import SOLVERS, Report
+from torchgmc.groups.groups import Groups, check_groups
 
 
 class Head(Float64Module):

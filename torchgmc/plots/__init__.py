@@ -18,12 +18,12 @@ figure              shows                                                 of
 ==================  ====================================================  ==============================================
 """
 
+from torchgmc.heads.distribution.plot import words
+from torchgmc.heads.tree.plot import tree
 from torchgmc.plots.curves import convergence, tradeoff
 from torchgmc.plots.groups import deviation, thresholds
 from torchgmc.plots.pictures import masks
 from torchgmc.plots.style import DARK, LIGHT, MARKERS, Theme, new_figure, png, set_legend, set_title
-from torchgmc.plots.trees import tree
-from torchgmc.plots.vocabulary import words
 
 __all__ = [
     "DARK",

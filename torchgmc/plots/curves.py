@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from torchgmc import checks
-from torchgmc._extras import require
-from torchgmc.audit import Audit
+from torchgmc.audits.audit import Audit
+from torchgmc.engine import checks
+from torchgmc.engine.extras import require
 from torchgmc.plots.style import DARK, LIGHT, MARKERS, new_figure, safe, set_legend, set_title
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from torchgmc.engine.solver import Report
     from torchgmc.heads.base import Head
-    from torchgmc.solver import Report
 
 #: Costs that are better when they are large.
 GAINS = ("accuracy", "dice", "coverage")

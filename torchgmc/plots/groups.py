@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from torchgmc import checks
-from torchgmc._extras import require
-from torchgmc.audit import Audit
-from torchgmc.comparison import Comparison
-from torchgmc.groups import Groups, check_groups
+from torchgmc.audits.audit import Audit
+from torchgmc.audits.comparison import Comparison
+from torchgmc.engine import checks
+from torchgmc.engine.extras import require
+from torchgmc.groups.groups import Groups, check_groups
 from torchgmc.heads.base import Head
-from torchgmc.heads.quantile import QuantileHead
-from torchgmc.heads.threshold import ThresholdHead
+from torchgmc.heads.quantile.head import QuantileHead
+from torchgmc.heads.threshold.head import ThresholdHead
 from torchgmc.plots.style import (
     DARK,
     LIGHT,

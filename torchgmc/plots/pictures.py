@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from torchgmc import checks
-from torchgmc._extras import require
+from torchgmc.engine import checks
+from torchgmc.engine.extras import require
 from torchgmc.plots.style import DARK, LIGHT, SKY, SMALL, VERMILLION, YELLOW, Theme, new_figure, safe, set_title
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from functools import partial
 from io import BytesIO
 from typing import TYPE_CHECKING
 
-from torchgmc import checks
-from torchgmc._extras import require
+from torchgmc.engine import checks
+from torchgmc.engine.extras import require
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from torchgmc._extras import require
 from torchgmc.demo.stage import Bar
+from torchgmc.engine.extras import require
 
 __all__ = ["fold_of", "fold_scores", "score", "train"]
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
-from torchgmc._extras import require
+from torchgmc.engine.extras import require
 from torchgmc.reproduce.measures import MEASURES
 from torchgmc.reproduce.tables import WORST, Summary, slug
 

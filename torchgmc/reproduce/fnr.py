@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 import torchgmc as gmc
-from torchgmc import jitter
 from torchgmc.demo.stage import Bar
+from torchgmc.engine import hashing
 from torchgmc.reproduce.faces import fold_of, fold_scores
 from torchgmc.reproduce.frame import Prepared, cached, digest
 from torchgmc.reproduce.measures import measure
@@ -94,7 +94,7 @@ def prepare(data: Path, out: Path, bar: Bar, setting: Setting) -> Prepared:
         mark = {**settings, "fold number": k, "torch": torch.__version__}
         scores[fold == k] = cached(out / f"scores-{k}.safetensors", mark, make)["scores"]
     # The noise is a function of the image, so it may be added once; the heads then need none of their own.
-    values = torch.cat([jitter.add(part.float(), setting.jitter) for part in torch.split(scores, 16)])
+    values = torch.cat([hashing.add(part.float(), setting.jitter) for part in torch.split(scores, 16)])
     masks, valid = faces.face, faces.valid
     names, member = _groups(faces)
     inside = torch.tensor([int(v) == 1 for v in faces.metadata["set118"]]) & (fold >= 0)

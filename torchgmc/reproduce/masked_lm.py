@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torchgmc._extras import require
 from torchgmc.demo.stage import Bar
+from torchgmc.engine.extras import require
 from torchgmc.text import attributes_from_words
 
 __all__ = ["STEREOTYPES", "list_tokens", "load_model", "read", "stereotype"]

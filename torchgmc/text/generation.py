@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from torchgmc import checks
-from torchgmc.heads.distribution import DistributionHead
+from torchgmc.engine import checks
+from torchgmc.heads.distribution.head import DistributionHead
 from torchgmc.text.tokens import TokenGroups
 
 WHEN = ("prompt", "all")

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from torchgmc import checks
-from torchgmc.heads.distribution import DistributionHead
+from torchgmc.engine import checks
+from torchgmc.heads.distribution.head import DistributionHead
 from torchgmc.text.tokens import TokenGroups, attributes_from_words
 
 

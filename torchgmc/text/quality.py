@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchgmc import checks
-from torchgmc.heads.distribution import DistributionHead
+from torchgmc.engine import checks
+from torchgmc.heads.distribution.head import DistributionHead
 
 
 @dataclass

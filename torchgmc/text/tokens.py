@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._jit_internal import is_scripting
+from torch.jit import is_scripting
 
-from torchgmc import checks
+from torchgmc.engine import checks
 
 CASES = ("smart", "exact")
 

@@ -1,0 +1,476 @@
+"""Audit: is the promise kept on held-out data, for every g at once, and with what certainty?"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from torchgmc.audits.intervals import Bounds, Moments
+from torchgmc.audits.overlap import Sketch
+from torchgmc.engine import checks
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from torchgmc.heads.base import Head
+
+__all__ = ["Audit", "Evidence", "Tally", "audit", "summarize"]
+
+#: Rows of a printed audit; there may be one for every group, level set and class.
+MAX_SHOWN = 40
+
+
+@dataclass(frozen=True)
+class Audit:
+    """A promise measured on held-out data.
+
+    Attributes:
+        table: columns ``group``, ``what``, ``mass``, ``count``, ``risk``, ``estimate``, ``low``, ``high``, ``verdict``;
+            one row per g, worst first.
+            ``estimate`` is the violation (mass-weighted, or the group's own deviation if ``conditional``) and
+            [``low``, ``high``] its simultaneous interval.
+        alpha, delta, conditional: the promise, and 1 - confidence.
+        num_examples: examples audited; ``excluded``: of them, without a risk.
+        cost: what the promise cost, e.g. accuracy before and after.
+        name: the head audited.
+        note: a warning to read with the figures.
+        evidence: the moments behind the table, from which :meth:`view` and :meth:`examples_needed` follow.
+        details: sums that belong to one head, for its figures (answers of a tree by node).
+    """
+
+    table: dict[str, list[Any]]
+    alpha: float
+    delta: float
+    conditional: bool
+    num_examples: int
+    excluded: int = 0
+    cost: dict[str, float] = field(default_factory=dict)
+    name: str = ""
+    note: str = ""
+    evidence: "Evidence | None" = field(default=None, repr=False, compare=False)
+    details: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
+
+    @property
+    def max_violation(self) -> float:
+        """Largest |estimate| over all g."""
+        return max((abs(v) for v in self.table["estimate"]), default=0.0)
+
+    @property
+    def holds(self) -> bool:
+        """Every estimate lies within alpha on these data (see ``certified`` for the population)."""
+        return self.max_violation <= self.alpha * (1 + 1e-9)
+
+    @property
+    def certified(self) -> bool:
+        """Every interval lies within alpha: the promise holds on the population with confidence 1 - delta."""
+        return all(verdict == "holds" for verdict in self.table["verdict"])
+
+    @property
+    def violated(self) -> bool:
+        """Some interval lies wholly beyond alpha."""
+        return any(verdict == "violated" for verdict in self.table["verdict"])
+
+    @property
+    def certified_alpha(self) -> float:
+        """The smallest alpha that these data certify."""
+        return max((max(abs(a), abs(b)) for a, b in zip(self.table["low"], self.table["high"], strict=True)), default=0.0)
+
+    @property
+    def certificate(self) -> str:
+        """One line to show."""
+        many = len(self.table["group"])
+        kind = "own deviation" if self.conditional else "mass-weighted deviation"
+        promises = "promises" if any(self.table["what"]) else "groups"
+        return (
+            f"With confidence {100 * (1 - self.delta):g} %, the {kind} of every one of {many} {promises} is within "
+            f"{self.certified_alpha:.4f} of the target{self._target()} on the population (asked {self.alpha:g}; on these "
+            f"{self.num_examples} examples {self.max_violation:.4f})."
+        )
+
+    def _paid(self) -> str:
+        """Every cost, in one line."""
+        return ", ".join(f"{k} {round(v, 4) + 0.0:.4f}" for k, v in self.cost.items())  # no -0.0000
+
+    def _target(self) -> str:
+        """The target to show, where it is one number that was asked for (not 0, nor everybody's mean)."""
+        found = [] if self.evidence is None or self.evidence.relative else sorted({*self.evidence.target.tolist()})
+        return f" {found[0]:g}" if len(found) == 1 and found[0] else ""
+
+    def view(self, kind: str, alpha: float | None = None) -> "Audit":
+        """The same data seen the other way: each group's own deviation, or weighted by the group's mass.
+
+        Intervals of one view hold at once with probability 1 - delta; for both views together ask half the delta of each.
+
+        Args:
+            kind: ``"conditional"`` (own deviation) or ``"mass-weighted"``.
+            alpha: judge by another alpha; the audit's own if omitted.
+
+        Example:
+            >>> probs, y = torch.rand(500), torch.rand(500).round()
+            >>> head = gmc.ProbabilityHead(alpha=0.05, bins=2).fit(probs, y)
+            >>> head.audit(probs, y).view("conditional").conditional
+            True
+        """
+        conditional = checks.option("kind", kind, ("conditional", "mass-weighted")) == "conditional"
+        alpha = self.alpha if alpha is None else checks.positive("alpha", alpha, "It is the largest violation allowed.")
+        table = self._evidence().table(alpha, self.delta, conditional)
+        return replace(self, table=table, alpha=alpha, conditional=conditional)
+
+    def examples_needed(self, alpha: float | None = None) -> int | None:
+        """How many held-out examples like these would certify a wished alpha; None if none do.
+
+        The estimates, masses and variances of these data are taken as those of the population, and the same intervals are
+        computed for more (or fewer) examples. No number of examples helps where an estimate itself is beyond alpha.
+
+        Args:
+            alpha: the wish; the audit's own alpha if omitted.
+
+        Example:
+            >>> probs, y = torch.full((400,), 0.5), torch.arange(400) % 2
+            >>> audit = gmc.ProbabilityHead(alpha=0.05, bins=1).fit(probs, y).audit(probs, y)
+            >>> audit.certified, audit.examples_needed(0.05) > 400
+            (False, True)
+        """
+        alpha = self.alpha if alpha is None else checks.positive("alpha", alpha, "It is the largest violation allowed.")
+        evidence = self._evidence()
+
+        def enough(n: int) -> bool:
+            _, low, high = evidence.intervals(self.conditional, self.delta, n / self.num_examples)
+            return bool((torch.maximum(-low, high) <= alpha).all())
+
+        high = 1
+        while not enough(high):
+            if high >= 1 << 50:  # an estimate at or beyond alpha, or a set without examples
+                return None
+            high *= 2
+        low = high // 2  # not enough, or 0
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (low, middle) if enough(middle) else (middle, high)
+        return high
+
+    def _evidence(self) -> "Evidence":
+        if self.evidence is None:
+            raise ValueError("this audit was made from a table alone; make it with `gmc.audit` or a head's `audit`.")
+        return self.evidence
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything shown, in JSON types; a figure that does not exist is None."""
+        names = ["name", "alpha", "delta", "conditional", "num_examples", "excluded", "max_violation", "certified_alpha"]
+        names += ["holds", "certified", "violated", "certificate", "note"]
+        found = {name: _plain(getattr(self, name)) for name in names}
+        table = {key: [_plain(v) for v in column] for key, column in self.table.items()}
+        return found | {"cost": {k: _plain(v) for k, v in self.cost.items()}, "table": table}
+
+    def to_json(self, path: str | Path) -> Path:
+        """Write :meth:`to_dict` to a file, whole or not at all; returns its path.
+
+        Example:
+            >>> head.audit(scores, masks).to_json("audit.json")  # doctest: +SKIP
+        """
+        import json
+
+        from torchgmc.audits.page import write_file
+
+        return write_file(path, (json.dumps(self.to_dict(), indent=2, allow_nan=False) + "\n").encode())
+
+    def to_pandas(self) -> Any:
+        """The table as a pandas frame, if pandas is installed."""
+        from torchgmc.engine.extras import require
+
+        return require("pandas", extra="report").DataFrame(self.table)
+
+    def to_html(self, path: str | Path, title: str = "", head: "Head | None" = None, **options: Any) -> Path:
+        """Write the full report; returns its path.
+
+        Args:
+            path: of the file.
+            title: of the page.
+            head: the head that was audited: adds what was fitted, its figures and its settings.
+            options: of :func:`torchgmc.report.write`.
+
+        Example:
+            >>> head.audit(scores, masks).to_html("audit.html", head=head)  # doctest: +SKIP
+        """
+        from torchgmc import report
+
+        return report.write(path, self, head, title=title, **options)
+
+    def plot(self, **options: Any) -> "Figure":
+        """Deviation of each group with its interval and the alpha band (extra ``report``).
+
+        Options of :func:`torchgmc.plots.deviation`. What a head was fitted to is in ``plots.thresholds``, ``.tree`` and
+        ``.words``.
+        """
+        from torchgmc import plots
+
+        return plots.deviation(self, **options)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The table as one dict per g."""
+        return [dict(zip(self.table, row, strict=True)) for row in zip(*self.table.values(), strict=True)]
+
+    def __repr__(self) -> str:
+        verdicts = self.table["verdict"]
+        counts = ", ".join(f"{verdicts.count(v)} {v}" for v in ("violated", "undecided", "holds") if v in verdicts)
+        worst = f"worst {self.max_violation:.4g}, alpha {self.alpha:g}"
+        return f"Audit({self.name}: {len(verdicts)} g, {worst}: {counts}; n = {self.num_examples})"
+
+    def __str__(self) -> str:
+        rows = self.rows()
+        shown = rows[:MAX_SHOWN]  # the largest estimates come first
+        names = [r["group"] + (" / " + r["what"] if r["what"] else "") for r in shown]
+        width = min(max([28, *map(len, names)]), 60)
+        head = f"{'group':{width}s} {'mass':>7s} {'risk':>8s} {'estimate':>9s}  {'interval':^19s}  verdict"
+        lines = [
+            f"{name[:width]:{width}s} {r['mass']:7.4f} {r['risk']:8.4f} {r['estimate']:+9.4f}  "
+            f"[{r['low']:+8.4f},{r['high']:+8.4f}]  {r['verdict']}"
+            for name, r in zip(names, shown, strict=True)
+        ]
+        if len(rows) > len(shown):
+            lines.append(f"... and {len(rows) - len(shown)} more with smaller estimates: all are in `audit.table`.")
+        return "\n".join([head, *lines, self.certificate, self._paid(), *([self.note] if self.note else [])])
+
+    def _repr_html_(self) -> str:
+        """Table for notebooks."""
+        from html import escape
+
+        keep = ["group", "what", "mass", "risk", "estimate", "low", "high", "verdict"]
+        if not any(self.table["what"]):
+            keep.remove("what")
+        cells = "".join(
+            "<tr>"
+            + "".join(f"<td>{escape(v if isinstance(v, str) else f'{v:.4f}')}</td>" for v in map(row.get, keep))
+            + "</tr>"
+            for row in self.rows()
+        )
+        heads = "".join(f"<th>{k}</th>" for k in keep)
+        note = f"<p><strong>{escape(self.note)}</strong></p>" if self.note else ""
+        return f"<p>{escape(self.certificate)}</p><table><tr>{heads}</tr>{cells}</table><p>{escape(self._paid())}</p>{note}"
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What an audit was computed from; small, whatever the number of examples.
+
+    Attributes:
+        moments: of s = risk - target; with ``relative``, a last row for everybody.
+        groups, what: names of the rows and columns of G.
+        target: target of each column, shape ``(u,)``.
+        bounds: range of s: two numbers, or two tensors ``(u,)``.
+        sign: sign that turns s into risk - target.
+        relative: the target is everybody's mean, itself estimated: its interval becomes part of each.
+        cells: mass and count ``(a, u)`` to show mass-weighted, where a column is a part of the group (a level set).
+        columns: further columns of the table, one number per group, ``(a,)``.
+    """
+
+    moments: Moments
+    groups: tuple[str, ...]
+    what: tuple[str, ...]
+    target: Tensor
+    bounds: Bounds
+    sign: float = 1.0
+    relative: bool = False
+    cells: tuple[Tensor, Tensor] | None = None
+    columns: dict[str, Tensor] = field(default_factory=dict)
+
+    def intervals(self, conditional: bool, delta: float, factor: float = 1.0) -> tuple[Tensor, Tensor, Tensor]:
+        """Estimates, low and high ends ``(a, u)``, as they would be with ``factor`` times the examples.
+
+        A set without examples has violation 0 in an interval as wide as the range of s: undecided.
+        """
+        moments = self.moments.times(factor)
+        low, high = moments.intervals(conditional, self.bounds, delta)
+        if self.relative:  # E[s - E s | A] lies between the ends of A minus those of everybody, the last row
+            moments = moments.rows(len(self.groups))
+            part = 1.0 if conditional else moments.mass / moments.total
+            low, high = low[:-1] - part * high[-1], high[:-1] - part * low[-1]
+        if self.sign < 0:
+            low, high = -high, -low
+        estimate = self.sign * moments.estimates(conditional)
+        empty = (moments.mass <= 0) & estimate.isnan()
+        reach = torch.maximum(*(torch.as_tensor(b).abs().to(estimate) for b in self.bounds)).expand_as(estimate)
+        low, high = torch.where(empty, -reach, low), torch.where(empty, reach, high)
+        return estimate.masked_fill(empty, 0.0), low, high
+
+    def table(self, alpha: float, delta: float, conditional: bool) -> dict[str, list[Any]]:
+        """Columns of an audit's table, worst g first."""
+        estimate, low, high = (t.flatten() for t in self.intervals(conditional, delta))
+        moments = self.moments.rows(len(self.groups))
+        if self.cells is not None and not conditional:  # what each cell itself holds; the estimates do not use it
+            moments = replace(moments, mass=self.cells[0], count=self.cells[1])
+        order = estimate.abs().nan_to_num(-1.0).argsort(descending=True, stable=True)
+        places = [divmod(index, len(self.what)) for index in order.tolist()]
+        columns = {
+            "mass": (moments.mass / moments.total).flatten(),
+            "count": moments.count.flatten(),
+            "risk": (self.sign * moments.estimates(True) + self.target).flatten(),
+            "estimate": estimate,
+            "low": low,
+            "high": high,
+        }
+        table: dict[str, list[Any]] = {
+            "group": [self.groups[row] for row, _ in places],
+            "what": [self.what[column] for _, column in places],
+        }
+        table |= {key: value[order].tolist() for key, value in columns.items()}
+        table["count"] = [int(c) for c in table["count"]]
+        table["verdict"] = [_verdict(a, b, alpha) for a, b in zip(table["low"], table["high"], strict=True)]
+        for key, values in self.columns.items():
+            listed = values.tolist()
+            table[key] = [listed[row] for row, _ in places]
+        return table
+
+
+def summarize(
+    moments: Moments,
+    alpha: float,
+    delta: float,
+    conditional: bool,
+    groups: Sequence[str],
+    what: Sequence[str],
+    target: Tensor,
+    bounds: Bounds,
+    num_examples: int,
+    excluded: int = 0,
+    sign: float = 1.0,
+    cost: dict[str, float] | None = None,
+    name: str = "",
+    note: str = "",
+    relative: bool = False,
+    cells: tuple[Tensor, Tensor] | None = None,
+    columns: dict[str, Tensor] | None = None,
+) -> Audit:
+    """Estimates, simultaneous intervals and verdicts for every g from the moments.
+
+    Args:
+        moments, groups, what, target, bounds, sign, relative, cells, columns: as in :class:`Evidence`.
+        alpha, delta, conditional: the promise.
+        num_examples, excluded, cost, name, note: copied to the audit.
+    """
+    checks.fraction("delta", delta)
+    evidence = Evidence(moments, tuple(groups), tuple(what), target, bounds, sign, relative, cells, columns or {})
+    table = evidence.table(alpha, delta, conditional)
+    return Audit(table, alpha, delta, conditional, num_examples, excluded, cost or {}, name, note, evidence)
+
+
+@dataclass
+class Tally:
+    """What a head keeps of a batch it audits; batches add up, in any split, to the same audit.
+
+    Attributes:
+        examples: how many.
+        moments: of s, where s of an example does not depend on the others.
+        sums: sums over examples, e.g. of costs.
+        rows: a few numbers per example, first dimension n, where it does (a mean over all examples, a set of thresholds).
+        sketch: which examples they were.
+    """
+
+    examples: int
+    moments: Moments | None = None
+    sums: dict[str, Tensor] = field(default_factory=dict)
+    rows: dict[str, Tensor] = field(default_factory=dict)
+    sketch: Sketch | None = None
+
+    @classmethod
+    def total(cls, parts: Sequence["Tally"]) -> "Tally":
+        """All batches together."""
+        first = parts[0]
+        moments, sketch = first.moments, first.sketch
+        for part in parts[1:]:
+            assert (part.moments is None) == (moments is None)
+            moments = None if moments is None or part.moments is None else moments + part.moments
+            sketch = None if sketch is None or part.sketch is None else sketch + part.sketch
+        return cls(
+            sum(part.examples for part in parts),
+            moments,
+            {key: torch.stack([part.sums[key] for part in parts]).sum(0) for key in first.sums},
+            {key: torch.cat([part.rows[key] for part in parts]) for key in first.rows},
+            sketch,
+        )
+
+
+def audit(
+    head: "Head",
+    batches: Any,
+    delta: float = 0.05,
+    *,
+    alpha: float | None = None,
+    conditional: bool | None = None,
+) -> Audit:
+    """Audit a head or a baseline on held-out data that come in batches.
+
+    Moments are added up over the batches, so pixels and vocabularies are seen once and forgotten; heads whose s depends on all
+    examples at once keep a few numbers per example. However the data are cut, the audit is that of ``head.audit`` on all (to
+    rounding).
+
+    Args:
+        head: fitted head or baseline.
+        batches: an iterable of batches (a ``DataLoader``, a generator), or one batch. A batch is a tuple of the arguments of
+            ``head.audit`` without ``delta``, e.g. ``(scores, masks, groups)`` or ``(scores, masks, groups, weight)``, or a
+            mapping from their names.
+        delta: 1 - confidence of all intervals together.
+        alpha: judge by another alpha than the head's.
+        conditional: judge each group's own deviation (True) or the mass-weighted one (False); as the head if omitted.
+
+    Returns:
+        The audit: worst group first, certificate, cost, files.
+
+    Example:
+        >>> masks = torch.rand(200, 8, 8) < 0.5
+        >>> scores = torch.sigmoid(2 * masks + torch.randn(200, 8, 8))
+        >>> head = gmc.ThresholdHead(target=0.1, alpha=0.01).fit(scores, masks)
+        >>> audit = gmc.audit(head, zip(scores.split(64), masks.split(64)), delta=0.1)
+        >>> audit.num_examples, abs(audit.max_violation - head.audit(scores, masks).max_violation) < 1e-12
+        (200, True)
+    """
+    from torchgmc.heads.base import Head
+
+    if not isinstance(head, Head):
+        raise TypeError(f"`head` must be a head or a baseline, got {type(head).__name__}.")
+    checks.fraction("delta", delta)
+    parts = [_tally(head, batch, k) for k, batch in enumerate(_batches(batches))]
+    if not parts:
+        raise ValueError("`batches` holds no batch to audit.")
+    found = head._conclude(Tally.total(parts), delta)
+    if alpha is None and conditional is None:
+        return found
+    own = found.conditional if conditional is None else conditional
+    return found.view("conditional" if own else "mass-weighted", alpha)
+
+
+def _batches(batches: Any) -> Iterable[Any]:
+    one = isinstance(batches, Mapping) or (isinstance(batches, tuple | list) and batches and isinstance(batches[0], Tensor))
+    if one:
+        return [batches]
+    if isinstance(batches, Tensor | str) or not isinstance(batches, Iterable):
+        raise TypeError(
+            f"`batches` must be batches, or one: a tuple of the arguments of `audit`; got {type(batches).__name__}."
+        )
+    return batches
+
+
+def _tally(head: "Head", batch: Any, place: int) -> Tally:
+    with torch.no_grad():
+        if isinstance(batch, Mapping):
+            return head._tally(**batch)
+        if isinstance(batch, tuple | list):
+            return head._tally(*batch)
+    raise TypeError(
+        f"batch {place} of `batches` must be a tuple of the arguments of `audit`, or a mapping from their names, "
+        f"got {type(batch).__name__}."
+    )
+
+
+def _plain(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _verdict(low: float, high: float, alpha: float) -> str:
+    if -alpha <= low and high <= alpha:
+        return "holds"
+    return "violated" if low > alpha or high < -alpha else "undecided"

@@ -1,0 +1,147 @@
+"""Audits of several heads side by side."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torchgmc.audits.audit import Audit
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from torchgmc.heads.base import Head
+
+
+__all__ = ["Comparison", "compare"]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Several heads, one promise.
+
+    Attributes:
+        audits: the audit of each head, by name.
+        table: ``group``, ``what`` and, for each head, its ``estimate``, ``interval`` (low, high) and ``verdict`` (None where a
+            head has no such g); the group that is worst for any head first.
+        summary: for each head: largest violation, alpha it can certify, whether the promise holds, and every cost; first of
+            all the alpha it is judged by, where the audits differ in it.
+    """
+
+    audits: dict[str, Audit]
+    table: dict[str, list[Any]]
+    summary: dict[str, dict[str, Any]]
+
+    def plot(self, **options: Any) -> "Figure":
+        """Deviation of each group for every head (extra ``report``); options of :func:`torchgmc.plots.deviation`."""
+        from torchgmc import plots
+
+        return plots.deviation(self.audits, **options)
+
+    def to_pandas(self) -> Any:
+        """The table as a pandas frame, if pandas is installed."""
+        from torchgmc.engine.extras import require
+
+        return require("pandas", extra="report").DataFrame(self.table)
+
+    def to_json(self, path: str | Path) -> Path:
+        """Write the audits by name to a file, whole or not at all; returns its path."""
+        import json
+
+        from torchgmc.audits.page import write_file
+
+        found = {name: audit.to_dict() for name, audit in self.audits.items()}
+        return write_file(path, (json.dumps(found, indent=2, allow_nan=False) + "\n").encode())
+
+    def to_html(self, path: str | Path, title: str = "Audits side by side", head: "Head | None" = None, **options: Any) -> Path:
+        """Write the full report with all heads side by side; returns its path. Options of :func:`torchgmc.report.write`."""
+        from torchgmc import report
+
+        return report.write(path, self, head, title=title, **options)
+
+    def __repr__(self) -> str:
+        return f"Comparison({'; '.join(f'{name}: {audit!r}' for name, audit in self.audits.items())})"
+
+    def __str__(self) -> str:
+        names = list(self.audits)
+        wide = [max(len(name), 19) for name in names]
+        lines = [" ".join([f"{'group':28s}", *(f"{name:>{w}s}" for name, w in zip(names, wide, strict=True))])]
+        for k, label in enumerate(map(_label, self.table["group"], self.table["what"])):
+            cells = [(self.table[f"{name} estimate"][k], self.table[f"{name} verdict"][k]) for name in names]
+            shown = ["-" if value is None else f"{value:+.4f} {verdict:9s}" for value, verdict in cells]
+            lines.append(" ".join([f"{label[:28]:28s}", *(f"{text:>{w}s}" for text, w in zip(shown, wide, strict=True))]))
+        rows = list(dict.fromkeys(key for values in self.summary.values() for key in values))
+        for row in rows:
+            shown = [_text(self.summary[name].get(row)) for name in names]
+            lines.append(" ".join([f"{row[:28]:28s}", *(f"{text:>{w}s}" for text, w in zip(shown, wide, strict=True))]))
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        """Summary for notebooks."""
+        from html import escape
+
+        rows = list(dict.fromkeys(key for values in self.summary.values() for key in values))
+        heads = "".join(f"<th>{escape(name)}</th>" for name in self.audits)
+        body = "".join(
+            f"<tr><td>{escape(row)}</td>" + "".join(f"<td>{_text(s.get(row))}</td>" for s in self.summary.values()) + "</tr>"
+            for row in rows
+        )
+        return f"<table><tr><th></th>{heads}</tr>{body}</table>"
+
+
+def compare(audits: Mapping[str, Audit]) -> Comparison:
+    """Audits of several heads side by side.
+
+    Args:
+        audits: by the name to show; all conditional or all mass-weighted. Verdicts compare only where all are judged by one
+            alpha: ``gmc.audit(head, data, alpha=0.01)`` or ``audit.view(..., alpha=0.01)``.
+
+    Example:
+        >>> masks = torch.rand(200, 8, 8) < 0.5
+        >>> scores = torch.sigmoid(2 * masks + torch.randn(200, 8, 8))
+        >>> heads = {"GMC": gmc.ThresholdHead(0.1, 0.01), "conformal": gmc.baselines.ConformalRiskControl(0.1)}
+        >>> both = gmc.compare({name: gmc.audit(head.fit(scores, masks), (scores, masks)) for name, head in heads.items()})
+        >>> list(both.summary["GMC"])[:3]
+        ['asked alpha', 'worst deviation', 'certified alpha']
+    """
+    if not isinstance(audits, Mapping) or not audits or not all(isinstance(a, Audit) for a in audits.values()):
+        raise TypeError(f"`audits` must map names to audits, as in {{'GMC': head.audit(...)}}, got {audits!r:.80}.")
+    if len({audit.conditional for audit in audits.values()}) > 1:
+        raise ValueError("`audits` must be all conditional or all mass-weighted; bring them together with `audit.view(...)`.")
+    found = {name: {(r["group"], r["what"]): r for r in audit.rows()} for name, audit in audits.items()}
+    worst: dict[tuple[str, str], float] = {}
+    for rows in found.values():
+        for key, row in rows.items():
+            worst[key] = max(worst.get(key, 0.0), abs(row["estimate"]))
+    order = sorted(worst, key=lambda key: -worst[key])
+    table: dict[str, list[Any]] = {"group": [group for group, _ in order], "what": [what for _, what in order]}
+    for name, rows in found.items():
+        here = [rows.get(key) for key in order]
+        table[f"{name} estimate"] = [row and row["estimate"] for row in here]
+        table[f"{name} interval"] = [row and (row["low"], row["high"]) for row in here]
+        table[f"{name} verdict"] = [row and row["verdict"] for row in here]
+    alphas = {audit.alpha for audit in audits.values()}
+    summary = {
+        name: ({"asked alpha": audit.alpha} if len(alphas) > 1 else {})
+        | {
+            "worst deviation": audit.max_violation,
+            "certified alpha": audit.certified_alpha,
+            "certified": audit.certified,
+            "violated": audit.violated,
+        }
+        | audit.cost
+        for name, audit in audits.items()
+    }
+    return Comparison(dict(audits), table, summary)
+
+
+def _label(group: str, what: str) -> str:
+    return f"{group} / {what}" if what else group
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:.4f}" if isinstance(value, float) else str(value)

@@ -1,0 +1,405 @@
+"""Adapters: how scores come out of a model's output, how the head's result goes back, and how a loader's batch divides."""
+
+import copy
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from torchgmc.engine import checks
+from torchgmc.heads.base import Head
+
+__all__ = ["Adapter", "Batch", "adapt"]
+
+ACTIVATIONS = ("auto", "none", "sigmoid", "softmax")
+#: Fields of an output that hold scores, by custom: torchvision segmentation, transformers, detectors of other kinds.
+FIELDS = ("out", "logits", "prediction_logits", "scores")
+#: Keys under which a batch holds its parts, by custom.
+INPUTS = ("input_ids", "pixel_values", "image", "images", "input", "inputs", "x", "img", "data")
+TARGETS = ("mask", "masks", "label", "labels", "target", "targets", "y")
+GROUPS = ("groups", "group", "membership")
+
+
+class Batch(NamedTuple):
+    """A loader's batch, divided: what the model takes, what the head compares with, and who is in which group."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    target: Any
+    groups: Any
+
+
+class Adapter:
+    r"""Scores out of a model's output, and the head's result back into it.
+
+    Without options it keeps to :math:`\text{attach}(m, h)(x, g) = h(m(x), g)`: the head sees what the model puts out. What is
+    found out by itself: the field of a dict (``"out"`` of torchvision) or of a ``ModelOutput`` (``logits``), and, where the
+    head wants probabilities and the model is known to give logits (torchvision, transformers, timm,
+    segmentation-models-pytorch without an activation), the sigmoid or softmax between. Nothing is guessed from values.
+
+    Args:
+        field: key or attribute of the output that holds the scores, or its position in a tuple.
+        channel: take this channel (dimension 1) after the activation, e.g. the foreground of a two-class segmentation.
+        activation: ``"sigmoid"``, ``"softmax"`` (over dimension 1, the last one for 3-d logits of a language model),
+            ``"none"``, or ``"auto"`` as above.
+        inputs: key (or keys), or position, of the model's input in a loader's batch.
+        target: key or position of the truth (masks, labels) in a batch.
+        groups: key or position of the membership in a batch.
+        position: which position of a language model's logits ``(n, length, vocabulary)`` is calibrated: ``"last"`` (the last
+            one attended to), ``"mask"`` (needs ``mask_token_id``) or a number. Without it an attached model is calibrated at
+            every position, and calibration learns from the last.
+        mask_token_id: the id of the mask token; implies ``position="mask"``.
+        conformity: for a :class:`~torchgmc.QuantileHead`, ``(output, target) -> scores (n,)``.
+
+    Override :meth:`scores`, :meth:`replace` or :meth:`split` for another kind of model or batch.
+    """
+
+    def __init__(
+        self,
+        field: str | int | None = None,
+        channel: int | None = None,
+        activation: str = "auto",
+        inputs: str | int | Sequence[str] | None = None,
+        target: str | int | None = None,
+        groups: str | int | None = None,
+        position: str | int | None = None,
+        mask_token_id: int | None = None,
+        conformity: Callable[[Any, Any], Tensor] | None = None,
+    ) -> None:
+        for name, value in {"field": field, "target": target, "groups": groups, "position": position}.items():
+            if value is not None and (isinstance(value, bool) or not isinstance(value, str | int)):
+                raise TypeError(f"`{name}` must be a name or a number, got {value!r:.80}.")
+        for name, number in {"channel": channel, "mask_token_id": mask_token_id}.items():
+            if number is not None and (isinstance(number, bool) or not isinstance(number, int)):
+                raise TypeError(f"`{name}` must be a whole number, got {number!r:.80}.")
+        many = isinstance(inputs, Sequence) and bool(inputs) and all(isinstance(key, str) for key in inputs)
+        if inputs is not None and not isinstance(inputs, str | int) and not many:
+            raise TypeError(f"`inputs` must be a key, a position or a list of keys, got {inputs!r:.80}.")
+        if conformity is not None and not callable(conformity):
+            raise TypeError(f"`conformity` must be a function of output and target, got {type(conformity).__name__}.")
+        if isinstance(position, str):
+            checks.option("position", position, ("last", "mask"))
+        if position == "mask" and mask_token_id is None:
+            raise ValueError("position='mask' needs `mask_token_id`, e.g. tokenizer.mask_token_id.")
+        self.position = "mask" if position is None and mask_token_id is not None else position
+        self.mask_token_id, self.conformity = mask_token_id, conformity
+        self.binary = self.log_probs = self.own_logits = False  # of head and model; see `adapt`
+        self.field, self.channel = field, channel
+        self.activation = checks.option("activation", activation, ACTIVATIONS)
+        self.inputs, self.target, self.groups = inputs, target, groups
+
+    def __repr__(self) -> str:
+        set_options = {k: v for k, v in vars(self).items() if v is not None and v is not False and v != "auto"}
+        return f"{type(self).__name__}({', '.join(f'{k}={v!r}' for k, v in set_options.items())})"
+
+    # -- output ------------------------------------------------------------------------------------------------------
+
+    def find(self, output: Any) -> str | int | None:
+        """Field of the output that holds the scores; None if the output is the scores."""
+        if isinstance(output, Tensor):
+            return None
+        if isinstance(self.field, int) and isinstance(output, (tuple, list)):  # torch 2.6 does not compile `tuple | list`
+            if not -len(output) <= self.field < len(output):
+                raise ValueError(f"the model's output has no field {self.field}; it is {_describe(output)}.")
+            return self.field
+        keys = list(output) if isinstance(output, Mapping) else []
+        if self.field is not None:
+            if self.field in keys or (not keys and hasattr(output, str(self.field))):
+                return self.field
+            raise ValueError(
+                f"the model's output has no field {self.field!r}; it has {_listing(keys) or type(output).__name__}."
+            )
+        found = [key for key in FIELDS if key in keys]
+        if not found:
+            example = "0" if isinstance(output, tuple | list) else "..."
+            raise TypeError(
+                f"the model's output, {_describe(output)}, holds no scores under a known name ({', '.join(FIELDS)}); say which "
+                f"field to calibrate with adapter=Adapter(field={example}), or override Adapter.scores."
+            )
+        return found[0]
+
+    def scores(self, output: Any) -> Tensor:
+        """What the head is given, shape ``(n, ...)``."""
+        field = self.find(output)
+        if field is None:
+            return self.activate(output)
+        inside = isinstance(output, Mapping) or isinstance(field, int)
+        return self.activate(output[field] if inside else getattr(output, field))  # type: ignore[arg-type]  # a str there
+
+    def activate(self, raw: Tensor) -> Tensor:
+        """Activation, then channel."""
+        if self.activation == "sigmoid":
+            raw = raw.sigmoid()
+        elif self.activation == "softmax":
+            dim = -1 if raw.dim() == 3 else 1
+            raw = raw.softmax(dim) if raw.shape[dim] > 1 else raw.sigmoid()  # of one class alone it would be 1
+        if self.channel is not None:
+            if raw.dim() < 2 or not -raw.shape[1] <= self.channel < raw.shape[1]:
+                raise ValueError(f"`channel` = {self.channel} is none of the scores, which have shape {tuple(raw.shape)}.")
+            return raw[:, self.channel]
+        return one_event(raw) if self.binary and raw.dim() == 2 else raw
+
+    def replace(self, output: Any, result: Any) -> Any:
+        """The model's output with the head's result in place of the scores, its type kept.
+
+        A tensor is replaced by the result. In a dict or tuple the result takes the place of the scores. A ``ModelOutput`` keeps
+        its fields and gets the result as ``calibrated``; where the result is a distribution (log-probabilities), its
+        ``logits`` are replaced by it too, so that whatever reads them (sampling, a loss) works on the calibrated one.
+        """
+        field = self.find(output)
+        if field is None:
+            return result
+        if isinstance(field, int):
+            parts = list(output)
+            parts[field] = result
+            sort: Any = type(output)
+            return sort(*parts) if hasattr(output, "_fields") else sort(parts)  # of a named tuple, or a plain one
+        if not isinstance(output, Mapping):
+            raise TypeError(f"a {type(output).__name__} cannot take the result back; override Adapter.replace.")
+        if _is_model_output(output):
+            fields = dict(output)
+            made: Any = type(output)(**fields)
+            if self.log_probs:
+                made[field] = result
+            made["calibrated"] = result
+            return made
+        kind: Any = type(output)
+        copy = kind(output.items())
+        copy[field] = result
+        return copy
+
+    # -- batch -------------------------------------------------------------------------------------------------------
+
+    def split(self, batch: Any) -> Batch:
+        """Divide a loader's batch into the model's input, the truth and the membership.
+
+        Understood are dicts with the usual keys (or those given), and tuples ``(input, target)`` or
+        ``(input, target, groups)``.
+        """
+        if isinstance(batch, Mapping):
+            return self._split_mapping(batch)
+        if isinstance(batch, Tensor):
+            return Batch((batch,), {}, None, None)
+        if isinstance(batch, list | tuple) and batch:
+            places = (self.inputs, self.target, self.groups)
+            if any(isinstance(p, str) for p in places):
+                raise ValueError(f"the adapter reads keys {places}, but the batch is {_describe(batch)}; give positions.")
+            place = [default if p is None else p for p, default in zip(places, (0, 1, 2), strict=True)]
+            parts = [batch[p] if isinstance(p, int) and p < len(batch) else None for p in place]
+            if isinstance(parts[0], Mapping):
+                return Batch((), dict(parts[0]), parts[1], parts[2])
+            return Batch((parts[0],), {}, parts[1], parts[2])
+        raise TypeError(
+            f"a batch must be a dict, or a tuple (input, target, groups), got {_describe(batch)}; override Adapter.split."
+        )
+
+    def _split_mapping(self, batch: Mapping[str, Any]) -> Batch:
+        target = _take(batch, self.target, TARGETS)
+        groups = _take(batch, self.groups, GROUPS)
+        if self.inputs is None:
+            names, whole = self._usual_inputs(batch)
+        elif isinstance(self.inputs, str | int):
+            names, whole = [str(self.inputs)], False
+        else:
+            names, whole = list(self.inputs), True
+        missing = [name for name in names if name not in batch]
+        if missing:
+            raise ValueError(f"the batch has no key {_listing(missing)}; it has {_listing(batch)}.")
+        if whole:
+            return Batch((), {name: batch[name] for name in names}, target, groups)
+        return Batch((batch[names[0]],), {}, target, groups)
+
+    def _usual_inputs(self, batch: Mapping[str, Any]) -> tuple[list[str], bool]:
+        """Keys of the model's inputs, and whether they go in by name (a tokenizer's batch does)."""
+        found = [key for key in INPUTS if key in batch]
+        if not found:
+            raise ValueError(
+                f"no input for the model in the batch: it has the keys {_listing(batch)}, and none of the usual "
+                f"{', '.join(INPUTS)}; say which with adapter=Adapter(inputs='key', target='key', groups='key')."
+            )
+        if found[0] != "input_ids":
+            return found[:1], False
+        return [key for key in ("input_ids", "attention_mask", "token_type_ids", "position_ids") if key in batch], True
+
+    # -- calibration -------------------------------------------------------------------------------------------------
+
+    def observation(self, head: Head, output: Any, batch: Batch) -> dict[str, Any]:
+        """Arguments of ``head.observe`` for one batch."""
+        names = list(inspect.signature(head.observe).parameters)
+        if wants(head) == "groups":
+            if self.conformity is None:
+                raise ValueError(
+                    "a QuantileHead learns from conformity scores: give Adapter(conformity=function of output and target)."
+                )
+            first = self.conformity(output, batch.target)
+        else:
+            first = self.at_position(self.scores(output), batch, head)
+        values = {names[0]: first}
+        if len(names) > 1 and names[1] not in ("groups", "weight"):
+            if batch.target is None:
+                raise ValueError(
+                    f"the batch has no {names[1]} for a {type(head).__name__} to learn from: none under the usual keys "
+                    f"({', '.join(TARGETS)}) or as second entry; say where with adapter=Adapter(target=...)."
+                )
+            values[names[1]] = like_scores(batch.target, first) if names[1] == "masks" else batch.target
+        if takes_groups(head) or (may_take_groups(head) and batch.groups is not None):
+            values["groups" if "groups" in names else "x"] = batch.groups
+        return values
+
+    def apply(self, head: Any, scores: Tensor, member: Tensor | None, inputs: Mapping[str, Tensor], **softness: Any) -> Tensor:
+        """The head's result for these scores; where ``position`` says so, at one position of a text alone.
+
+        ``softness``: mode and temperature, where the head is not to give its hard answer.
+        """
+        if not self.log_probs or self.position is None or scores.dim() != 3:
+            result: Tensor = head(scores, **softness) if member is None else head(scores, member, **softness)
+            return result
+        if self.position == "mask":  # any number of them in a text
+            here = torch.eq(inputs["input_ids"], self.mask_token_id)  # type: ignore[arg-type]  # checked in __init__
+            if torch.compiler.is_compiling():  # shapes must not depend on values there
+                everywhere: Tensor = torch.where(here.unsqueeze(-1), head(scores, member, **softness), scores)
+                return everywhere
+            rows, place = here.nonzero(as_tuple=True)
+        else:
+            rows, place = torch.arange(scores.shape[0], device=scores.device), self.last(scores, inputs)
+        calibrated: Tensor = head(scores[rows, place], None if member is None else member[rows], **softness)
+        if self.own_logits and not torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            return scores.index_put_((rows, place), calibrated)  # a copy would cost more than the head
+        return scores.index_put((rows, place), calibrated)
+
+    def last(self, scores: Tensor, inputs: Mapping[str, Any]) -> Tensor:
+        """The one position per text, int64 ``(n,)``."""
+        seen = inputs.get("attention_mask")
+        if isinstance(self.position, int) or seen is None:
+            place = self.position if isinstance(self.position, int) else -1
+            return torch.full_like(scores[:, 0, 0], place % scores.shape[1], dtype=torch.int64)
+        place_of_last: Tensor = (seen * torch.arange(1, seen.shape[1] + 1, device=seen.device)).argmax(1)
+        return place_of_last
+
+    def at_position(self, scores: Tensor, batch: Batch, head: Head) -> Tensor:
+        """The rows ``(n, vocabulary)`` of a language model's logits that a batch is about."""
+        if wants(head) != "logits" or scores.dim() != 3:
+            return scores
+        rows = torch.arange(len(scores), device=scores.device)
+        inputs = named(batch.args, batch.kwargs)
+        ids = inputs.get("input_ids")
+        if self.position == "mask":
+            here = torch.eq(ids, self.mask_token_id)  # type: ignore[arg-type]  # checked in __init__
+            if not bool(here.any(1).all()):
+                raise ValueError(f"`mask_token_id` = {self.mask_token_id} does not occur in every text of the batch.")
+            return scores[rows, here.to(torch.uint8).argmax(1)]
+        return scores[rows, self.last(scores, inputs)]
+
+
+def named(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The inputs of a language model by name: by custom the ids come first, then what is attended to."""
+    names = ("input_ids", "attention_mask")[: len(args)]
+    return {**dict(zip(names, args[: len(names)], strict=True)), **kwargs}  # torch 2.6 does not compile `|` of dicts
+
+
+def beside(scores: Tensor, thresholds: Tensor) -> Tensor:
+    """Thresholds ``(n,)``, or ``(n, 1)`` beside scores ``(n, 1)``: their difference would be ``(n, n)`` otherwise."""
+    thresholds = thresholds.expand(scores.shape[0])
+    return thresholds.unsqueeze(1) if scores.dim() == 2 and scores.shape[1] == 1 else thresholds
+
+
+def like_scores(masks: Tensor, scores: Tensor) -> Tensor:
+    """Masks of the shape of the scores: with the channel dimension, and one mask per class from class ids."""
+    if checks.ordinary("masks", masks).shape == scores.shape:
+        return masks
+    if masks.dim() == scores.dim() - 1 and scores.shape[1] > 1 and not masks.is_floating_point():
+        classes = torch.arange(scores.shape[1], device=masks.device).view(1, -1, *[1] * (masks.dim() - 1))
+        return masks.unsqueeze(1) == classes
+    return masks.reshape(scores.shape) if masks.numel() == scores.numel() and len(masks) == len(scores) else masks
+
+
+def adapt(model: nn.Module, head: Head, adapter: Adapter | None) -> Adapter:
+    """The adapter with what is known of model and head filled in."""
+    if adapter is not None and not isinstance(adapter, Adapter):
+        raise TypeError(f"`adapter` must be an Adapter, got {type(adapter).__name__}.")
+    base = adapter or Adapter()
+    made = copy.copy(base)
+    made.log_probs = wants(head) == "logits"
+    # A language model of transformers makes new logits in each call; of other modules (the identity!) that is not known.
+    made.own_logits = made.activation in ("auto", "none") and type(model).__module__.split(".")[0] == "transformers"
+    made.binary = type(head).__name__ == "ProbabilityHead" and getattr(head, "num_classes", None) is None
+    if base.activation != "auto":
+        return made
+    made.activation = "none"
+    if wants(head) == "probs" and gives_logits(model):
+        made.activation = _activation(model, head, base.channel)
+    return made
+
+
+def wants(head: Head) -> str:
+    """What the head's ``forward`` takes first: ``"scores"`` (as they are), ``"probs"``, ``"logits"`` or ``"groups"``."""
+    first = next(iter(inspect.signature(head.forward).parameters))
+    if first == "scores" and getattr(head, "probabilities", False):
+        return "probs"
+    return first
+
+
+def takes_groups(head: Head) -> bool:
+    """Must this head's ``forward`` be given a membership?"""
+    names = inspect.signature(head.forward).parameters
+    return head.grouped and ("groups" in names or ("x" in names and getattr(head, "static", True)))
+
+
+def may_take_groups(head: Head) -> bool:
+    """A :class:`~torchgmc.GMCHead` whose sets depend on f may be given something to compute them from, or nothing."""
+    return "x" in inspect.signature(head.forward).parameters and not getattr(head, "static", True)
+
+
+def gives_logits(model: nn.Module) -> bool:
+    """Is the model known (by where it comes from, never by values) to put out logits?"""
+    package = type(model).__module__.split(".")[0]
+    if package == "segmentation_models_pytorch":
+        last = getattr(model, "segmentation_head", [nn.Identity()])[-1]
+        return isinstance(getattr(last, "activation", last), nn.Identity)
+    return package in ("torchvision", "timm", "transformers")
+
+
+def _activation(model: nn.Module, head: Head, channel: int | None) -> str:
+    if type(model).__module__.split(".")[0] == "segmentation_models_pytorch":
+        classes = model.segmentation_head[0].out_channels  # type: ignore[index, union-attr]  # its first layer is a convolution
+        if classes == 1:
+            return "sigmoid"
+        raise ValueError(
+            f"the model puts out logits of {classes} classes and the head wants probabilities: say whether classes exclude "
+            "each other with adapter=Adapter(activation='softmax') (or 'sigmoid' if they do not), or fit the head on logits."
+        )
+    return "softmax"
+
+
+def one_event(probs: Tensor) -> Tensor:
+    """Probability of one event ``(n,)`` from ``(n, 1)``, or from the two classes ``(n, 2)`` of which it is the second."""
+    if probs.shape[1] > 2:
+        raise ValueError(f"the head was made for one event, but the model puts out {probs.shape[1]} classes; set num_classes.")
+    return probs[:, -1]
+
+
+def _take(batch: Mapping[str, Any], key: str | int | None, usual: tuple[str, ...]) -> Any:
+    if key is None:
+        return next((batch[name] for name in usual if name in batch), None)
+    if key not in batch:
+        raise ValueError(f"the batch has no key {key!r}; it has {_listing(batch)}.")
+    return batch[key]  # type: ignore[index]  # a str by now
+
+
+def _is_model_output(output: Any) -> bool:
+    return any(kind.__name__ == "ModelOutput" for kind in type(output).__mro__)
+
+
+def _listing(keys: Any) -> str:
+    return ", ".join(repr(key) for key in keys)
+
+
+def _describe(value: Any) -> str:
+    """Type, and keys or lengths, for messages."""
+    if isinstance(value, Mapping):
+        return f"a {type(value).__name__} with the keys {_listing(value)}"
+    if isinstance(value, list | tuple):
+        return f"a {type(value).__name__} of {len(value)} ({', '.join(type(v).__name__ for v in value[:5])})"
+    return f"a {type(value).__name__}"

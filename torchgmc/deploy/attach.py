@@ -1,0 +1,228 @@
+"""From a trained model and a fitted head to one module."""
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from torchgmc.deploy.adapters import Adapter, adapt, beside, may_take_groups, named, takes_groups, wants
+from torchgmc.engine import soft
+from torchgmc.groups.groups import Groups
+from torchgmc.heads.base import Head
+
+__all__ = ["Adapter", "CalibratedModel", "attach"]
+
+
+def attach(
+    model: nn.Module,
+    head: Head,
+    groups: str | nn.Module | Callable[..., Tensor] | None = None,
+    adapter: Adapter | None = None,
+    mode: str = "hard",
+    temperature: float = 0.1,
+) -> "CalibratedModel":
+    """Put a head behind a trained model.
+
+    Args:
+        model: any module whose output is scores: a tensor, a dict with ``"out"`` (torchvision segmentation), a transformers
+            ``ModelOutput``, a LightningModule's output.
+        head: a head of this package, fitted or yet to be fitted on what this model puts out.
+        groups: where the membership ``(n, a)`` comes from at a call:
+
+            - None: an argument, the last positional one or ``groups=`` (for a :class:`~torchgmc.GMCHead` whose sets depend on f
+              only ``groups=``: what its ``who`` looks at);
+            - a str: the key of a batch, ``model(**batch)`` or ``model(batch)``;
+            - a module or function: computed from the model's own (first) input, e.g. ``TokenGroups`` or a classifier.
+        adapter: how scores come out of the output and the result goes back; found by itself for the models above.
+        mode: what the head puts out: ``"hard"`` (its answer), ``"soft"`` or ``"straight_through"`` (see its ``forward``),
+            through which the model can be trained. :meth:`CalibratedModel.soften` changes it later. Files hold ``"hard"``.
+        temperature: of the soft modes.
+
+    Returns:
+        A module with the head's result in the model's own type of output: the mask of a
+        :class:`~torchgmc.ThresholdHead`, calibrated probabilities or log-probabilities, node ids of a tree;
+        for a :class:`~torchgmc.QuantileHead`, which does not change the output, the pair (output, threshold), ``(n, 1)`` beside
+        an output ``(n, 1)``.
+
+    Example:
+        >>> unet = torch.nn.Sequential(torch.nn.Conv2d(3, 1, 3, padding=1), torch.nn.Sigmoid())
+        >>> images, masks = torch.rand(20, 3, 8, 8), torch.rand(20, 1, 8, 8) < 0.5
+        >>> groups = torch.arange(20)[:, None] % 2 == torch.arange(2)
+        >>> head = gmc.ThresholdHead(target=0.1, alpha=0.02, groups=["even", "odd"])
+        >>> head = head.fit(unet(images).detach(), masks, groups)
+        >>> model = attach(unet, head)
+        >>> model(images, groups).equal(head(unet(images), groups))
+        True
+
+        Train through the thresholds: the calibrated mask itself, with a derivative.
+
+        >>> loss = torch.nn.functional.binary_cross_entropy(model.soften("soft")(images, groups), masks.float())
+        >>> loss.backward()
+        >>> bool(unet[0].weight.grad.abs().sum() > 0)
+        True
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"`model` must be an nn.Module, got {type(model).__name__}.")
+    if not isinstance(head, Head):
+        raise TypeError(f"`head` must be a head of torchgmc, got {type(head).__name__}.")
+    if groups is not None and not isinstance(groups, str) and not callable(groups):
+        raise TypeError(
+            f"`groups` must be None (given at each call), the key of a batch, or a module that computes the membership from "
+            f"the input, got {type(groups).__name__}; a fixed membership goes to the call."
+        )
+    return CalibratedModel(model, head, groups, adapt(model, head, adapter)).soften(mode, temperature)
+
+
+class CalibratedModel(nn.Module):
+    """A model with a head behind it; made by :func:`attach`. Trains, moves, saves and compiles like any module.
+
+    Attributes:
+        model, head: the parts; ``group_source``: the module that computes the membership, or None.
+        mode, temperature: what the head puts out, see :meth:`soften`.
+    """
+
+    def __init__(self, model: nn.Module, head: Head, groups: Any, adapter: Adapter) -> None:
+        super().__init__()
+        self.model, self.head, self.adapter = model, head, adapter
+        self.group_key = groups if isinstance(groups, str) else None
+        self.group_source = groups if callable(groups) else None
+        self.takes_groups, self.may_take_groups = takes_groups(head), may_take_groups(head)
+        self.wants = wants(head)
+        self.mode, self.temperature = "hard", 0.1
+        self._looked = False  # at the range of the first scores
+
+    def soften(self, mode: str = "straight_through", temperature: float = 0.1) -> "CalibratedModel":
+        """From now on put out the head's result in this mode; returns the model. ``soften("hard")`` goes back.
+
+        The mode does not follow ``train()`` and ``eval()``, and is not part of the state: an exported file always gives the
+        hard answer. To cool the model down, call it again with a lower temperature.
+
+        Args:
+            mode: ``"hard"``, ``"soft"`` or ``"straight_through"``, see the head's ``forward``.
+            temperature: width of a soft step, in the units of the scores.
+        """
+        soft.check(mode, temperature)
+        self.mode, self.temperature = mode, temperature
+        return self
+
+    def forward(self, *inputs: Any, groups: Any = None, **kwargs: Any) -> Any:
+        """The model's output, calibrated."""
+        args, kwargs, member = self.divide(inputs, groups, kwargs)
+        output = self.model(*args, **kwargs)
+        return self.adapter.replace(output, self.apply_head(output, member, named(args, kwargs)))
+
+    def scores(self, *inputs: Any, **kwargs: Any) -> Tensor:
+        """What the head sees of the model's output for these inputs (without groups)."""
+        return self.adapter.scores(self.model(*inputs, **kwargs))
+
+    def apply_head(self, output: Any, member: Tensor | None, inputs: Mapping[str, Any]) -> Any:
+        """The head's result for a model's output."""
+        if self.wants == "groups":
+            scores = self.adapter.scores(output)
+            return scores, beside(scores, self.head(member, **self._softness()))
+        scores = self.adapter.scores(output)
+        self._look(scores)
+        if member is not None and member.dim() == 0:
+            raise ValueError("`groups` must have one row per example, (n, a), got a single number.")
+        if member is not None and member.shape[0] != scores.shape[0]:
+            raise ValueError(
+                f"`groups` has {member.shape[0]} rows but the model put out scores of {scores.shape[0]} examples "
+                f"(shape {tuple(scores.shape)}); give one row per example."
+            )
+        if member is not None and member.device.type == "meta" and scores.device.type != "meta":
+            raise ValueError("`groups` is on meta, a device where tensors have no values; move them to a real one.")
+        member = None if member is None else member.to(scores.device)
+        return self.adapter.apply(self.head, scores, member, inputs, **self._softness())
+
+    def _softness(self) -> dict[str, Any]:
+        """Options of the head's ``forward``; none in the hard mode, which every head of a user's own knows."""
+        return {} if self.mode == "hard" else {"mode": self.mode, "temperature": self.temperature}
+
+    def divide(
+        self, inputs: tuple[Any, ...], groups: Any, kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any], Tensor | None]:
+        """Inputs of the model, and the membership, from the arguments of a call."""
+        kwargs = dict(kwargs)
+        batch = inputs[0] if len(inputs) == 1 else None
+        if isinstance(batch, Mapping):  # model(batch)
+            inputs, kwargs = (), {**batch, **kwargs}
+        if not self.takes_groups and not self.may_take_groups:
+            return inputs, kwargs, None
+        key = self.group_key or "groups"
+        if groups is None and key in kwargs:
+            groups = kwargs.pop(key)
+        elif groups is None and self.group_source is not None:
+            groups = self.group_source(_first(inputs, kwargs))
+        elif groups is None and self.group_key is None and len(inputs) > 1 and self.takes_groups:
+            inputs, groups = inputs[:-1], inputs[-1]
+        if groups is None and not self.takes_groups:
+            return inputs, kwargs, None
+        if groups is None:
+            raise ValueError(self._missing(inputs, kwargs))
+        member = groups.membership if isinstance(groups, Groups) else groups
+        if not isinstance(member, Tensor):
+            raise TypeError(f"`groups` must be a membership tensor of shape (n, {self.head.num_groups}), got {_shape(member)}.")
+        if self.group_source is not None and self.takes_groups and member.is_floating_point():
+            raise TypeError(f"the module that computes groups must give a bool membership, got {member.dtype}; cut its scores.")
+        return inputs, kwargs, member
+
+    def _missing(self, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+        given = [_shape(value) for value in inputs] + [f"{name}={_shape(value)}" for name, value in kwargs.items()]
+        names = self.head.groups
+        shown = ", ".join(names[:4]) + (", ..." if len(names) > 4 else "")
+        return (
+            f"`groups` is missing: the head needs a membership of shape (n, {len(names)}) for the groups {shown}. Give it as "
+            f"the last positional argument or as `groups=`"
+            + (f" (or under the batch key {self.group_key!r}, which this model was attached with)" if self.group_key else "")
+            + "; or attach with groups='key' to read it from a batch, or with groups=module to compute it from the input. "
+            f"This call gave: {'; '.join(given) or 'nothing'}."
+        )
+
+    def _look(self, scores: Tensor) -> None:
+        """Once, in eager mode: are these the probabilities the head wants? (Values are refused, never guessed from.)"""
+        if self._looked or self.wants != "probs" or torch.compiler.is_compiling() or torch._C._is_tracing():
+            return
+        low, high = (float(v) for v in scores.detach().aminmax()) if scores.numel() else (0.0, 1.0)
+        if low < -1e-3 or high > 1.0 + 1e-3:
+            raise ValueError(
+                f"the head wants probabilities in [0, 1], but the model put out {low:.4g} to {high:.4g}: if these are logits, "
+                "attach with adapter=Adapter(activation='sigmoid') or 'softmax', or fit a head with logits=True on them."
+            )
+        self._looked = True
+
+    def export(
+        self,
+        path: str | os.PathLike[str],
+        format: str = "torchscript",
+        example_inputs: tuple[Any, ...] | dict[str, Any] = (),
+    ) -> Path:
+        """Write model and head to one file that runs without torchgmc; see :func:`torchgmc.export.export`."""
+        from torchgmc.export import export
+
+        return export(self, path, format, example_inputs)
+
+    def extra_repr(self) -> str:
+        """Where groups come from, and the adapter."""
+        source = "an argument" if self.takes_groups else "nowhere (none needed)"
+        if self.group_key:
+            source = f"batch key {self.group_key!r}"
+        elif self.group_source is not None:
+            source = type(self.group_source).__name__
+        softness = "" if self.mode == "hard" else f", mode={self.mode!r}, temperature={self.temperature:g}"
+        return f"groups from {source}, {self.adapter}{softness}"
+
+
+def _first(inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The model's main input."""
+    if inputs:
+        return inputs[0]
+    return kwargs.get("input_ids", next(iter(kwargs.values()), None))
+
+
+def _shape(value: Any) -> str:
+    return (
+        f"{tuple(value.shape)} {str(value.dtype).removeprefix('torch.')}" if isinstance(value, Tensor) else type(value).__name__
+    )

@@ -1,0 +1,225 @@
+r"""Derivatives through a fit: offsets at an optimum are functions of the scores they were fitted to.
+
+A fit with static groups minimises :math:`\Phi(\theta; x) + \sum_i \lambda_i |\theta_i|`, smooth and convex in the offsets
+theta, where x stands for the scores and :math:`G = \nabla_\theta \Phi` is minus the violation of every g. The optimum has
+
+.. math:: G_i(\theta; x) + \lambda_i\,\mathrm{sign}(\theta_i) = 0 \;\text{ where } \theta_i \ne 0, \qquad
+          |G_i(\theta; x)| \le \lambda_i \;\text{ where } \theta_i = 0
+
+(with :math:`\lambda = \alpha` that is |violation| <= alpha). Near x the *active* offsets, S = {theta_i != 0}, stay the active
+ones, so that the first line is a system of equations for them, and the implicit function theorem gives
+
+.. math:: \frac{d\theta_S}{dx} = -H_{SS}^{-1}
+          \Big(\frac{\partial G_S}{\partial x} + \mathrm{sign}(\theta_S) \frac{d\lambda_S}{dx}\Big), \qquad
+          \frac{d\theta_i}{dx} = 0 \;\text{ elsewhere}, \qquad H = \nabla^2_\theta \Phi
+
+A backward pass solves one symmetric system with as many unknowns as there are active offsets, in float64, and takes one
+product with the derivative of G; the steps of the fit are not recorded, and their number does not matter.
+
+*Kinks.* Where an inactive offset has |G_i| = lambda_i exactly, the active set changes with x and theta has two one-sided
+derivatives; the one of the present set is returned. Such x have measure 0.
+
+*Singular H.* Offsets of groups that add up to one another (women and men, old and young) can be exchanged without changing any
+output: H is singular along such directions. There the pseudo-inverse is used: the derivative of least norm. What the head
+outputs has the same derivative whichever is taken.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchgmc.engine.lasso import solve_lasso
+
+__all__ = ["CellProblem", "minimise", "optimum"]
+
+#: Newton steps, and halvings of one.
+STEPS, HALVINGS = 200, 50
+#: Violation by which the optimality conditions may be missed: on the way, before the last, quadratic steps, and at the end.
+WARM, ROUGH, FINE = 1e-3, 1e-8, 1e-7
+#: Length of a further Newton step at the optimum, relative to the offsets.
+SETTLED = 1e-3
+#: Eigenvalues below this share of the largest count as 0.
+RANK = 1e-10
+
+
+class CellProblem:
+    r"""A smooth potential of offsets that examples see through the cell of equal membership they are in.
+
+    .. math:: \Phi(\theta; x) = \sum_c \phi_c(\mathrm{shift}_c; x), \qquad \mathrm{shift} = \mathrm{tilt}\;\theta
+
+    A subclass gives :meth:`measure` and :meth:`spread`, as differentiable functions of ``inputs``.
+
+    Args:
+        tilt: how much of each group's offset a cell sees, float64 ``(c, a)``.
+        columns: u, the number of offsets of a group.
+    """
+
+    def __init__(self, tilt: Tensor, columns: int) -> None:
+        self.tilt, self.columns = tilt, columns
+
+    def measure(self, shift: Tensor, *inputs: Tensor) -> tuple[Tensor, Tensor]:
+        """Value of the potential, a scalar, and its derivative in ``shift``, ``(c, u)``."""
+        raise NotImplementedError  # abstract
+
+    def spread(self, shift: Tensor, *inputs: Tensor) -> Tensor:
+        """Second derivative in the shift of each cell, ``(c, u, u)``."""
+        raise NotImplementedError  # abstract
+
+    def stages(self) -> Iterator["CellProblem"]:
+        """Problems on the way to this one, from easy to hard; the last is this one."""
+        yield self
+
+    def gradient(self, theta: Tensor, *inputs: Tensor) -> Tensor:
+        """G, ``(a, u)``: minus the violations."""
+        return self.tilt.T @ self.measure(self.tilt @ theta, *inputs)[1]
+
+    def hessian(self, theta: Tensor, *inputs: Tensor) -> Tensor:
+        """H, ``(a u, a u)``."""
+        a, u = self.tilt.shape[1], self.columns
+        spread = self.spread(self.tilt @ theta, *inputs).flatten(1)  # (c, u u)
+        half = (self.tilt[:, :, None] * spread[:, None, :]).flatten(1)  # (c, a u u)
+        return (self.tilt.T @ half).view(a, a, u, u).permute(0, 2, 1, 3).reshape(a * u, a * u)
+
+
+def optimum(problem: CellProblem, slack: Tensor, *inputs: Tensor) -> Tensor:
+    """Offsets ``(a, u)`` at the optimum, differentiable in ``slack`` and ``inputs``, twice if they are.
+
+    Args:
+        problem: the potential.
+        slack: lambda >= 0, ``(a, u)``; 0 for offsets that are always active.
+        inputs: what :meth:`CellProblem.measure` takes.
+    """
+    found: Tensor = _Optimum.apply(problem, slack, *inputs)
+    return found
+
+
+class _Optimum(torch.autograd.Function):
+    """The fit forward, one linear system backward."""
+
+    @staticmethod
+    def forward(problem: CellProblem, slack: Tensor, *inputs: Tensor) -> Tensor:
+        """Run the fit, without recording it."""
+        return minimise(problem, slack, *inputs)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        """Keep the optimum itself: it is all that the derivative needs."""
+        ctx.problem = inputs[0]
+        ctx.save_for_backward(output, *inputs[1:])
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        """Minus (dG/dx)^T H^-1 grad. Made of differentiable operations, theta among them: it can be differentiated again."""
+        theta, slack, *inputs = ctx.saved_tensors
+        problem: CellProblem = ctx.problem
+        active = (theta != 0) | (slack == 0)
+        sign = theta.sign().detach()
+        u = _solve(problem.hessian(theta, *inputs), active.flatten(), grad.flatten()).view_as(theta)
+
+        def conditions(slack: Tensor, *inputs: Tensor) -> Tensor:
+            table: Tensor = problem.gradient(theta, *inputs) + slack * sign
+            return table
+
+        pull: Any = torch.func.vjp(conditions, slack, *inputs)[1]
+        return (None, *pull(-u))
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], problem: CellProblem, *tensors: Tensor) -> tuple[Tensor, int]:
+        """One fit after the other: each takes its own number of steps."""
+        rows = []
+        for i in range(info.batch_size):
+            one = [t if d is None else t.select(d, i) for t, d in zip(tensors, in_dims[1:], strict=True)]
+            rows.append(optimum(problem, *one))
+        return torch.stack(rows), 0
+
+
+def _solve(hessian: Tensor, active: Tensor, right: Tensor) -> Tensor:
+    """H_SS^+ right_S, and 0 for the offsets that are not active."""
+    diagonal = hessian.diagonal().detach()
+    # The inactive rows are replaced by a multiple of the identity, of a size that leaves the rank of the others alone.
+    filler = diagonal.mean().clamp_min(torch.finfo(hessian.dtype).tiny)
+    keep = active.to(hessian.dtype)
+    block = keep[:, None] * hessian * keep + torch.diag((1 - keep) * filler)
+    right = keep * right
+    factor, failed = torch.linalg.cholesky_ex(block)
+    pivots = factor.diagonal().detach().square()
+    if bool((failed == 0) & (pivots.min() > RANK * pivots.max())):
+        return torch.cholesky_solve(right[:, None], factor)[:, 0]
+    least: Tensor = keep * (torch.linalg.pinv(block, rtol=RANK, hermitian=True) @ right)
+    return least
+
+
+def _missed(theta: Tensor, gradient: Tensor, slack: Tensor) -> Tensor:
+    """How far each offset is from its optimality condition."""
+    on = (gradient + slack * theta.sign()).abs()
+    return torch.where((theta == 0) & (slack > 0), (gradient.abs() - slack).clamp_min(0.0), on)
+
+
+def minimise(problem: CellProblem, slack: Tensor, *inputs: Tensor) -> Tensor:
+    r"""The optimum by Newton steps with the l1 term, all offsets at once, in float64.
+
+    Each step minimises the quadratic model with :math:`\sum \lambda |\theta|` exactly (see
+    :func:`torchgmc.engine.lasso.solve_lasso`) and is halved until the objective falls. Offsets that are not needed end at
+    exactly 0.
+
+    Raises:
+        RuntimeError: there is no finite optimum, or it was not reached.
+    """
+    theta = torch.zeros_like(slack)
+    for stage in problem.stages():
+        theta = _descend(stage, theta, slack, inputs, ROUGH if stage is problem else WARM)
+    gradient = problem.gradient(theta, *inputs)
+    for _ in range(4):  # quadratic convergence inside the active set
+        missed = _missed(theta, gradient, slack)
+        active = (theta != 0) | (slack == 0)
+        rest = gradient + slack * theta.sign()
+        trial = theta - _solve(problem.hessian(theta, *inputs), active.flatten(), rest.flatten()).view_as(theta)
+        if bool(((trial * theta.sign() <= 0) & (theta != 0) & (slack > 0)).any()):
+            break  # would leave the orthant
+        slope = problem.gradient(trial, *inputs)
+        if not bool(_missed(trial, slope, slack).max() < missed.max()):
+            break
+        theta, gradient = trial, slope
+    worst = float(_missed(theta, gradient, slack).max())
+    # On the way to infinity the gradient vanishes too, but the next Newton step does not.
+    rest, active = gradient + slack * theta.sign(), (theta != 0) | (slack == 0)
+    ahead = _solve(problem.hessian(theta, *inputs), active.flatten(), rest.flatten()).abs().max()
+    if not (worst <= FINE and bool(ahead <= SETTLED * (1.0 + theta.abs().max()))):
+        raise RuntimeError(
+            f"the optimum was not reached: a violation misses its condition by {worst:.2g}, an offset by {float(ahead):.2g}. "
+            "There may be no finite one (all outcomes of a group equal, or a list without mass in a group); raise `alpha` or "
+            "`temperature`, or use more data."
+        )
+    return theta
+
+
+def _descend(problem: CellProblem, theta: Tensor, slack: Tensor, inputs: tuple[Tensor, ...], enough: float) -> Tensor:
+    """Damped Newton steps until the conditions hold roughly, or no step lowers the objective."""
+    value, slope = problem.measure(problem.tilt @ theta, *inputs)
+    for _ in range(STEPS):
+        gradient = problem.tilt.T @ slope
+        missed = _missed(theta, gradient, slack)
+        if bool(missed.max() <= enough):
+            break
+        hessian = problem.hessian(theta, *inputs)
+        goal = solve_lasso(hessian, hessian @ theta.flatten() - gradient.flatten(), slack.flatten(), theta.flatten())
+        step = goal.view_as(theta) - theta
+        start = value + (slack * theta.abs()).sum()
+        promised = (gradient * step).sum() + (slack * ((theta + step).abs() - theta.abs())).sum()  # < 0
+        noise = 1e-14 * (1.0 + start.abs())
+        size = 1.0
+        for _ in range(HALVINGS):
+            trial = theta + step if size == 1.0 else theta + size * step  # a whole step keeps its zeros exact
+            trial_value, trial_slope = problem.measure(problem.tilt @ trial, *inputs)
+            gain = start - trial_value - (slack * trial.abs()).sum()
+            if bool(gain >= -1e-4 * size * promised - noise):
+                break
+            size /= 2
+        else:
+            break
+        if torch.equal(trial, theta):
+            break
+        theta, value, slope = trial, trial_value, trial_slope
+    return theta

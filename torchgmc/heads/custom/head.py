@@ -1,0 +1,406 @@
+"""A head for a mapping of your own: any s, any sets or test functions, any projection."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Optional
+
+import torch
+from torch import Tensor, nn
+from torch.jit import is_scripting
+
+from torchgmc.audits.audit import Audit, Tally, summarize
+from torchgmc.audits.intervals import Moments
+from torchgmc.audits.overlap import Sketch
+from torchgmc.distributed import pooled
+from torchgmc.engine import checks, soft
+from torchgmc.engine.search import violations
+from torchgmc.engine.solver import Log
+from torchgmc.engine.statistics import PerExample
+from torchgmc.heads.base import Head
+from torchgmc.heads.custom.solve import solve
+from torchgmc.mappings import Mapping
+
+#: Written to a file in place of a function, which a file cannot hold.
+CUSTOM = "pass it again"
+
+
+@dataclass
+class Rows(PerExample):
+    """The examples themselves: f0 ``(n, m)``, outcomes ``(n, ...)``, x ``(n, ...)`` and weights ``(n,)``."""
+
+    f0: Tensor
+    y: Tensor
+    x: Tensor
+    weight: Tensor
+
+
+class _Static(nn.Module):
+    """Sets that do not depend on f: x is the membership."""
+
+    def forward(self, f: Tensor, x: Tensor) -> Tensor:
+        return x
+
+
+class _Plain(nn.Module):
+    """A Python function as a module; it does not script."""
+
+    def __init__(self, function: Callable[..., Tensor], name: str) -> None:
+        super().__init__()
+        self.function, self.name = function, name
+
+    def forward(self, *args: Any) -> Tensor:
+        return self.function(*args)
+
+    def __prepare_scriptable__(self) -> nn.Module:
+        raise TypeError(
+            f"`{self.name}` is a Python function, which TorchScript cannot hold; give the head an nn.Module (or "
+            "torch.jit.script(function)), or use torch.export."
+        )
+
+
+class GMCHead(Head):
+    r"""Your own promise: :math:`|E\langle s(f, y), g(f(x), x)\rangle| \le \alpha` for every g.
+
+    f starts at the model's output f0 and every step of the fit sets f <- Proj(f - step g). The log of the steps is the fitted
+    state; a new input replays it, with g evaluated at its own f. The examples are kept for the fit (no statistics are known
+    for an unknown s), so memory grows with them.
+
+    Args:
+        mapping: function from outcomes y to s: an object with ``value(f, weight)`` and ``potential(f, weight)`` such as
+            :class:`torchgmc.mappings.Residual`, or a plain function of f ``(n, m)`` -> ``(n, m)``. s must rise along itself (be
+            the gradient of a convex function of f).
+        alpha: largest violation allowed.
+        who: None for static sets, x being their membership ``(n, a)``; else a function or module of f ``(n, m)`` and x that
+            gives membership ``(n, a)``, or general test functions g as floating point ``(n, a, m)``. If x is left out it is f0.
+        what: directions v, ``(u, m)``; the identity if omitted. Not for general test functions.
+        projection: onto the convex set of outputs, e.g. :func:`torchgmc.projections.simplex`; none if omitted.
+        groups: names of the a sets.
+        conditional: g = 1_A v / P(A), with P(A) at f0.
+        bounds: range of <s, v> (or <s, g>), for the intervals of ``audit``; by default the range seen in the audited data.
+
+    Shapes: ``fit(f0 (n, m) or (n,), y, x)``; ``head(f0, x)`` -> calibrated f, shape and type of f0.
+
+    TorchScript needs ``who`` and ``projection`` as modules (or scripted functions); ``torch.export`` takes any function of
+    tensors. A file holds no functions: ``gmc.load(path, mapping=..., who=..., projection=...)`` takes them again.
+
+    Example:
+        s-HappyMap: the expectile of level 0.8 in every level set of f, s = \|0.8 - 1{y < f}\| (f - y).
+
+        >>> def expectile(y):
+        ...     return lambda f: torch.where(y < f, 0.2, 0.8) * (f - y)
+        >>> def level_sets(f, x):
+        ...     return torch.nn.functional.one_hot((f[:, 0] * 4).long().clamp(0, 3), 4).bool()
+        >>> x = torch.rand(2000)
+        >>> y = x + 0.3 * torch.randn(2000)
+        >>> head = gmc.GMCHead(expectile, alpha=0.005, who=level_sets).fit(x, y)
+        >>> head.report.converged
+        True
+        >>> bool((head(x) > x).double().mean() > 0.9)  # an expectile of 0.8 lies above the mean
+        True
+
+        Outcome indistinguishability: no distinguisher A_j(x, y, p), here "y is the likeliest class" among long and among short
+        inputs, can tell outcomes drawn from p from true ones. g_j(p, x)_c = A_j(x, c, p): a general vector-valued g.
+
+        >>> from torchgmc.mappings import Residual
+        >>> def distinguishers(p, x):
+        ...     top = torch.nn.functional.one_hot(p.argmax(1), 3).double()  # (n, 3)
+        ...     return torch.stack([top * (x > 0)[:, None], top * (x <= 0)[:, None]], 1)  # (n, 2, 3)
+        >>> x = torch.randn(3000)
+        >>> p = (2 * torch.randn(3000, 3)).softmax(1)
+        >>> y = torch.nn.functional.one_hot(torch.multinomial((p + 0.2 * (x > 0)[:, None]), 1)[:, 0], 3)
+        >>> head = gmc.GMCHead(Residual, 0.005, distinguishers, projection=gmc.projections.simplex, groups=["long", "short"])
+        >>> report = head.fit(p, y, x).report
+        >>> bool(report.violations_before[0].abs() > 0.02), report.converged
+        (True, True)
+        >>> bool((head(p, x).sum(1) - 1).abs().max() < 1e-5)
+        True
+    """
+
+    log_who: Tensor
+    log_what: Tensor
+    log_step: Tensor
+    scale: Tensor
+    directions: Tensor
+    __jit_unused_properties__: ClassVar[list[str]] = ["statistics"]
+    _growing: ClassVar[tuple[str, ...]] = ("log_who", "log_what", "log_step", "scale")
+    settings: ClassVar[tuple[str, ...]] = ("alpha", "groups", "conditional", "bounds")
+
+    def __init__(
+        self,
+        mapping: Any,
+        alpha: float,
+        who: Any = None,
+        what: Any = None,
+        projection: Any = None,
+        groups: Any = None,
+        conditional: bool = False,
+        bounds: Any = None,
+    ) -> None:
+        super().__init__(alpha, groups, conditional)
+        self._mapping = _function("mapping", mapping)
+        self.static = who is None
+        self.who = _Static() if who is None else _module("who", who)
+        self.projected = projection is not None
+        self.projection = nn.Identity() if projection is None else _module("projection", projection)
+        self.bounds = None if bounds is None else _interval(bounds)
+        self.directed = what is not None
+        table = torch.zeros(0, 0) if what is None else checks.numbers("what", what)
+        if table.dim() != 2:
+            raise ValueError(f"`what` must have shape (u, m), got {tuple(table.shape)}.")
+        self.register_buffer("directions", table.detach().clone().double(), persistent=False)
+        self.register_buffer("log_who", torch.zeros(0, dtype=torch.int64))
+        self.register_buffer("log_what", torch.zeros(0, dtype=torch.int64))
+        self.register_buffer("log_step", torch.zeros(0, dtype=torch.float64))
+        self.register_buffer("scale", torch.ones(0, dtype=torch.float64))
+        self.reset()
+
+    # -- fit ---------------------------------------------------------------------------------------------------------
+
+    def reset(self) -> None:
+        """Forget the examples, the log and the report."""
+        self.statistics: Rows | None = None
+        for name in ("log_who", "log_what", "log_step", "scale"):
+            setattr(self, name, getattr(self, name)[:0].clone())
+        self._mark_unfitted()
+
+    def observe(self, f0: Tensor, y: Any, x: Any = None, weight: Any = None) -> None:
+        """Keep a batch of examples.
+
+        Args:
+            f0: outputs of the model, ``(n, m)`` or ``(n,)``.
+            y: outcomes, whatever ``mapping`` takes, one row per example; ``(n,)`` becomes ``(n, 1)``.
+            x: what ``who`` looks at, one row per example; the membership ``(n, a)`` for static sets.
+            weight: weight of each example, ``(n,)``.
+        """
+        rows = self._check_batch(f0, y, x, weight)
+        if len(rows.f0):
+            self._keep(rows.clone())
+            self._remember(rows.f0, rows.y)
+
+    def _check_batch(self, f0: Any, y: Any, x: Any, weight: Any) -> Rows:
+        f0 = checks.scores("f0", f0).detach()
+        if f0.dim() > 2:
+            raise ValueError(f"`f0` must have shape (n, m) or (n,), got {tuple(f0.shape)}.")
+        f0 = f0[:, None] if f0.dim() == 1 else f0
+        y = checks.numbers("y", y)
+        y = y[:, None] if y.dim() == 1 else y
+        if y.dim() == 0 or len(y) != len(f0):
+            raise ValueError(f"`y` must have one row for each of the {len(f0)} examples, got shape {tuple(y.shape)}.")
+        if self.static:
+            x = self._check_groups(x, len(f0), f0.device) if self.grouped or x is None else x
+        x = f0 if x is None else checks.numbers("x", x)
+        if x.dim() == 0 or len(x) != len(f0):
+            raise ValueError(f"`x` must have one row for each of the {len(f0)} examples, got shape {tuple(x.shape)}.")
+        for name, value in (("y", y), ("x", x)):
+            if value.device != f0.device:
+                raise ValueError(f"`{name}` is on {value.device} but `f0` is on {f0.device}; move them to one device.")
+        if self.directed and self.directions.shape[1] != f0.shape[1]:
+            raise ValueError(
+                f"`what` has directions of length {self.directions.shape[1]}, but f0 has {f0.shape[1]} columns; make it (u, m)."
+            )
+        return Rows(f0.double(), y, x, checks.weights(weight, len(f0), f0).detach())
+
+    @pooled
+    def calibrate(self, solver: str = "exact", eta: float | None = None, max_iter: int | None = None) -> "GMCHead":
+        """Run the algorithm of :func:`torchgmc.solve` on the examples."""
+        self._check_solver(solver, eta, max_iter)
+        rows = self.statistics
+        if rows is None:
+            raise ValueError("no examples observed: call `observe` (or `fit`) with at least one example first.")
+        x = rows.x
+        solution = solve(
+            rows.f0,
+            self._mapping(rows.y),
+            self._membership(rows.f0, x) if self.static else lambda f: self._membership(f, x),
+            self.directions if self.directed else None,
+            alpha=self.alpha,
+            projection=self.projection if self.projected else None,
+            solver=solver,
+            eta=eta,
+            max_iter=max_iter,
+            weight=rows.weight,
+            conditional=self.conditional,
+            names=self.groups if self.grouped else None,
+        )
+        log = solution.log
+        if self.static and not self.projected:
+            log = _merged(log, solution.report.violations_before.shape[1])
+        device = self.fitted.device
+        self.log_who, self.log_what, self.log_step = (t.to(device) for t in log)
+        self.scale = solution.scale.to(device)
+        details = {"examples": len(rows.f0), "steps": len(solution.log.who), "log": len(log.who)}
+        self._mark_fitted(replace(solution.report, details=details))
+        with torch.no_grad():
+            after = self._table(self(rows.f0, x), rows)
+        self._mark_fitted(replace(solution.report, violations_after=after, details=details))
+        return self
+
+    def _membership(self, f: Tensor, x: Tensor) -> Tensor:
+        member: Tensor = self.who(f, x)
+        if not isinstance(member, Tensor) or member.dim() not in (2, 3):
+            raise ValueError(
+                f"`who` must give membership (n, a) or test functions (n, a, m), got {getattr(member, 'shape', type(member))}."
+            )
+        if self.grouped and member.shape[1] != self.num_groups:
+            raise ValueError(f"`who` gives {member.shape[1]} sets, but `groups` names {self.num_groups}.")
+        return member
+
+    def _value(self, f: Tensor, rows: Rows) -> Tensor:
+        mapping = self._mapping(rows.y)
+        value: Tensor = mapping.value(f, rows.weight) if isinstance(mapping, Mapping) else mapping(f)
+        return value[:, None] if value.dim() == 1 else value
+
+    def _table(self, f: Tensor, rows: Rows) -> Tensor:
+        member = self._membership(f, rows.x)
+        what = self.directions if self.directed else None
+        return violations(member, self._value(f, rows), what, rows.weight) / self.scale.to(f.device)[:, None]
+
+    # -- use ---------------------------------------------------------------------------------------------------------
+
+    def forward(
+        self,
+        f0: Tensor,
+        x: Optional[Tensor] = None,  # noqa: UP045  # TorchScript
+        mode: str = "hard",
+        temperature: float = 0.1,
+    ) -> Tensor:
+        """The calibrated f, shape and type of ``f0``; one step per line of the log.
+
+        Differentiable in ``f0`` in every mode: through the projection, and through ``who`` where it gives floating point
+        numbers (a ``who`` of soft memberships makes the head smooth; sets as bool have no derivative). ``mode`` and
+        ``temperature`` are checked and otherwise unused: only you know how your sets soften.
+        """
+        soft.check(mode, temperature)
+        if not self.is_fitted:
+            raise RuntimeError("this head is not fitted; call `fit`, or `observe` and `calibrate`, or load its state.")
+        if not is_scripting():
+            self._check_inputs("f0", f0, x, "x")
+            if self.static and x is not None and (x.dim() != 2 or x.shape[1] != self.scale.shape[0]):
+                raise ValueError(f"`x` must be the membership (n, {self.scale.shape[0]}) of the sets, got {tuple(x.shape)}.")
+        if f0.dim() > 2:
+            raise ValueError(f"`f0` must have shape (n,) or (n, l), got {f0.shape}")
+        f = f0.to(torch.float64)
+        if f.dim() == 1:
+            f = f[:, None]
+        if x is None:
+            if self.static and self.grouped:
+                raise ValueError("`x` is missing: this head needs the membership of its sets, shape (n, a).")
+            x = torch.ones_like(f[:, :1]) if self.static else f
+        for t in range(self.log_step.shape[0]):
+            f = self.projection(f - self.log_step[t] * self.direction(self.who(f, x), t, f))
+        return f.reshape(f0.shape).to(f0.dtype)
+
+    def direction(self, member: Tensor, t: int, f: Tensor) -> Tensor:
+        """g of step t at every example, (n, m)."""
+        chosen = member.index_select(1, self.log_who[t : t + 1])[:, 0].to(f.dtype)
+        if member.dim() == 3:
+            return chosen
+        if self.directed:
+            vector = self.directions.index_select(0, self.log_what[t : t + 1])  # (1, m)
+        else:
+            vector = (torch.arange(f.shape[1], device=f.device) == self.log_what[t]).to(f.dtype)[None]
+        return chosen[:, None] * vector / self.scale.index_select(0, self.log_who[t : t + 1])
+
+    def audit(self, f0: Tensor, y: Any, x: Any = None, delta: float = 0.05, weight: Any = None) -> Audit:
+        """Measure the promise on held-out data, with intervals that hold for all g at once.
+
+        They rest on the range of <s, v>: give ``bounds`` if you know it; otherwise the range seen in the data is used, and
+        the audit says so.
+        """
+        checks.fraction("delta", delta)
+        return self._conclude(self._tally(f0, y, x, weight), delta)
+
+    def _tally(self, f0: Tensor, y: Any, x: Any = None, weight: Any = None) -> Tally:
+        rows = self._check_batch(f0, y, x, weight)
+        if len(rows.f0) == 0:
+            raise ValueError("`f0` holds no examples to audit.")
+        with torch.no_grad():
+            f = self(rows.f0, rows.x)
+            member, s = self._membership(f, rows.x), self._value(f, rows)
+        if member.dim() == 3:
+            s = torch.einsum("nal,nl->na", member.to(s.dtype), s)
+        else:
+            s = s @ self.directions.to(s).T if self.directed else s
+        if not bool(s.isfinite().all()):
+            raise ValueError("`mapping` gave NaN or infinite values on these data; look at `f0`, `y` and `x` of the audit.")
+        # Each example's s, not its moments: the range may have to come from all of them.
+        kept = {"member": member, "s": s, "weight": rows.weight}
+        return Tally(len(f), rows=kept, sketch=Sketch.of(rows.f0, rows.y))
+
+    def _audit(self, tally: Tally, delta: float) -> Audit:
+        member, s, weight = tally.rows["member"], tally.rows["s"], tally.rows["weight"]
+        sets = self.groups if self.grouped else [f"set {j}" for j in range(member.shape[1])]
+        if member.dim() == 3:
+            who = member.new_ones(len(s), 1)
+            groups, what = ["all"], sets
+        else:
+            who, groups = member, sets
+            what = [""] if s.shape[1] == 1 else [f"direction {k}" for k in range(s.shape[1])]
+        least, most = (float(v) for v in s.aminmax())
+        bounds = self.bounds or (least, max(most, least + 1e-12))
+        if least < bounds[0] - 1e-9 or most > bounds[1] + 1e-9:  # intervals that rest on them would be too short
+            raise ValueError(
+                f"`bounds` = ({bounds[0]:g}, {bounds[1]:g}) must hold for every example, but s reaches from {least:g} to "
+                f"{most:g}; give the range of s, or leave `bounds` out."
+            )
+        note = "" if self.bounds else "The range of s was taken from these data, so the intervals are a guide, not a guarantee."
+        return summarize(
+            Moments.of(who, s, weight[:, None].expand_as(s)),
+            self.alpha,
+            delta,
+            self.conditional,
+            groups,
+            what,
+            torch.zeros(s.shape[1], dtype=torch.float64, device=s.device),
+            bounds,
+            tally.examples,
+            name=type(self).__name__,
+            note=note,
+        )
+
+    # -- files -------------------------------------------------------------------------------------------------------
+
+    def config(self) -> dict[str, Any]:
+        """Arguments that rebuild this head; functions are marked, not stored."""
+        return super().config() | {
+            "mapping": CUSTOM,
+            "who": None if self.static else CUSTOM,
+            "projection": CUSTOM if self.projected else None,
+            "what": self.directions.tolist() if self.directed else None,
+        }
+
+    def extra_repr(self) -> str:
+        """Options and state."""
+        return f"{super().extra_repr()}, log={len(self.log_step)} steps"
+
+
+def _interval(bounds: Any) -> tuple[float, float]:
+    if not isinstance(bounds, list | tuple) or not all(isinstance(v, int | float) for v in bounds):
+        raise TypeError(f"`bounds` must be two numbers, (low, high), got {bounds!r}.")
+    values = [float(v) for v in bounds]
+    if len(values) != 2 or not values[0] < values[1]:
+        raise ValueError(f"`bounds` must be (low, high) with low < high, got {bounds!r}.")
+    return values[0], values[1]
+
+
+def _function(name: str, value: Any) -> Callable[..., Any]:
+    if isinstance(value, str) and value == CUSTOM:
+        raise ValueError(f"a file holds no functions: give it again, gmc.load(path, {name}=...).")
+    if not callable(value):
+        raise TypeError(f"`{name}` must be a function or a module, got {type(value).__name__}.")
+    found: Callable[..., Any] = value
+    return found
+
+
+def _module(name: str, value: Any) -> nn.Module:
+    function = _function(name, value)
+    return function if isinstance(function, nn.Module) else _Plain(function, name)
+
+
+def _merged(log: Log, columns: int) -> Log:
+    """Steps along static test functions without a projection commute: one line per g."""
+    if len(log.who) == 0:
+        return log
+    keys, place = torch.unique(log.who * columns + log.what, return_inverse=True)
+    step = torch.zeros(len(keys), dtype=log.step.dtype, device=log.step.device).index_add_(0, place, log.step)
+    return Log(keys // columns, keys % columns, step)

@@ -1,0 +1,385 @@
+"""GMC on a user's own problem: one row of f per example, any mapping, groups that may depend on f, any projection."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from torchgmc import theory
+from torchgmc.engine import checks
+from torchgmc.engine.search import Cells, Structured, masses, violations
+from torchgmc.engine.solver import SOLVERS, Log, Report, run
+from torchgmc.mappings import Mapping
+
+Sets = Tensor | Cells | Structured
+Who = Sets | Callable[[Tensor], Sets]
+Projection = Callable[[Tensor], Tensor]
+#: Evaluations of s that one line search may use.
+MAX_TRIALS = 60
+
+
+@dataclass(frozen=True)
+class Solution:
+    """What :func:`solve` found.
+
+    Attributes:
+        f: the calibrated f, shape of ``f0``.
+        log: the steps, to be applied to new examples by :func:`replay`.
+        report: what happened.
+        scale: P(A) of each set if ``conditional``, else ones, shape ``(a,)``; the steps are taken along 1_A v / scale.
+    """
+
+    f: Tensor
+    log: Log
+    report: Report
+    scale: Tensor
+
+
+def solve(
+    f0: Tensor,
+    mapping: Mapping | Callable[[Tensor], Tensor],
+    who: Who,
+    what: Tensor | None = None,
+    *,
+    alpha: float,
+    projection: Projection | None = None,
+    solver: str = "exact",
+    eta: float | None = None,
+    max_iter: int | None = None,
+    weight: Tensor | None = None,
+    conditional: bool = False,
+    names: Sequence[str] | None = None,
+    seed: int = 0,
+) -> Solution:
+    r"""Make f satisfy (s, G, alpha)-GMC with G = {+-1_A v}: :math:`|E\langle s(f), 1_A v\rangle| \le \alpha`.
+
+    Args:
+        f0: f to start from, shape ``(n, m)`` or ``(n,)``.
+        mapping: s. An object with ``value(f, weight)`` and ``potential(f, weight)`` (see :mod:`torchgmc.mappings`), or a plain
+            function of f ``(n, m)`` that returns s ``(n, m)``; s must rise along itself (be the gradient of a convex function).
+        who: the sets A: membership ``(n, a)``, cell ids ``(n,)``, :class:`~torchgmc.Cells`, or
+            :class:`~torchgmc.Groups`, whose membership table is never made; or a function of f that returns one of these,
+            for sets that depend on the prediction; or one that returns general test functions g as floating point
+            ``(n, a, m)``.
+        what: directions v, shape ``(u, m)``; the identity if omitted.
+        alpha: largest violation allowed.
+        projection: onto the convex set F, e.g. :func:`torchgmc.projections.simplex`; none if omitted.
+        solver: ``"exact"``, ``"paper"`` (Algorithm 1) or ``"fresh"`` (Algorithm 2).
+        eta: fixed step of the latter two; alpha / B (Theorem 1 with K = 1) by default.
+        max_iter: cap T; by default 1000 for ``"exact"``, 10,000 for ``"paper"``, n // 100 (at most 200) for ``"fresh"``.
+        weight: weight of each example, ``(n,)``.
+        conditional: g = 1_A v / P(A).
+        names: names of the sets for messages.
+        seed: of the random splits of ``"fresh"``.
+
+    Returns:
+        A :class:`Solution`.
+
+    Example:
+        >>> y = torch.tensor([[1.0], [0.0], [1.0], [1.0]])
+        >>> groups = torch.tensor([[1, 0], [1, 0], [1, 1], [0, 1]]).bool()
+        >>> from torchgmc.mappings import Residual
+        >>> solution = gmc.solve(torch.full((4, 1), 0.5), Residual(y), groups, alpha=0.01)
+        >>> solution.report.converged
+        True
+        >>> gmc.violations(groups, solution.f - y).abs().max() <= 0.01
+        tensor(True)
+    """
+    checks.positive("alpha", alpha)
+    checks.option("solver", solver, SOLVERS)
+    f = checks.scores("f0", f0).detach().double()
+    flat = f.dim() == 1
+    f = f[:, None] if flat else f
+    if f.dim() != 2:
+        raise ValueError(f"`f0` must have shape (n, m) or (n,), got {tuple(f0.shape)}.")
+    if len(f) == 0:
+        raise ValueError("`f0` has no rows: there is nothing to calibrate.")
+    weights = checks.weights(weight, len(f), f)
+    problem = DenseProblem(f, mapping, who, what, projection, weights, conditional, names)
+    if solver != "exact":
+        eta = (
+            checks.positive("eta", eta) if eta is not None else theory.step_size(alpha, 1.0, problem.norm(), solver == "fresh")
+        )
+    elif eta is not None:
+        raise ValueError("`eta` is the fixed step of solver='paper' or 'fresh'; solver='exact' finds its own.")
+    default = {"exact": 1000, "paper": 10_000, "fresh": min(200, max(1, len(f) // 100))}[solver]
+    steps = checks.count("max_iter", max_iter, default)
+    if solver == "fresh":
+        problem.divide(2 * steps, seed)
+    report, log = run(problem, alpha, solver, eta, steps)
+    f = problem.f.to(f0.dtype)
+    return Solution(f[:, 0] if flat else f, log, report, problem.scale)
+
+
+def replay(
+    solution: Solution,
+    f0: Tensor,
+    who: Who,
+    what: Tensor | None = None,
+    projection: Projection | None = None,
+) -> Tensor:
+    """Apply the steps of a solution to new examples: f <- Proj(f - step g), with g at the current f.
+
+    Args:
+        solution: of :func:`solve`.
+        f0: f of the new examples, ``(n, m)`` or ``(n,)``.
+        who: their membership, or the same function of f as in the fit.
+        what, projection: as in the fit.
+
+    Returns:
+        The calibrated f, shape of ``f0``.
+
+    Example:
+        >>> from torchgmc.mappings import Residual
+        >>> y, level = torch.tensor([0.0, 1.0, 1.0]), lambda f: f > 0.5
+        >>> solution = gmc.solve(torch.tensor([0.2, 0.9, 0.6]), Residual(y[:, None]), level, alpha=0.01)
+        >>> torch.equal(gmc.replay(solution, torch.tensor([0.2, 0.9, 0.6]), level), solution.f)
+        True
+    """
+    f = checks.scores("f0", f0).double()
+    f = f[:, None] if f.dim() == 1 else f
+    first = _membership(who, f)
+    if not isinstance(solution, Solution) or not isinstance(first, Tensor | Cells | Structured):
+        wrong, kind = ("who", first) if isinstance(solution, Solution) else ("solution", solution)
+        raise TypeError(f"`{wrong}` must be what `solve` takes or gave, got {type(kind).__name__}.")
+    if f.dim() != 2:
+        raise ValueError(f"`f0` must have shape (n, m) or (n,), got {tuple(f0.shape)}.")
+    if _num_sets(first) != len(solution.scale) and not (isinstance(first, Tensor) and first.dim() == 1):
+        raise ValueError(f"`who` must give the {len(solution.scale)} sets of the solution, got {_num_sets(first)}.")
+    width = first.shape[2] if isinstance(first, Tensor) and first.dim() == 3 else f.shape[1]
+    violations(first, f.new_zeros(len(f), width))  # raises for sets of the wrong shape
+    for index, direction, step in zip(*solution.log, strict=True):
+        test = _test_function(_membership(who, f), index, direction, what, solution.scale, f)
+        f = f - step * test if projection is None else projection(f - step * test)
+    return f.to(f0.dtype).reshape(f0.shape)
+
+
+class DenseProblem:
+    """f with one row per example; see :class:`torchgmc.engine.solver.Problem`."""
+
+    def __init__(
+        self,
+        f: Tensor,
+        mapping: Mapping | Callable[[Tensor], Tensor],
+        who: Who,
+        what: Tensor | None,
+        projection: Projection | None,
+        weight: Tensor,
+        conditional: bool,
+        names: Sequence[str] | None,
+    ) -> None:
+        self.f, self.mapping, self.who, self.weight = f, mapping, who, weight
+        self.what = None if what is None else what.to(f)
+        self.projection: Projection = projection or (lambda x: x)
+        self.dynamic = callable(who)
+        self.names = names
+        self.split: Tensor | None = None
+        first = _membership(who, f)
+        general = isinstance(first, Tensor) and first.dim() == 3
+        if conditional and general:
+            raise ValueError("`conditional` needs sets; general test functions (n, a, m) have no P(A).")
+        self.num_sets = _num_sets(first)
+        self.scale = self._masses(first) if conditional else f.new_ones(self.num_sets)
+        self.conditional = conditional
+        if bool((self.scale <= 0).any()):
+            where = int((self.scale <= 0).nonzero()[0])
+            raise ValueError(f"set {self._name(where)} has no examples; leave it out, or use conditional=False.")
+        if not f.shape[1]:
+            raise ValueError(f"`f0` must have at least one column, got shape {tuple(f.shape)}.")
+        value = self._value(f, weight)
+        if value.shape[0] != len(f) or not bool(value.isfinite().all()):
+            raise ValueError(f"`mapping` must give one finite row per example, got shape {tuple(value.shape)}.")
+        wide = f.shape[1]
+        if what is not None and (what.dim() != 2 or what.shape[1] != wide):
+            raise ValueError(f"`what` must have shape (u, {wide}) as f has {wide} columns, got {tuple(what.shape)}.")
+        if value.shape[1:] != (wide,):
+            raise ValueError(f"`mapping` must give shape ({len(f)}, {wide}), like f, got {tuple(value.shape)}.")
+        violations(first, value, self.what)  # raises for sets of the wrong shape
+
+    def _masses(self, who: Sets) -> Tensor:
+        return masses(who, self.weight, self.num_sets)
+
+    def _value(self, f: Tensor, weight: Tensor) -> Tensor:
+        value = self.mapping.value(f, weight) if isinstance(self.mapping, Mapping) else self.mapping(f)
+        value = value.detach()
+        return value[:, None] if value.dim() == 1 else value
+
+    def norm(self) -> float:
+        """B, the largest E||g||^2."""
+        who = _membership(self.who, self.f)
+        if isinstance(who, Tensor) and who.dim() == 3:
+            return float((who.double().square().sum(2) * self.weight[:, None]).sum(0).max() / self.weight.sum())
+        longest = 1.0 if self.what is None else float(self.what.square().sum(1).max())
+        return longest * float((self._masses(who) / self.scale.square()).max())
+
+    def divide(self, splits: int, seed: int) -> None:
+        """Deal the examples at random to the splits of Algorithm 2."""
+        n = len(self.f)
+        if n < splits:
+            raise ValueError(
+                f"solver='fresh' needs 2 T = {splits} splits but there are {n} examples; lower `max_iter` or give more "
+                "(theory.sample_size tells how many the theorem asks for)."
+            )
+        order = torch.randperm(n, generator=torch.Generator().manual_seed(seed)).to(self.f.device)
+        self.split = order % splits
+
+    def _weights(self, split: int | None) -> tuple[Tensor, Tensor]:
+        """Weights that measure the violation, and weights inside the functional s."""
+        if split is None or self.split is None:
+            return self.weight, self.weight
+        return self.weight * (self.split == 2 * split), self.weight * (self.split == 2 * split + 1)
+
+    def violations(self, split: int | None = None) -> Tensor:
+        """Signed violations at the current f, (a, u)."""
+        return self._table(self.f, split)
+
+    def _table(self, f: Tensor, split: int | None = None) -> Tensor:
+        measure, inside = self._weights(split)
+        s = self._value(f, inside)
+        return violations(_membership(self.who, f), s, self.what, measure, self.num_sets) / self.scale[:, None]
+
+    def _moved(self, test: Tensor, step: Tensor) -> Tensor:
+        return self.projection(self.f - step * test)
+
+    def line_search(self, who: Tensor, what: Tensor, violation: Tensor) -> Tensor:
+        """Step to the minimum of the potential along g; damped where the sets depend on f."""
+        sign = violation.sign()
+        test = sign * _test_function(_membership(self.who, self.f), who, what, self.what, self.scale, self.f)
+
+        def slope(step: Tensor) -> Tensor:
+            s = self._value(self._moved(test, step), self.weight)
+            return (s * test).sum(1) @ self.weight / self.weight.sum()
+
+        norm = (test.square().sum(1) @ self.weight / self.weight.sum()).clamp_min(1e-300)
+        step = _root(slope, violation.abs(), violation.abs() / norm)
+        step = self._fall(test, step)
+        return sign * (self._damp(test, step) if self.dynamic else step)
+
+    def _fall(self, test: Tensor, step: Tensor) -> Tensor:
+        """Halve the step until the potential does not rise (a projection, or a potential that is not convex)."""
+        if not isinstance(self.mapping, Mapping):
+            return step
+        start = self.mapping.potential(self.f, self.weight)
+        for _ in range(MAX_TRIALS):
+            rise = self.mapping.potential(self._moved(test, step), self.weight) - start
+            if bool(rise <= 1e-12 * start.abs()) or not bool(step > 0):
+                return step
+            step = step / 2
+        return torch.zeros_like(step)
+
+    def _damp(self, test: Tensor, step: Tensor) -> Tensor:
+        """Of step, step/2, ... the first that lowers the worst violation, re-measured with the sets it leads to.
+
+        If none does, the one that leaves it lowest: the solver keeps the best iterate and stops when nothing improves.
+        """
+        start = self._table(self.f).abs().max()
+        best, chosen = None, step
+        for _ in range(8):
+            worst = self._table(self._moved(test, step)).abs().max()
+            if bool(worst < start):
+                return step
+            if best is None or bool(worst < best):
+                best, chosen = worst, step
+            step = step / 2
+        return chosen
+
+    def move(self, who: Tensor, what: Tensor, step: Tensor) -> None:
+        """f <- Proj(f - step g)."""
+        test = _test_function(_membership(self.who, self.f), who, what, self.what, self.scale, self.f)
+        self.f = self.f if not bool(step != 0) else self._moved(test, step)
+
+    def state(self) -> Tensor:
+        """f."""
+        return self.f
+
+    def restore(self, state: Tensor) -> None:
+        """Set f."""
+        self.f = state
+
+    def _name(self, who: int) -> str:
+        if self.names is not None:
+            return repr(self.names[who])
+        return repr(self.who.name(who)) if isinstance(self.who, Structured) else str(who)
+
+    def label(self, who: int, what: int) -> str:
+        """Set and direction."""
+        many = self.what is not None or self.f.shape[1] > 1
+        return f"set {self._name(who)}" + (f", direction {what}" if many else "")
+
+    def explain(self, who: int, what: int) -> str:
+        """What can be said without knowing s."""
+        return (
+            f"No step along {self.label(who, what)} lowers its violation further: s may jump there (ties, few examples), be "
+            "constant (an unreachable target), or the projection may undo the step. Try a larger `alpha`, more data, or noise "
+            "that breaks ties."
+        )
+
+
+def _root(slope: Callable[[Tensor], Tensor], start: Tensor, guess: Tensor) -> Tensor:
+    """First step at which a slope that falls from ``start`` > 0 changes sign; the side with the smaller |slope|.
+
+    Doubling, then secant and bisection in turn. A slope that comes to rest above 0 ends the search there.
+    """
+    low, high = torch.zeros_like(guess), guess
+    at_low, at_high = start, slope(high)
+    trials = 1
+    while bool(at_high > 0) and trials < MAX_TRIALS:
+        further = slope(2 * high)
+        trials += 1
+        if bool(further >= at_high) and bool(at_high < start):
+            return high  # at rest: going on changes nothing
+        low, at_low, high, at_high = high, at_high, 2 * high, further
+    if bool(at_high > 0):
+        return high if bool(at_high < start) else torch.zeros_like(high)
+    while trials < MAX_TRIALS and bool(high - low > 1e-12 * high):
+        if bool(torch.minimum(at_low, -at_high) <= 1e-12 * start):
+            break
+        secant = low + (high - low) * at_low / (at_low - at_high)
+        middle = secant if trials % 2 else (low + high) / 2
+        value = slope(middle)
+        trials += 1
+        if bool(value > 0):
+            low, at_low = middle, value
+        else:
+            high, at_high = middle, value
+    if bool(torch.minimum(at_low, -at_high) >= start):
+        return torch.zeros_like(high)  # a jump: neither side is nearer to 0 than the start
+    return high if bool(-at_high < at_low) else low
+
+
+def _membership(who: Who, f: Tensor) -> Sets:
+    return who(f) if callable(who) else who
+
+
+def _num_sets(who: Sets) -> int:
+    if isinstance(who, Cells):
+        return who.patterns.shape[1]
+    if not isinstance(who, Tensor):
+        if not isinstance(who, Structured):
+            raise TypeError(f"`who` must be (or give) a tensor, Cells or Groups, got {type(who).__name__}.")
+        return len(who)
+    if who.dim() == 0 or who.layout != torch.strided or who.device.type == "meta":
+        raise ValueError(f"`who` must be a dense table (n, a) with values, got {who.layout}, {tuple(who.shape)}, {who.device}.")
+    if who.dim() == 1 and not who.numel():
+        return 0
+    return int(who.max()) + 1 if who.dim() == 1 else who.shape[1]
+
+
+def _test_function(who: Sets, index: Tensor, direction: Tensor, what: Tensor | None, scale: Tensor, f: Tensor) -> Tensor:
+    """g = 1_A v / scale at every example, (n, m)."""
+    if isinstance(who, Tensor) and who.dim() == 3:
+        return who.index_select(1, index[None])[:, 0].to(f.dtype)
+    if isinstance(who, Cells):
+        inside = who.patterns.index_select(1, index[None])[who.ids, 0]
+    elif not isinstance(who, Tensor):
+        inside = who.member(index)
+    elif who.dim() == 1:
+        inside = who == index
+    else:
+        inside = who.index_select(1, index[None])[:, 0]
+    if what is None:
+        vector = torch.nn.functional.one_hot(direction, f.shape[1]).to(f.dtype)
+    else:
+        vector = what.index_select(0, direction[None])[0].to(f.dtype)
+    return inside.to(f.dtype)[:, None] * vector / scale[index]

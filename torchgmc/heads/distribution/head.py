@@ -1,0 +1,514 @@
+"""De-biased distributions: a language model gives every group the same chance of the words on each list."""
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.jit import is_scripting
+
+from torchgmc import theory
+from torchgmc.audits.audit import Audit, Tally, summarize
+from torchgmc.audits.intervals import Moments
+from torchgmc.audits.overlap import Sketch
+from torchgmc.distributed import pooled
+from torchgmc.engine import checks, hashing, soft
+from torchgmc.engine.solver import Log, Report, run
+from torchgmc.heads import implicit_problems
+from torchgmc.heads.base import Head
+from torchgmc.heads.distribution.problem import MassStatistics, SimplexProblem, TiltProblem
+from torchgmc.heads.distribution.simplex import Tail, cells_of, start, step, tail_from_cells, tail_of
+from torchgmc.heads.distribution.tilt import CHUNK, Dual, Projection, atoms, log_masses, project
+
+GEOMETRIES = ("kl", "euclidean")
+#: Longest run of fixed steps when `max_iter` is not given.
+MAX_FIXED_STEPS = 10_000
+
+
+class DistributionHead(Head):
+    r"""Makes the probability of each word list independent of the group, up to alpha.
+
+    .. math:: \left| P(A) \big(P(o \in U \mid A) - P(o \in U)\big) \right| \le \alpha \quad \text{for every group } A
+              \text{ and list } U, \qquad o(x) \sim p(x)
+
+    - ``geometry="kl"`` (default): the p nearest to the model's h in E KL(p || h), which shifts the logits of lists by group,
+      :math:`\log p = \log h - (W(x) - EW)\,\Theta V + \text{const}`. No token reaches 0 and ratios inside a list are kept;
+      see :mod:`torchgmc.heads.distribution.tilt`. A prompt in no group is shifted too (by :math:`EW\,\Theta V`): the promise
+      is about
+      all prompts together.
+    - ``geometry="euclidean"``: the paper's projection onto the simplex after every step, replayed on new inputs from the log of
+      steps. It adds the same amount to every word of a list and takes it from the tail, where tokens reach 0.
+
+    Args:
+        attributes: name of each list and its token ids (see :func:`torchgmc.text.attributes_from_words`); lists may overlap.
+        alpha: largest violation allowed.
+        groups: names of the groups; they may overlap and need not cover all prompts.
+        geometry: ``"kl"`` or ``"euclidean"``.
+        conditional: alpha bounds P(o in U \| A) - P(o in U) itself.
+        temperature: divides the logits first.
+        cells: for ``euclidean``, numbers per prompt that stand for the tokens outside all lists: tokens of nearly equal
+            probability (6 % with 512 cells) share one. A vocabulary with no more such tokens is kept exactly; None keeps every
+            token of any vocabulary, which takes n x vocabulary numbers. It matters for the fit alone: the head applies
+            the steps exactly.
+        splits: number of data splits for ``solver="fresh"``; ``fit`` sets it by itself.
+
+    Shapes: ``fit(logits (n, vocabulary), groups (n, a))``; ``head(logits (n, ..., vocabulary), groups (n, a))`` ->
+    log-probabilities like logits.
+
+    Example:
+        >>> female = torch.arange(400) % 2 == 0
+        >>> logits = torch.randn(400, 50)
+        >>> logits[female, 7] += 2.0
+        >>> groups = torch.stack([female, ~female], dim=1)
+        >>> head = gmc.DistributionHead({"jobs": [7, 8]}, alpha=0.001, groups=["female", "male"]).fit(logits, groups)
+        >>> p = head(logits, groups).exp()[:, [7, 8]].sum(1)
+        >>> bool((0.5 * (p[female].mean() - p.mean())).abs() <= 0.001)
+        True
+        >>> round(head.report.details["kl"] - head.report.details["kl_bound"], 6)
+        0.0
+    """
+
+    ids: Tensor
+    atom: Tensor
+    atom_lists: Tensor
+    directions: Tensor
+    offsets: Tensor
+    mean_membership: Tensor
+    log_who: Tensor
+    log_what: Tensor
+    log_step: Tensor
+    _growing: ClassVar[tuple[str, ...]] = ("log_who", "log_what", "log_step")
+    settings: ClassVar[tuple[str, ...]] = (
+        *("attributes", "alpha", "groups", "geometry", "conditional", "temperature", "cells", "splits"),
+    )
+
+    def __init__(
+        self,
+        attributes: Mapping[str, Sequence[int]],
+        alpha: float,
+        groups: Any,
+        geometry: str = "kl",
+        conditional: bool = False,
+        temperature: float = 1.0,
+        cells: int | None = 512,
+        splits: int = 1,
+    ) -> None:
+        if groups is None:
+            raise ValueError("`groups` is missing: with one group of everyone there is no bias to remove; name the groups.")
+        super().__init__(alpha, groups, conditional)
+        self.attributes = _check_attributes(attributes)
+        self.geometry = checks.option("geometry", geometry, GEOMETRIES)
+        self.euclidean = geometry == "euclidean"
+        self.temperature = checks.positive("temperature", temperature, "It divides the logits.")
+        self.cells = None if cells is None else checks.count("cells", cells, 1)
+        self.splits = checks.count("splits", splits, 1)
+        found = atoms(list(self.attributes.values()))
+        self.largest = int(found.ids[-1])
+        self.register_buffer("ids", found.ids, persistent=False)
+        self.register_buffer("atom", found.atom, persistent=False)
+        self.register_buffer("atom_lists", found.lists, persistent=False)
+        self.register_buffer("directions", found.lists[found.atom].T.double(), persistent=False)  # (u, J)
+        shape = (self.num_groups, len(self.attributes))
+        self.register_buffer("offsets", torch.zeros(shape, dtype=torch.float64))
+        self.register_buffer("mean_membership", torch.zeros(self.num_groups, dtype=torch.float64))
+        self._write_log(Log(torch.zeros(0).long(), torch.zeros(0).long(), torch.zeros(0).double()))
+        self.reset()
+
+    # -- statistics --------------------------------------------------------------------------------------------------
+
+    def reset(self) -> None:
+        """Forget statistics, offsets, steps and report."""
+        self.statistics: MassStatistics | None = None
+        self._working_splits = self.splits
+        self.offsets.zero_()
+        self.mean_membership.zero_()
+        self._write_log(Log(self.log_who[:0], self.log_what[:0], self.log_step[:0]))
+        self._mark_unfitted()
+
+    def _prepare(self, solver: str, eta: float | None, max_iter: int | None, n: int) -> None:
+        if solver == "fresh":
+            self._working_splits = 2 * (max_iter or min(200, max(1, n // 100)))
+
+    def observe(self, logits: Tensor, groups: Any = None, weight: Any = None) -> None:
+        """Add a batch of prompts; of the logits only the mass of each atom is kept (``euclidean``: see ``cells``).
+
+        Args:
+            logits: of the next (or masked) token, ``(n, vocabulary)``; -inf for a token that cannot occur.
+            groups: membership ``(n, a)``, bool, or a :class:`~torchgmc.Groups`.
+            weight: weight of each prompt, ``(n,)``.
+        """
+        logits, member, weights = self._check_batch(logits, groups, weight)
+        if len(logits) == 0:
+            return
+        log_mass = log_masses(logits, self.ids, self.atom, len(self.atom_lists), self.temperature)
+        _check_rows(logits, log_mass)
+        key = hashing.keys(log_mass.clamp_min(-1e3)) / 4194304.0
+        none = log_mass[:, :0]
+        words, counts, masses = self._tail(logits) if self.euclidean else (none, none, none)
+        if any(part.counts.shape[1] != counts.shape[1] for part in self._parts[:1]):
+            raise ValueError(f"`logits` have {logits.shape[1]} tokens, another vocabulary than the batches before.")
+        batch = MassStatistics(log_mass, member.clone(), weights.clone(), key, words, counts, masses)
+        self._keep(batch)
+        self._remember(logits)
+
+    def _tail(self, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Tokens in lists, and all others in cells: (n, J), (n, K), (n, K)."""
+        rest = logits.shape[1] - len(self.ids)
+        parts = []
+        for part in torch.split(logits, max(1, 8 * CHUNK // logits.shape[1])):
+            p = self._probs(part)
+            words = p[:, self.ids].double()
+            if self.cells is None or rest <= self.cells:
+                values = tail_of(p.index_fill(1, self.ids, -1.0)).values[:, :rest]
+                parts.append((words, torch.ones_like(values, dtype=torch.float32), values))
+            else:
+                parts.append((words, *cells_of(p.index_fill(1, self.ids, -1.0), self.cells)))
+        words, counts, masses = (torch.cat(column) for column in zip(*parts, strict=True))
+        return words, counts, masses
+
+    def _probs(self, logits: Tensor) -> Tensor:
+        x = logits if logits.dtype == torch.float64 else logits.float()
+        return torch.softmax(x / self.temperature, -1)
+
+    def _check_batch(self, logits: Any, groups: Any, weight: Any) -> tuple[Tensor, Tensor, Tensor]:
+        logits = checks.ordinary("logits", logits)
+        if not logits.is_floating_point():
+            raise TypeError(f"`logits` must be floating point, got {logits.dtype}; convert it with `.float()`.")
+        if logits.dim() != 2:
+            raise ValueError(
+                f"`logits` must have shape (n, vocabulary), one row per prompt, got {tuple(logits.shape)}; of a sequence "
+                "take the position of the mask, or the last one: logits[:, -1]."
+            )
+        if logits.shape[1] <= self.largest:
+            raise ValueError(
+                f"`logits` have {logits.shape[1]} tokens, but `attributes` name token {self.largest}; make the lists with the "
+                "tokenizer of this model (torchgmc.text.attributes_from_words)."
+            )
+        logits = logits.detach()
+        if _sum_to_one(logits):
+            raise ValueError(
+                "`logits` are probabilities, it seems: none is negative and each row sums to 1; give their logarithm, `.log()`."
+            )
+        member = self._check_groups(groups, len(logits), logits.device)
+        return logits, member, checks.weights(weight, len(logits), logits).detach()
+
+    # -- fit ---------------------------------------------------------------------------------------------------------
+
+    @pooled
+    def calibrate(self, solver: str = "exact", eta: float | None = None, max_iter: int | None = None) -> "DistributionHead":
+        """Find the offsets (``kl``) or the steps (``euclidean``).
+
+        Args:
+            solver: ``"exact"``: for ``kl`` Newton steps on all offsets at once, for ``euclidean`` the step that removes the
+                worst violation. ``"paper"`` (Algorithm 1) and ``"fresh"`` (Algorithm 2) take fixed steps: on p followed
+                by the projection for ``euclidean``, on one offset for ``kl`` (the same steps in the geometry of KL).
+            eta: fixed step; alpha / (K B) by default, with K = 1 and B = max P(A) \\|U\\| for ``euclidean`` and
+                K B = max P(A)(1 - P(A)) / 4 for ``kl``.
+            max_iter: cap on the steps: 100 Newton steps, 1000 exact ones, 10,000 fixed ones.
+        """
+        self._check_solver(solver, eta, max_iter)
+        began = time.perf_counter()
+        statistics = self.statistics
+        if statistics is None:
+            raise ValueError("no prompts observed: call `observe` (or `fit`) with at least one prompt first.")
+        device = statistics.weight.device
+        member, weight = statistics.member, statistics.weight
+        dual = Dual(statistics.log_mass, self.atom_lists.to(device), member, weight, self.conditional)
+        self._check_share(dual.mean, statistics.rows)
+        if not self.euclidean and solver == "exact":
+            found = project(dual, self.alpha, checks.count("max_iter", max_iter, 100))
+            return self._finish(dual, found.theta, None, self._newton_report(dual, found, began))
+        split = (statistics.key * self._working_splits).long()
+        common = (member, weight, self.conditional, split, self.groups, list(self.attributes))
+        problem: TiltProblem | SimplexProblem
+        if self.euclidean:
+            tail = tail_from_cells(statistics.counts, statistics.masses)
+            problem = SimplexProblem(statistics.words, tail, self.directions.to(device), *common)
+        else:
+            problem = TiltProblem(dual, *common)
+        if solver != "exact":
+            smoothness, bound = (1.0, problem.bound()) if isinstance(problem, SimplexProblem) else (problem.smoothness(), 1.0)
+            eta = eta or theory.step_size(self.alpha, smoothness, bound, finite_sample=solver == "fresh")
+        default = {"exact": 1000, "paper": MAX_FIXED_STEPS, "fresh": max(1, self._working_splits // 2)}[solver]
+        steps = checks.count("max_iter", max_iter, default)
+        if solver == "fresh":
+            self._check_splits(split, steps)
+        report, log = run(problem, self.alpha, solver, eta, steps)
+        theta = problem.theta if isinstance(problem, TiltProblem) else None
+        return self._finish(dual, theta, log, report)
+
+    def _check_share(self, share: Tensor, n: int) -> None:
+        empty = (share <= 0).nonzero()
+        if len(empty):
+            raise ValueError(
+                f"group {self.groups[int(empty[0])]!r} has no prompts among the {n} observed ({len(empty)} such in all): "
+                "no promise can be fitted for it. Leave the group out, or calibrate on prompts that have it."
+            )
+
+    def _check_splits(self, split: Tensor, max_iter: int) -> None:
+        if self._working_splits < 2 * max_iter:
+            raise ValueError(
+                f"solver='fresh' needs 2 T = {2 * max_iter} splits for max_iter={max_iter}, but the head has "
+                f"{self._working_splits}; make it with splits={2 * max_iter}, or use `fit`."
+            )
+        empty = int((torch.bincount(split, minlength=self._working_splits) == 0).sum())
+        if empty:
+            raise ValueError(
+                f"solver='fresh' divides the prompts into {self._working_splits} splits, and {empty} of them are empty with "
+                f"n = {len(split)}; lower `max_iter` or give more prompts."
+            )
+
+    def _newton_report(self, dual: Dual, found: Projection, began: float) -> Report:
+        before = dual.violation(dual.tilted(torch.zeros_like(found.theta))[1])
+        worst = float(found.violation.abs().max())
+        converged = worst <= self.alpha
+        place = divmod(int(found.violation.abs().argmax()), found.theta.shape[1])
+        name = f"group {self.groups[place[0]]!r}, list {list(self.attributes)[place[1]]!r}"
+        if converged:
+            message = f"every |violation| <= {self.alpha:.4g}; the worst is {worst:.4g} in {name}."
+        else:
+            message = (
+                f"stopped with violation {worst:.4g} > {self.alpha:.4g} in {name}; "
+                + ("the list may have no mass in one of the groups. " if found.stalled else "raise `max_iter`, ")
+                + "try a larger `alpha` or more prompts."
+            )
+        details = {"kl": found.kl, "kl_bound": found.bound, "duality_gap": found.kl - found.bound}
+        seconds = time.perf_counter() - began
+        steps = len(found.history) - 1
+        return Report(converged, steps, before, found.violation, found.history.cpu(), seconds, message, details)
+
+    def _finish(self, dual: Dual, theta: Tensor | None, log: Log | None, report: Report) -> "DistributionHead":
+        assert self.statistics is not None
+        details = {"examples": self.statistics.rows, "atoms": len(self.atom_lists), **report.details}
+        self.mean_membership.copy_(dual.mean)
+        if theta is not None:
+            self.offsets.copy_(theta / dual.scale[:, None])  # forward multiplies by W - EW alone
+        elif log is not None:
+            self._write_log(Log(log.who, log.what, log.step / dual.scale[log.who]))
+        parts = {name: getattr(report, name) for name in Report.__dataclass_fields__}
+        self._mark_fitted(Report(**(parts | {"details": details})))
+        return self
+
+    def _write_log(self, log: Log) -> None:
+        device = self.fitted.device
+        for name, value in zip(("log_who", "log_what", "log_step"), log, strict=True):
+            self.register_buffer(name, value.detach().to(device).clone())
+
+    # -- use ---------------------------------------------------------------------------------------------------------
+
+    def shift(self, groups: Tensor) -> Tensor:
+        """What ``kl`` takes off the logits of each list, (W - EW) Theta: ``(n, u)``, float64. 0 for ``euclidean``."""
+        member = self.membership(groups, groups.shape[0], self.offsets)
+        return (member - self.mean_membership) @ self.offsets
+
+    def forward(self, logits: Tensor, groups: Tensor, mode: str = "hard", temperature: float = 0.1) -> Tensor:
+        """Calibrated log-probabilities, of the shape and type of ``logits``; -inf for a token with probability 0.
+
+        The map decides nothing, so every ``mode`` gives the same result with its exact derivative (``euclidean``: wherever it
+        exists, through each projection; a token with probability 0 has the derivative 0). ``mode`` and ``temperature`` are
+        checked and otherwise unused: they are there so that all heads are called alike. The temperature that divides the
+        logits is an option of the head.
+        """
+        soft.check(mode, temperature)
+        if not is_scripting():
+            self._check_inputs("logits", logits, groups)
+        shift = self.shift(groups)
+        if logits.dim() < 2 or logits.shape[0] != groups.shape[0]:
+            raise ValueError(f"`logits` must have shape (n, ..., vocabulary) with n = {groups.shape[0]}, got {logits.shape}")
+        if logits.shape[-1] <= self.largest:
+            raise ValueError(f"`logits` have {logits.shape[-1]} tokens, but `attributes` name token {self.largest}")
+        x = logits if self.temperature == 1.0 else logits / self.temperature
+        if self.euclidean:
+            return self._replay(x, groups).to(logits.dtype)
+        change = (shift @ self.directions).to(x.dtype)  # (n, J)
+        for _ in range(logits.dim() - 2):
+            change = change.unsqueeze(1)
+        change = change.expand(logits.shape[:-1] + change.shape[-1:])
+        return torch.log_softmax(x.index_add(-1, self.ids, change, alpha=-1), -1)
+
+    def adjust(self, scores: Tensor, groups: Tensor) -> Tensor:
+        """Scores ``(n, vocabulary)`` whose softmax is the calibrated distribution, with the log-sum-exp they came with.
+
+        Where the head changes nothing, the scores come back bit by bit. For decoding, whose next processors expect logits
+        (greedy, sampling) or sums of log-probabilities (beams).
+        """
+        if not is_scripting():
+            self._check_inputs("scores", scores, checks.ordinary("groups", groups))
+        if scores.dim() != 2 or scores.shape[1] <= self.largest:
+            raise ValueError(f"`scores` must have shape (n, vocabulary) with token {self.largest}, got {scores.shape}")
+        if self.euclidean:
+            if self.log_step.shape[0] == 0 and self.temperature == 1.0:
+                return scores
+            return self.forward(scores, groups)
+        change = self.shift(groups) @ self.directions  # (n, J)
+        x = scores if self.temperature == 1.0 else scores / self.temperature
+        words = (x.index_select(1, self.ids).double() - torch.logsumexp(x, 1, keepdim=True)).exp()
+        log_z = torch.log1p((words * torch.expm1(-change)).sum(1, keepdim=True))
+        return (x - log_z.to(x.dtype)).index_add(1, self.ids, -change.to(x.dtype))
+
+    def _replay(self, logits: Tensor, groups: Tensor) -> Tensor:
+        """Every step of the log with its projection, on h of these inputs."""
+        shape = logits.shape
+        x = (logits if logits.dtype == torch.float64 else logits.float()).reshape(-1, shape[-1])
+        member = groups.to(torch.float64).repeat_interleave(x.shape[0] // max(groups.shape[0], 1), dim=0)
+        probs = torch.softmax(x, -1)
+        tail = tail_of(probs.index_fill(1, self.ids, -1.0))
+        p = probs.double()
+        rest = shape[-1] - self.ids.shape[0]  # the tokens in lists, at -1, are the last of the order
+        tail = Tail(tail.values[:, :rest], tail.counts[:, : rest + 1], tail.sums[:, : rest + 1])
+        point = start(p.index_select(1, self.ids), tail)
+        for t in range(self.log_step.shape[0]):
+            amount = member.index_select(1, self.log_who[t : t + 1])[:, 0] * self.log_step[t]
+            point = step(point, tail, self.directions.index_select(0, self.log_what[t : t + 1])[0], amount)
+        rest_p = torch.maximum(p - point.shift[:, None], point.floor[:, None])
+        words = point.words
+        out = rest_p.scatter(1, self.ids.expand(words.shape), words)
+        gone = out == 0.0  # set to -inf apart, as the derivative of log 0 would turn a loss that leaves it out into NaN
+        return torch.where(gone, torch.ones_like(out), out).log().masked_fill(gone, -float("inf")).reshape(shape)
+
+    def solve_differentiably(
+        self, logits: Tensor, groups: Any = None, weight: Any = None, alpha: float | Tensor | None = None
+    ) -> dict[str, Tensor]:
+        """Fitted offsets as a differentiable function of the logits; the head stays as it is.
+
+        The same optimum as ``fit`` (``geometry="kl"``), with the derivative of :mod:`torchgmc.engine.implicit`: one linear
+        system with
+        as many unknowns as there are offsets other than 0. Every process is on its own.
+
+        Args:
+            logits, groups, weight: as in ``observe``.
+            alpha: instead of the head's. A tensor may have a derivative.
+
+        Returns:
+            The state for :meth:`apply_state`: ``"offsets"`` ``(a, u)`` with their derivative, and ``"mean_membership"``.
+
+        Example:
+            >>> logits = torch.randn(200, 20, requires_grad=True)
+            >>> groups = torch.arange(200)[:, None] % 2 == torch.arange(2)
+            >>> head = gmc.DistributionHead({"jobs": [7, 8]}, alpha=0.001, groups=["female", "male"])
+            >>> state = head.solve_differentiably(logits, groups)
+            >>> log_p = head.apply_state(state, logits, groups)
+            >>> torch.nn.functional.nll_loss(log_p, torch.randint(20, (200,))).backward()
+            >>> logits.grad.shape
+            torch.Size([200, 20])
+        """
+        return implicit_problems.solve_distribution(self, logits, groups, weight, alpha)
+
+    @torch.no_grad()
+    def audit(
+        self, logits: Tensor, groups: Any = None, delta: float = 0.05, weight: Any = None, labels: Tensor | None = None
+    ) -> Audit:
+        """Measure the promise on held-out prompts, with intervals that hold for all groups and lists at once.
+
+        The promise compares with the mean over all prompts, which is itself estimated: its own interval is part of each.
+
+        Args:
+            logits, groups, weight: as in ``observe``.
+            delta: 1 - confidence.
+            labels: true tokens, ``(n,)``; adds the negative log-likelihood to the cost.
+
+        Returns:
+            The audit, with ``cost``: mean KL from the model's own distribution, and NLL before and after.
+        """
+        checks.fraction("delta", delta)
+        return self._conclude(self._tally(logits, groups, weight, labels), delta)
+
+    def _tally(self, logits: Tensor, groups: Any = None, weight: Any = None, labels: Tensor | None = None) -> Tally:
+        logits, member, weights = self._check_batch(logits, groups, weight)
+        if len(logits) == 0:
+            raise ValueError("`logits` holds no prompts to audit.")
+        _check_rows(logits, torch.logsumexp(logits, 1, keepdim=True))
+        p, kl, nll = self._measure(logits, member, labels)
+        sums = {"mean KL": weights @ kl}
+        if nll is not None:
+            sums |= {"NLL before": weights @ nll[:, 0], "NLL after": weights @ nll[:, 1]}
+        # Each prompt's p, not its moments: s subtracts the mean over all prompts, known only at the end.
+        rows = {"member": member, "p": p, "weight": weights}
+        return Tally(len(logits), sums=sums, rows=rows, sketch=Sketch.of(logits))
+
+    def _audit(self, tally: Tally, delta: float) -> Audit:
+        member, p, weights = tally.rows["member"], tally.rows["p"], tally.rows["weight"]
+        self._check_share(weights @ member.double() / weights.sum(), tally.examples)
+        mean = weights @ p / weights.sum()  # (u,)
+        everyone = torch.ones(len(p), 1, dtype=torch.bool, device=member.device)
+        moments = Moments.of(torch.cat([member, everyone], 1), p - mean, weights[:, None].expand_as(p))
+        return summarize(
+            moments,
+            self.alpha,
+            delta,
+            self.conditional,
+            self.groups,
+            list(self.attributes),
+            mean,
+            (-mean, 1.0 - mean),
+            tally.examples,
+            cost={key: float(total / weights.sum()) for key, total in tally.sums.items()},
+            name=type(self).__name__,
+            relative=True,
+        )
+
+    def _measure(self, logits: Tensor, member: Tensor, labels: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Probability of each list (n, u), KL (n,) and NLL before and after (n, 2) of the head's own output, in blocks."""
+        if labels is not None and (labels.shape != logits.shape[:1] or labels.dtype != torch.int64):
+            raise ValueError(f"`labels` must be int64 token ids of shape ({len(logits)},), got {tuple(labels.shape)}.")
+        lists, divergence, losses = [], [], []
+        rows = max(1, 32 * CHUNK // logits.shape[1])
+        for first in range(0, len(logits), rows):
+            part = logits[first : first + rows]
+            before = torch.log_softmax(part.float() if part.dtype != torch.float64 else part, -1)
+            after = self(before, member[first : first + rows])
+            p = after.exp()
+            lists.append(p[:, self.ids].double() @ self.directions.T)
+            divergence.append(torch.where(p > 0, p * (after - before), torch.zeros_like(p)).sum(1).double())
+            if labels is not None:
+                at = labels[first : first + rows, None]
+                losses.append(-torch.cat([before.gather(1, at), after.gather(1, at)], 1).double())
+        return torch.cat(lists), torch.cat(divergence), torch.cat(losses) if losses else None
+
+    def extra_repr(self) -> str:
+        """Options and state."""
+        lists = ", ".join(list(self.attributes)[:4]) + (", ..." if len(self.attributes) > 4 else "")
+        return f"lists=[{lists}] ({len(self.attributes)}), geometry={self.geometry}, {super().extra_repr()}"
+
+
+def _sum_to_one(logits: Tensor) -> bool:
+    """Is every row a distribution? Of logits that is so only when a softmax was taken by mistake; the first row tells most."""
+    for rows in (logits[:1], logits):
+        if not rows.numel() or not (rows.min() >= 0.0 and (rows.float().sum(1) - 1.0).abs().max() <= 0.01):  # NaN: not so
+            return False
+    return True
+
+
+def _check_attributes(attributes: Any) -> dict[str, list[int]]:
+    if not isinstance(attributes, Mapping) or not attributes:
+        raise TypeError(
+            f"`attributes` must map the name of each list to its token ids, got {type(attributes).__name__}; "
+            "torchgmc.text.attributes_from_words makes it from words."
+        )
+    found: dict[str, list[int]] = {}
+    for name, tokens in attributes.items():
+        if isinstance(tokens, str) or not isinstance(tokens, Iterable):
+            raise TypeError(f"`attributes`[{name!r}] must be a list of token ids, got {tokens!r:.80}.")
+        values = tokens.tolist() if isinstance(tokens, Tensor) else list(tokens)
+        if not isinstance(name, str) or not values:
+            raise ValueError(f"`attributes` must give every list a name and at least one token id, got {name!r}: {values!r}.")
+        wrong = [v for v in values if isinstance(v, bool) or not isinstance(v, int) or v < 0]
+        if wrong:
+            raise TypeError(
+                f"`attributes`[{name!r}] must hold token ids, got {wrong[0]!r}; words become ids with "
+                "torchgmc.text.attributes_from_words."
+            )
+        found[name] = sorted(set(values))
+    return found
+
+
+def _check_rows(logits: Tensor, log_mass: Tensor) -> None:
+    bad = log_mass.isnan().any(1)
+    if bool(bad.any()):
+        row = int(bad.nonzero()[0])
+        value = logits[row][~logits[row].isfinite()]
+        raise ValueError(
+            f"`logits` must give a distribution in every row, but logits[{row}] has {float(value[0])}; "
+            "look for overflow in the model (only -inf, for tokens that cannot occur, is allowed)."
+        )

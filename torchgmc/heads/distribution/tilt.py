@@ -1,0 +1,270 @@
+r"""The information projection: the smallest change of a distribution over the vocabulary that meets every constraint.
+
+Of all p, the one nearest to h in :math:`E\,KL(p \| h)` under :math:`|E\langle p - Ep, 1_A v\rangle| \le \alpha` is
+
+.. math:: p(x) \propto h(x) \exp\big(-\sum_{A,k} (1_A(x) - P(A))\, \theta_{Ak} v_k\big)
+
+because :math:`E\langle p - Ep, g\rangle = E\langle p, g - Eg\rangle` is linear in p. Theta minimises the convex dual
+
+.. math:: D(\theta) = E \log Z_\theta(x) + \alpha \|\theta\|_1
+
+whose smooth part has minus the violation as its gradient, so that its optimality conditions are |violation| <= alpha. Tokens
+with the same list memberships (an *atom*) move together: D depends on h through the mass of each atom alone.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchgmc.groups.groups import pattern_ids
+
+#: Elements of a block of logits that stays in the cache (1 MB in float32).
+CHUNK = 1 << 18
+#: Elements of the largest temporary table (128 MB in float64).
+MAX_ELEMENTS = 1 << 24
+#: The dual is solved at this share of alpha, so that rounding never leaves a violation above alpha itself.
+INSIDE = 1.0 - 1e-6
+#: Relative accuracy of the optimality conditions, in units of alpha.
+PRECISION = 2e-7
+
+
+class Atoms(NamedTuple):
+    """Tokens by the lists they are in.
+
+    Attributes:
+        ids: tokens that are in some list, ascending, shape ``(J,)``.
+        atom: the atom of each of them, ``(J,)``, from 1 on; atom 0 is all other tokens.
+        lists: is the atom in the list, bool, ``(m, u)``; row 0 is all False.
+    """
+
+    ids: Tensor
+    atom: Tensor
+    lists: Tensor
+
+
+def atoms(attributes: Sequence[Sequence[int]]) -> Atoms:
+    """Atoms of u lists of token ids.
+
+    Example:
+        >>> found = atoms([[5, 7], [7, 9]])
+        >>> found.ids.tolist(), found.atom.tolist(), found.lists.int().tolist()
+        ([5, 7, 9], [2, 3, 1], [[0, 0], [0, 1], [1, 0], [1, 1]])
+    """
+    ids = sorted({token for tokens in attributes for token in tokens})
+    place = {token: j for j, token in enumerate(ids)}
+    member = torch.zeros(len(ids), len(attributes), dtype=torch.bool)
+    for k, tokens in enumerate(attributes):
+        member[[place[token] for token in tokens], k] = True
+    patterns, atom = torch.unique(member, dim=0, return_inverse=True)
+    rest = torch.zeros(1, len(attributes), dtype=torch.bool)
+    return Atoms(torch.tensor(ids, dtype=torch.int64), atom + 1, torch.cat([rest, patterns]))
+
+
+def log_masses(logits: Tensor, ids: Tensor, atom: Tensor, num_atoms: int, temperature: float = 1.0) -> Tensor:
+    """Log of the mass of each atom, from one pass over the logits in blocks that stay in the cache.
+
+    Args:
+        logits: shape ``(n, vocabulary)``; -inf is a token that cannot occur.
+        ids, atom: of :class:`Atoms`, on the same device.
+        num_atoms: m.
+        temperature: divides the logits.
+
+    Returns:
+        Shape ``(n, m)``, float64; the masses of a row sum to 1. NaN for a row that is no distribution.
+
+    Example:
+        >>> found = atoms([[0]])
+        >>> log_masses(torch.tensor([[0.0, 0.0, 0.0, 0.0]]), *found[:2], 2).exp()
+        tensor([[0.7500, 0.2500]], dtype=torch.float64)
+    """
+    rows = max(1, CHUNK // max(1, logits.shape[1]))
+    parts = [_log_masses(part, ids, atom, num_atoms, temperature) for part in torch.split(logits, rows)]
+    return torch.cat(parts) if parts else logits.new_zeros(0, num_atoms, dtype=torch.float64)
+
+
+def _log_masses(logits: Tensor, ids: Tensor, atom: Tensor, num_atoms: int, temperature: float) -> Tensor:
+    x = logits if logits.dtype in (torch.float32, torch.float64) else logits.float()
+    top = x.amax(1, keepdim=True)  # (n, 1)
+    words = ((x[:, ids] - top).double() / temperature).exp()  # (n, J); in float64, so that a rare word keeps its mass
+    mass = words.new_zeros(len(x), num_atoms).index_add_(1, atom, words)
+    others = x - top
+    if temperature != 1.0:
+        others.div_(temperature)
+    mass[:, 0] = others.exp_().index_fill_(1, ids, 0.0).sum(1)
+    return (mass / mass.sum(1, keepdim=True)).log()
+
+
+class Dual:
+    r"""The smooth part of the dual, E log Z, with its derivatives; memory n x m.
+
+    Args:
+        log_mass: ``(n, m)``, of :func:`log_masses`.
+        lists: ``(m, u)``, of :class:`Atoms`.
+        member: membership, bool, ``(n, a)``.
+        weight: of each prompt, ``(n,)``.
+        conditional: divide the violation of a group by its share P(A).
+    """
+
+    def __init__(self, log_mass: Tensor, lists: Tensor, member: Tensor, weight: Tensor, conditional: bool = False) -> None:
+        self.log_mass, self.lists = log_mass, lists.to(log_mass.dtype)
+        self.weight = weight / weight.sum()
+        self.cell, self.patterns = pattern_ids(member)  # examples alike in their groups
+        inside = self.patterns.to(log_mass.dtype)  # (c, a)
+        share = inside.new_zeros(len(inside)).index_add_(0, self.cell, self.weight)
+        self.mean = share @ inside  # P(A), (a,)
+        self.scale = self.mean if conditional else torch.ones_like(self.mean)
+        self.tilt = (inside - self.mean) / self.scale  # (c, a)
+        self.shape = (inside.shape[1], lists.shape[1])
+
+    def tilted(self, theta: Tensor) -> tuple[Tensor, Tensor]:
+        """log Z, ``(n,)``, and the masses of the atoms under p, ``(n, m)``."""
+        shift = self.tilt @ theta @ self.lists.T  # (c, m)
+        z = self.log_mass - shift[self.cell]
+        log_z = torch.logsumexp(z, 1)
+        return log_z, (z - log_z[:, None]).exp()
+
+    def value(self, theta: Tensor) -> Tensor:
+        """E log Z, a scalar."""
+        return self.weight @ self.tilted(theta)[0]
+
+    def violation(self, p: Tensor) -> Tensor:
+        """Violation of every g at the masses p of :meth:`tilted`: minus the gradient of E log Z, ``(a, u)``."""
+        return self.tilt.T @ self._by_cell(p @ self.lists)
+
+    def hessian(self, p: Tensor) -> Tensor:
+        """Second derivative of E log Z, ``(a u, a u)``: the covariance of the lists under p, group by group."""
+        a, u = self.shape
+        pairs = (self.lists[:, :, None] * self.lists[:, None, :]).flatten(1)  # (m, u u)
+        total = p.new_zeros(len(self.tilt), u * u)
+        rows = max(1, MAX_ELEMENTS // max(1, u * u))
+        for part, cell, weight in zip(*(torch.split(t, rows) for t in (p, self.cell, self.weight)), strict=True):
+            lists = part @ self.lists  # (n, u)
+            spread = part @ pairs - (lists[:, :, None] * lists[:, None, :]).flatten(1)
+            total.index_add_(0, cell, spread * weight[:, None])
+        table = p.new_zeros(a * a, u * u)
+        rows = max(1, MAX_ELEMENTS // max(1, a * a))
+        for tilt, spread in zip(torch.split(self.tilt, rows), torch.split(total, rows), strict=True):
+            table += (tilt[:, :, None] * tilt[:, None, :]).flatten(1).T @ spread
+        return table.view(a, a, u, u).permute(0, 2, 1, 3).reshape(a * u, a * u)
+
+    def _by_cell(self, values: Tensor) -> Tensor:
+        """Weighted sums of (n, u) over the examples of each cell, (c, u)."""
+        return values.new_zeros(len(self.tilt), values.shape[1]).index_add_(0, self.cell, values * self.weight[:, None])
+
+
+class Projection(NamedTuple):
+    """What :func:`project` found.
+
+    Attributes:
+        theta: offsets, ``(a, u)``.
+        violation: at theta, ``(a, u)``.
+        history: worst |violation| before each step and at the end.
+        kl: E KL(p || h) of a p within alpha, an upper bound on the smallest possible.
+        bound: value of the dual, a lower bound on the smallest possible.
+        stalled: no step lowers the dual further although its optimality conditions are not met.
+    """
+
+    theta: Tensor
+    violation: Tensor
+    history: Tensor
+    kl: float
+    bound: float
+    stalled: bool
+
+
+def project(dual: Dual, alpha: float, max_iter: int = 100) -> Projection:
+    r"""Minimise :math:`D(\theta) = E \log Z + \alpha \|\theta\|_1` by Newton steps inside an orthant, all offsets at once.
+
+    Each step solves for the offsets that are not 0 or whose violation exceeds alpha, stays in their orthant (an offset that
+    would change sign stops at 0) and is halved until D falls. Offsets that are not needed stay exactly 0.
+
+    Args:
+        dual: the problem.
+        alpha: largest violation allowed.
+        max_iter: cap on the steps.
+    """
+    inner = alpha * INSIDE
+    theta = dual.log_mass.new_zeros(dual.shape)
+    log_z, p = dual.tilted(theta)
+    value, history, stalled = dual.weight @ log_z, [], False
+    for _ in range(max_iter):
+        violation = dual.violation(p)
+        history.append(violation.abs().max())
+        moves = torch.where(theta != 0, theta.sign(), violation.sign())  # the orthant to stay in
+        free = (theta != 0) | (violation.abs() > inner)
+        slope = torch.where(free, inner * moves - violation, torch.zeros_like(theta))
+        if bool(slope.abs().max() <= PRECISION * alpha):
+            break
+        found = _descend(dual, theta, value, slope, moves, free, dual.hessian(p), inner)
+        if found is None:
+            stalled = True
+            break
+        theta, value, p = found
+    violation = dual.violation(p)
+    worst = violation.abs().max()
+    kl = float(_divergence(dual, p, alpha, worst))
+    bound = float(-value - alpha * theta.abs().sum())
+    return Projection(theta, violation, torch.stack([*history[: len(history) - 1], worst]), kl, bound, stalled)
+
+
+def _descend(
+    dual: Dual, theta: Tensor, value: Tensor, slope: Tensor, moves: Tensor, free: Tensor, hessian: Tensor, alpha: float
+) -> tuple[Tensor, Tensor, Tensor] | None:
+    """The first of a Newton step, its halves, a scaled gradient step and its halves that lowers D enough."""
+    start = value + alpha * theta.abs().sum()
+    noise = 4 * torch.finfo(theta.dtype).eps * (1 + start.abs())
+    for direction in (_newton(hessian, theta, slope, moves, free), -slope / _diagonal(hessian).view_as(slope)):
+        size = 1.0
+        for _ in range(40):
+            trial = theta + size * direction
+            trial = torch.where(trial * moves > 0, trial, torch.zeros_like(trial))
+            log_z, p = dual.tilted(trial)
+            new = dual.weight @ log_z
+            gain = start - new - alpha * trial.abs().sum()
+            promised = (slope * (theta - trial)).sum()
+            # Close to the minimum D no longer resolves the gain: there a step that lowers the slope's own size counts.
+            if bool(gain >= 1e-4 * promised) and bool(promised > 0):
+                return trial, new, p
+            if bool(promised.abs() <= noise) and bool(gain >= -noise):
+                left = torch.where(trial != 0, alpha * moves - dual.violation(p), torch.zeros_like(trial))
+                if bool(left.abs().max() < slope.abs().max()):
+                    return trial, new, p
+            size /= 2
+    return None
+
+
+def _newton(hessian: Tensor, theta: Tensor, slope: Tensor, moves: Tensor, free: Tensor) -> Tensor:
+    """Newton direction over the free offsets; one that starts at 0 and would leave its orthant is held there."""
+    diagonal = _diagonal(hessian)
+    # Groups that are one another's complement make the Hessian singular; the ridge picks one of the equal solutions.
+    hessian = hessian + torch.diag(1e-9 * diagonal + 1e-14 * diagonal.max())
+    direction = torch.zeros_like(slope)
+    for _ in range(4):
+        keep = free.flatten()
+        block = torch.where(keep[:, None] & keep, hessian, torch.diag(diagonal))
+        factor, failed = torch.linalg.cholesky_ex(block)
+        if bool(failed != 0):
+            return -slope / diagonal.view_as(slope)
+        right = torch.where(free, slope, torch.zeros_like(slope))
+        direction = -torch.cholesky_solve(right.view(-1, 1), factor).view_as(slope)
+        wrong = free & (theta == 0) & (direction * moves <= 0)
+        if not bool(wrong.any()):
+            break
+        free = free & ~wrong
+    return torch.where(free, direction, torch.zeros_like(direction))
+
+
+def _diagonal(hessian: Tensor) -> Tensor:
+    """Diagonal with a floor, so that an offset without effect (a group of everyone) never divides by 0."""
+    diagonal = hessian.diagonal()
+    return diagonal.clamp_min(1e-12 * float(diagonal.max()) + 1e-300)
+
+
+def _divergence(dual: Dual, p: Tensor, alpha: float, worst: Tensor) -> Tensor:
+    """E KL(p || h), after mixing p with its mean just enough that every violation is within alpha."""
+    mix = torch.where(worst > alpha, 1 - alpha / worst, torch.zeros_like(worst))
+    p = (1 - mix) * p + mix * (dual.weight @ p)
+    terms = torch.where(p > 0, p * (p.log() - dual.log_mass), torch.zeros_like(p))
+    return dual.weight @ terms.sum(1)

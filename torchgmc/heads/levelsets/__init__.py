@@ -1,0 +1,1 @@
+"""Level sets of an output, shared by ProbabilityHead and QuantileHead."""

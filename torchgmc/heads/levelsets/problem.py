@@ -1,0 +1,189 @@
+"""Groups x level sets as the solver of :mod:`torchgmc.engine.solver` sees them: one cell a step, Algorithm 1 to the letter."""
+
+import torch
+from torch import Tensor
+
+from torchgmc.heads.levelsets import steps as levelsets
+from torchgmc.heads.levelsets.steps import Table, cell_sums, levels, project
+
+#: A membership of up to so many entries is also kept in float64 (128 MB), so that no step converts it.
+WIDE = 1 << 24
+
+
+class LevelProblem:
+    """f in coordinates z ``(n, C)``; g = 1{x in A, f_c(x) in level set k} e_c / scale_A; violations ``(a, b C)``.
+
+    A subclass gives s. The violations are kept up to date from the examples that moved alone (see
+    :class:`~torchgmc.heads.levelsets.steps.Table`); on a device other than the CPU, where picking rows would wait for the
+    device,
+    they are made anew.
+
+    Args:
+        z: coordinates of f0, float64 ``(n, C)``.
+        member: groups, bool ``(n, a)``.
+        weight: float64 ``(n,)``.
+        edges: inner edges of the level sets; empty for static groups.
+        names: of the groups.
+        conditional: divide by P(A).
+        euclidean: project f after every step; None if f is free (quantiles).
+        unit: steps are rounded to multiples of it.
+    """
+
+    def __init__(
+        self,
+        z: Tensor,
+        member: Tensor,
+        weight: Tensor,
+        edges: Tensor,
+        names: list[str],
+        conditional: bool,
+        euclidean: bool | None,
+        unit: float,
+    ) -> None:
+        self.z, self.member, self.edges, self.names = z, member, edges, names
+        self.euclidean, self.unit, self.bins = euclidean, unit, len(edges) + 1
+        self.dynamic = self.bins > 1
+        self.share = weight / weight.sum()
+        wide = member.double() if member.numel() <= WIDE else member  # what sums are made from
+        self.mass = cell_sums(wide, self.share[:, None], torch.zeros_like(member[:, :1], dtype=torch.int64), 1)[:, 0, 0]  # P(A)
+        self.scale = self.mass if conditional else torch.ones_like(self.mass)
+        self.split: Tensor | None = None
+        self.sparse = z.device.type == "cpu"
+        self.place = self.level(z)
+        self.table = Table(wide, self.bins, self.read)
+
+    # -- what a subclass gives ---------------------------------------------------------------------------------------
+
+    def mapping(self, z: Tensor, rows: Tensor | None) -> Tensor:
+        """s of the rows at z, ``(m, C)``."""
+        raise NotImplementedError  # abstract
+
+    def line_search(self, who: Tensor, what: Tensor, violation: Tensor) -> Tensor:
+        """Signed step to the minimum of the potential along g; 0 if none lowers it."""
+        raise NotImplementedError  # abstract
+
+    def explain(self, who: int, what: int) -> str:
+        """Why no step along g mends its violation, and what to try."""
+        raise NotImplementedError  # abstract
+
+    def check_groups(self) -> None:
+        """Every group has examples."""
+        check_masses(self.mass, self.names)
+
+    # -- the protocol of the solver ----------------------------------------------------------------------------------
+
+    def read(self, rows: Tensor | None) -> tuple[Tensor, Tensor]:
+        """w s and level set of the rows at the current f."""
+        if rows is None:
+            return self.mapping(self.z, None) * self.share[:, None], self.place
+        return self.mapping(self.z[rows], rows) * self.share[rows, None], self.place[rows]
+
+    def level(self, z: Tensor) -> Tensor:
+        """Level set of each coordinate."""
+        if z.shape[1] == 1 and z.device.type == "cpu":
+            return torch.bucketize(z, self.edges, right=True)
+        return levels(z, self.edges, bool(self.euclidean))
+
+    def violations(self, split: int | None = None) -> Tensor:
+        """Signed violations at the current f, ``(a, b C)``; column k C + c is level set k of class c."""
+        if split is None or self.split is None:
+            sums = self.table.sums
+        else:  # s is no functional of f: split 2t has no part in the measure on split 2t - 1
+            rows = (self.split == 2 * split).nonzero()[:, 0]
+            value, level = self.read(rows)
+            sums = cell_sums(self.member[rows], value / self.share[rows].sum(), level, self.bins)
+        return sums.flatten(1) / self.scale[:, None]
+
+    def divide(self, splits: int, seed: int = 0) -> None:
+        """Deal the examples at random to the splits of Algorithm 2."""
+        n = len(self.z)
+        if n < splits:
+            raise ValueError(
+                f"solver='fresh' needs 2 T = {splits} splits but there are {n} examples; lower `max_iter` or give more "
+                "(theory.sample_size tells how many the theorem asks for)."
+            )
+        self.split = torch.randperm(n, generator=torch.Generator().manual_seed(seed)).to(self.z.device) % splits
+
+    def cell(self, who: Tensor, what: Tensor) -> tuple[Tensor, Tensor]:
+        """Members of a cell, bool ``(n,)``, and its column of z as a one-hot row ``(C,)``."""
+        columns = self.z.shape[1]
+        here = torch.arange(columns, device=self.z.device) == what % columns
+        level = self.place.index_select(1, (what % columns)[None])[:, 0]
+        return self.member.index_select(1, who[None])[:, 0] & (level == what // columns), here
+
+    def length(self, who: Tensor, step: Tensor) -> Tensor:
+        """What a step takes off z, on the grid."""
+        return levelsets.snap(step / self.scale[who], self.unit)
+
+    def move(self, who: Tensor, what: Tensor, step: Tensor) -> None:
+        """f <- Proj(f - step g)."""
+        inside, here = self.cell(who, what)
+        length = self.length(who, step)
+        if not self.sparse:
+            moved = project(self.z - length * (inside[:, None] & here), bool(self.euclidean))
+            self.z = torch.where(inside[:, None], moved, self.z)
+            self.place = self.level(self.z)
+            self.table.recompute()
+            return
+        rows = inside.nonzero()[:, 0]
+
+        def apply() -> None:
+            moved = project(self.z[rows] - length * here, bool(self.euclidean))
+            self.z = self.z.index_copy(0, rows, moved)
+            self.place = self.place.index_copy(0, rows, self.level(moved))
+
+        self.table.update(rows, apply)
+
+    def state(self) -> Tensor:
+        """z."""
+        return self.z
+
+    def restore(self, state: Tensor) -> None:
+        """Set z."""
+        self.z, self.place = state, self.level(state)
+        self.table.recompute()
+
+    def label(self, who: int, what: int) -> str:
+        """Group, level set and class."""
+        k, column = divmod(what, self.z.shape[1])
+        level = f", level set {k + 1} of {self.bins}" if self.bins > 1 else ""
+        return f"group {self.names[who]!r}{level}" + (f", class {column}" if self.z.shape[1] > 1 else "")
+
+
+def check_masses(mass: Tensor, names: list[str]) -> None:
+    """Raise for a group without examples; mass is P(A), ``(a,)``."""
+    empty = (mass <= 0).nonzero()
+    if len(empty):
+        name = names[int(empty[0])]
+        raise ValueError(f"group {name!r} has no examples: no promise can be fitted for it. Leave it out, or add data.")
+
+
+class ResidualProblem(LevelProblem):
+    """s = f - y, with a fixed step, or with the step that the smoothness of the potential allows.
+
+    Args:
+        y: outcomes, ``(n, C)``.
+        smoothness: K, the largest slope of f in z.
+        options: of :class:`LevelProblem`.
+    """
+
+    def __init__(self, y: Tensor, smoothness: float, **options: object) -> None:
+        self.y, self.smoothness = y, smoothness
+        super().__init__(**options)  # type: ignore[arg-type]  # checked where it is called
+
+    def mapping(self, z: Tensor, rows: Tensor | None) -> Tensor:
+        """s = f - y."""
+        return levelsets.probabilities(z, bool(self.euclidean)) - (self.y if rows is None else self.y[rows])
+
+    def line_search(self, who: Tensor, what: Tensor, violation: Tensor) -> Tensor:
+        """The step that lowers the potential most for sure: violation / (K E g^2)."""
+        inside, _ = self.cell(who, what)
+        norm = self.share @ inside.to(self.share.dtype) / self.scale[who].square()
+        return violation / (self.smoothness * norm.clamp_min(1e-300))
+
+    def explain(self, who: int, what: int) -> str:
+        """A cell that cannot be mended."""
+        return (
+            f"No step along {self.label(who, what)} lowers its violation: f may already be at the edge of its range there. "
+            "Try a larger `alpha`, fewer `bins` or more data."
+        )

@@ -1,0 +1,460 @@
+"""Multiaccurate and multicalibrated probabilities: right for every group, at every level of the prediction."""
+
+import dataclasses
+import math
+from typing import Any, ClassVar, Optional
+
+import torch
+from torch import Tensor
+from torch.jit import is_scripting
+
+from torchgmc import theory
+from torchgmc.audits.audit import Audit, Tally, summarize
+from torchgmc.audits.intervals import Moments
+from torchgmc.audits.overlap import Sketch
+from torchgmc.distributed import pooled
+from torchgmc.engine import checks, soft
+from torchgmc.engine.solver import Log, run
+from torchgmc.heads import implicit_problems
+from torchgmc.heads.base import Head
+from torchgmc.heads.levelsets import soft as soft_levels
+from torchgmc.heads.levelsets import steps as levelsets
+from torchgmc.heads.levelsets.problem import ResidualProblem
+from torchgmc.heads.probability import newton
+from torchgmc.heads.probability import solver as probabilities
+
+GEOMETRIES = ("kl", "euclidean")
+#: Longest run of fixed steps when `max_iter` is not given.
+MAX_FIXED_STEPS = 100_000
+
+
+class ProbabilityHead(Head):
+    r"""Probabilities that are right on average in every group, and at every level of the prediction.
+
+    .. math:: \left| E[1_A(x)\, 1\{f(x) \in \text{bin}_k\}\, (f(x) - y)] \right| \le \alpha \quad \text{for every group } A
+              \text{ and level set } k
+
+    ``bins=None`` has one level set: multiaccuracy. The default geometry ``"kl"`` makes the smallest change: the fitted f is
+    :math:`\sigma(\mathrm{logit}\, h - \theta_0 - \sum_{A \ni x} \theta_A)`, all offsets found at once by Newton steps (with an
+    l1 slack inside the noise), then rounds of steps on groups x level sets for what is left; ``"euclidean"`` does the same on
+    the probabilities themselves, :math:`\mathrm{clip}(h - \theta_0 - \sum \theta_A)`. Neither ever raises the Brier score on
+    the calibration data. With classes, f and y are vectors on the simplex, and the promise holds for each class.
+
+    A violation below three standard errors of its own sum cannot be told from noise, and chasing it makes predictions on
+    new data worse: it is left alone (and counted in the report) unless ``noise_floor=False``.
+
+    Args:
+        alpha: largest violation allowed.
+        groups: names of the groups; None for one group of everyone.
+        bins: number of equal-width level sets of f, or None.
+        num_classes: None for the probability of one event, ``(n,)``; C for probabilities ``(n, C)`` and y class ids.
+        geometry: ``"kl"`` (steps in logits) or ``"euclidean"`` (steps in probabilities).
+        conditional: violations are divided by P(A), so that alpha bounds what happens inside each group.
+        range: (low, high) of a bounded real outcome: f and y are then means and values in this range.
+        noise_floor: stop at the noise of each cell (solver ``"exact"``; ``"paper"`` and ``"fresh"`` know only alpha).
+
+    Shapes: ``fit(probs (n,) or (n, C), y (n,), groups (n, a))``; ``head(probs, groups)`` has the shape of ``probs``.
+    ``report.violations_after`` has shape ``(a, bins * C)``.
+
+    Example:
+        >>> groups = torch.rand(4000, 3) < 0.5
+        >>> truth = torch.sigmoid(torch.randn(4000) + groups[:, 0] * 1.0)
+        >>> y = torch.rand(4000) < truth
+        >>> probs = torch.sigmoid(torch.logit(truth) - groups[:, 0] * 1.0)  # blind to the first group
+        >>> head = gmc.ProbabilityHead(alpha=0.005, groups=["a", "b", "c"]).fit(probs, y, groups)
+        >>> head.report.converged, head(probs, groups).shape
+        (True, torch.Size([4000]))
+        >>> bool(((head(probs, groups) - truth).square().mean() < 0.1 * (probs - truth).square().mean()))
+        True
+    """
+
+    offsets: Tensor
+    tables: Tensor
+    log_who: Tensor
+    log_step: Tensor
+    log_column: Tensor
+    edges: Tensor
+    settings: ClassVar[tuple[str, ...]] = (
+        *("alpha", "groups", "bins", "num_classes", "geometry", "conditional", "range", "noise_floor"),
+    )
+    _growing: ClassVar[tuple[str, ...]] = ("tables", "log_who", "log_step", "log_column")
+
+    def __init__(
+        self,
+        alpha: float,
+        groups: Any = None,
+        bins: int | None = 10,
+        num_classes: int | None = None,
+        geometry: str = "kl",
+        conditional: bool = False,
+        range: tuple[float, float] | None = None,
+        noise_floor: bool = True,
+    ) -> None:
+        super().__init__(alpha, groups, conditional)
+        self.bins = None if bins is None else checks.count("bins", bins, 1)
+        self.num_bins = self.bins or 1
+        self.num_classes = None if num_classes is None else checks.count("num_classes", num_classes, 1)
+        self.per_class = self.num_classes is not None
+        if self.num_classes == 1:
+            raise ValueError("`num_classes` must be at least 2; leave it out for the probability of one event.")
+        self.columns = self.num_classes or 1
+        self.geometry = checks.option("geometry", geometry, GEOMETRIES)
+        self.euclidean = geometry == "euclidean"
+        self.noise_floor = bool(noise_floor)
+        if range is not None and not (isinstance(range, list | tuple) and all(isinstance(v, int | float) for v in range)):
+            raise TypeError(f"`range` must be two numbers, (low, high), got {range!r}.")
+        self.range = None if range is None else [float(v) for v in range]
+        self.low, self.high = _find_range(range, self.per_class)
+        rows, shape = self.num_groups + 1, (self.num_bins, self.columns)
+        self.register_buffer("offsets", torch.zeros(rows, self.columns, dtype=torch.float64))
+        self.register_buffer("tables", torch.zeros(0, rows, *shape, dtype=torch.float64))
+        self.register_buffer("log_who", torch.zeros(0, self.num_bins, dtype=torch.int64))
+        self.register_buffer("log_step", torch.zeros(0, self.num_bins, dtype=torch.float64))
+        self.register_buffer("log_column", torch.zeros(0, dtype=torch.int64))
+        edges = levelsets.equal_width(self.num_bins, self.columns == 1, self.euclidean)
+        self.register_buffer("edges", edges)
+        self.reset()
+
+    # -- statistics --------------------------------------------------------------------------------------------------
+
+    def reset(self) -> None:
+        """Forget statistics, state and report."""
+        self.statistics: probabilities.Examples | None = None
+        self.offsets.zero_()
+        for name in self._growing:
+            setattr(self, name, getattr(self, name)[:0])
+        self._mark_unfitted()
+
+    def observe(self, probs: Tensor, y: Tensor, groups: Any = None, weight: Any = None) -> None:
+        """Add a batch to the statistics.
+
+        Args:
+            probs: shape ``(n,)``, or ``(n, C)`` with classes; floating, in [0, 1] (or in ``range``).
+            y: outcomes ``(n,)``: bool or 0/1; class ids; or values in ``range``.
+            groups: membership ``(n, a)``, bool, or a :class:`~torchgmc.Groups`.
+            weight: weight of each example, ``(n,)``.
+        """
+        z, outcome, member, weights = self._check_batch(probs, y, groups, weight)
+        if len(z) == 0:
+            return
+        self._keep(probabilities.Examples(z, outcome, member.clone(), weights.clone()))
+        self._remember(z, outcome)
+
+    def _check_batch(self, probs: Any, y: Any, groups: Any, weight: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Coordinates (n, C), outcomes (n, C), membership (n, a) and weights (n,)."""
+        probs = checks.scores("probs", probs).detach()
+        wanted = "(n,)" if self.num_classes is None else f"(n, {self.num_classes})"
+        if probs.dim() != (2 if self.per_class else 1) or (self.per_class and probs.shape[1] != self.num_classes):
+            hint = "; for classes make the head with num_classes=C" if probs.dim() == 2 and not self.per_class else ""
+            raise ValueError(f"`probs` must have shape {wanted}, got {tuple(probs.shape)}{hint}.")
+        if probs.numel():
+            low, high = (float(v) for v in probs.aminmax())
+            if low < self.low - 1e-6 or high > self.high + 1e-6:
+                hint = "apply sigmoid or softmax to logits" if self.range is None else "widen `range`"
+                raise ValueError(f"`probs` must lie in [{self.low:g}, {self.high:g}], got {low:.4g} to {high:.4g}; {hint}.")
+        if self.per_class and probs.numel() and float((probs.double().sum(1) - 1).abs().max()) > 1e-2:
+            raise ValueError("`probs` must sum to 1 over the classes; apply softmax to logits.")
+        outcome = self._outcome(y, probs)
+        member = self._check_groups(groups, len(probs), probs.device)
+        return self.coordinates(probs), outcome, member, checks.weights(weight, len(probs), probs).detach()
+
+    def _outcome(self, y: Any, probs: Tensor) -> Tensor:
+        """y in [0, 1], float64 ``(n, C)``."""
+        y = checks.ordinary("y", y)
+        if y.shape != probs.shape[:1]:
+            raise ValueError(f"`y` must have shape ({len(probs)},), one outcome per row of `probs`, got {tuple(y.shape)}.")
+        if y.device != probs.device:
+            raise ValueError(f"`y` is on {y.device} but `probs` is on {probs.device}; move them to one device.")
+        if self.num_classes is not None:
+            if y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
+                raise TypeError(f"`y` must hold class ids (an integer type), got {y.dtype}.")
+            if y.numel() and (int(y.min()) < 0 or int(y.max()) >= self.num_classes):
+                raise ValueError(
+                    f"`y` must hold class ids from 0 to {self.num_classes - 1}, got {int(y.min())} to {int(y.max())}."
+                )
+            rows: Tensor = torch.nn.functional.one_hot(y.long(), self.num_classes)
+            return rows.double()
+        if y.is_complex():
+            raise TypeError(f"`y` must hold real outcomes, got {y.dtype}.")
+        y = y.double()
+        checks.finite("y", y)
+        if self.range is None:
+            wrong = y[(y != 0) & (y != 1)]
+            if len(wrong):
+                raise ValueError(
+                    f"`y` must be bool or hold only 0 and 1, but it holds {float(wrong[0]):.4g}; for a real outcome make the "
+                    "head with range=(low, high), for classes with num_classes=C."
+                )
+        elif y.numel() and (float(y.min()) < self.low or float(y.max()) > self.high):
+            raise ValueError(
+                f"`y` must lie in `range` = [{self.low:g}, {self.high:g}], got {float(y.min()):.4g} to {float(y.max()):.4g}."
+            )
+        scaled: Tensor = (y - self.low) / (self.high - self.low)
+        return scaled[:, None]
+
+    # -- fit ---------------------------------------------------------------------------------------------------------
+
+    @pooled
+    def calibrate(self, solver: str = "exact", eta: float | None = None, max_iter: int | None = None) -> "ProbabilityHead":
+        """Find the offsets and the steps.
+
+        Args:
+            solver: ``"exact"`` moves all groups at once; ``"paper"`` (Algorithm 1) and ``"fresh"`` (Algorithm 2) take one cell
+                and one fixed step at a time, in the coordinates of the geometry.
+            eta: fixed step; by default alpha / (K B).
+            max_iter: cap on the rounds (``"exact"``, 100) or steps (else the bound of Theorem 1, at most 100,000).
+        """
+        self._check_solver(solver, eta, max_iter)
+        examples = self.statistics
+        if examples is None or len(examples.z) == 0:
+            raise ValueError("no examples observed: call `observe` (or `fit`) with at least one example first.")
+        with levelsets.calm(examples.member):
+            if solver == "exact":
+                promise = self._promise(examples.z.device)
+                found = probabilities.fit(examples, promise, checks.count("max_iter", max_iter, 100), self.groups)
+                self._write(found.offsets, found.tables, None)
+                self._mark_fitted(found.report)
+            else:
+                self._take_fixed_steps(examples, solver, eta, max_iter)
+        return self
+
+    def _take_fixed_steps(self, examples: probabilities.Examples, solver: str, eta: float | None, max_iter: int | None) -> None:
+        """Algorithm 1 or 2."""
+        width = self.high - self.low
+        problem = self._problem(examples)
+        problem.check_groups()
+        eta, bound = self._fixed_step(problem, eta)
+        steps = checks.count("max_iter", max_iter, bound)
+        if solver == "fresh":
+            steps = max_iter or min(200, max(1, len(examples.z) // 100))
+            problem.divide(2 * steps)
+        report, log = run(problem, self.alpha / width, solver, eta, steps)
+        report = dataclasses.replace(report, details={"examples": len(examples.z), "eta": eta})
+        self._write(None, None, self._lengths(problem, log))
+        self._mark_fitted(probabilities.in_units(report, width))
+
+    def _promise(self, device: torch.device) -> probabilities.Promise:
+        width = self.high - self.low
+        return probabilities.Promise(
+            self.alpha / width,
+            self.edges.to(device),
+            self.euclidean,
+            self.conditional,
+            self.noise_floor,
+            self.range is None,
+            self.low,
+            width,
+        )
+
+    def _problem(self, examples: probabilities.Examples) -> ResidualProblem:
+        smoothness = 1.0 if self.euclidean else 0.25 if self.columns == 1 else 0.5
+        return ResidualProblem(
+            examples.y,
+            smoothness,
+            z=examples.z,
+            member=examples.member,
+            weight=examples.weight,
+            edges=self.edges.to(examples.z.device),
+            names=self.groups,
+            conditional=self.conditional,
+            euclidean=self.euclidean,
+            unit=levelsets.UNIT,
+        )
+
+    def _fixed_step(self, problem: ResidualProblem, eta: float | None) -> tuple[float, int]:
+        """The step of Theorem 1, and its bound on the number of steps."""
+        alpha = self.alpha / (self.high - self.low)
+        norm = float((problem.mass / problem.scale.square()).max())  # E||g||^2 is at most P(A) / scale^2
+        start = newton.loss(problem.z, levelsets.probabilities(problem.z, self.euclidean), problem.y, self.euclidean)
+        height = max(float((start * problem.share).sum()) + 1.0, 1.0)
+        bound = theory.iteration_bound(alpha, problem.smoothness, norm, height)
+        return eta or theory.step_size(alpha, problem.smoothness, norm), min(MAX_FIXED_STEPS, max(1, bound))
+
+    def _lengths(self, problem: ResidualProblem, log: Log) -> tuple[Tensor, Tensor, Tensor]:
+        """The log as merged rounds."""
+        step = problem.length(log.who, log.step)
+        level, column = log.what // self.columns, log.what % self.columns
+        return levelsets.merge_log(log.who, level, column, step, problem.edges, self.columns)
+
+    def _write(self, offsets: Tensor | None, tables: Tensor | None, log: tuple[Tensor, Tensor, Tensor] | None) -> None:
+        device = self.offsets.device
+        self.offsets.zero_()
+        if offsets is not None:
+            self.offsets.copy_(offsets)
+        self.tables = self.tables[:0] if tables is None else tables.to(device)
+        who, step, column = (self.log_who[:0], self.log_step[:0], self.log_column[:0]) if log is None else log
+        self.log_who, self.log_step, self.log_column = who.to(device), step.to(device), column.to(device)
+
+    # -- use ---------------------------------------------------------------------------------------------------------
+
+    def coordinates(self, probs: Tensor) -> Tensor:
+        """Coordinates (n, C) of the inputs, float64."""
+        scaled = (probs.to(torch.float64) - self.low) / (self.high - self.low)
+        return levelsets.coordinates(scaled if self.per_class else scaled.unsqueeze(1), self.euclidean)
+
+    def calibrated(
+        self,
+        probs: Tensor,
+        groups: Optional[Tensor] = None,  # noqa: UP045  # TorchScript
+        temperature: float = 0.0,
+    ) -> Tensor:
+        """Calibrated coordinates (n, C), float64; with a temperature above 0 through soft level sets."""
+        member = self.membership(groups, probs.shape[0], probs)
+        everyone = torch.cat([torch.ones_like(member[:, :1]), member], 1)
+        z = self.coordinates(probs) - everyone @ self.offsets
+        if temperature > 0.0:
+            z = soft_levels.apply_tables(z, everyone, self.tables, self.edges, self.euclidean, temperature)
+            log = (self.log_who, self.log_step, self.log_column)
+            return soft_levels.apply_log(z, member, log, self.edges, self.euclidean, temperature)
+        z = levelsets.apply_tables(z, everyone, self.tables, self.edges, self.euclidean)
+        return levelsets.apply_log(z, member, self.log_who, self.log_step, self.log_column, self.edges, self.euclidean)
+
+    def forward(
+        self,
+        probs: Tensor,
+        groups: Optional[Tensor] = None,  # noqa: UP045  # TorchScript
+        mode: str = "hard",
+        temperature: float = 0.1,
+    ) -> Tensor:
+        r"""Calibrated probabilities, of the shape and type of ``probs``.
+
+        The only decision is the level set in which each round of the fit finds f. Its soft form moves f by the mean step of
+        all level sets, with the weights :math:`\sigma((z - e_k) / T) - \sigma((z - e_{k+1}) / T)`; with ``bins=None`` there is
+        nothing to soften and all modes agree.
+
+        Args:
+            probs: shape ``(n,)``, or ``(n, C)`` with classes.
+            groups: membership ``(n, a)``.
+            mode: ``"hard"``: the promised f, with its exact derivative inside the level sets and none for crossing an edge.
+                ``"soft"``: soft level sets, smooth in ``probs``. ``"straight_through"``: f as in ``"hard"``, with the
+                derivative of ``"soft"``.
+            temperature: T, in the units of what the edges e cut: logits for one event with ``geometry="kl"``, else
+                probabilities. Keep it well below the width of a level set.
+        """
+        soft.check(mode, temperature)
+        if not is_scripting():
+            self._check_inputs("probs", probs, groups)
+        if probs.dim() != (2 if self.per_class else 1) or (self.per_class and probs.shape[1] != self.columns):
+            raise ValueError(f"`probs` must have shape (n,), or (n, C) with classes, got {probs.shape}")
+        f = levelsets.probabilities(self.calibrated(probs, groups, temperature if mode == "soft" else 0.0), self.euclidean)
+        if mode == "straight_through":
+            f = soft.straight_through(f, levelsets.probabilities(self.calibrated(probs, groups, temperature), self.euclidean))
+        f = f if self.per_class else f.squeeze(1)
+        return (f * (self.high - self.low) + self.low).to(probs.dtype)
+
+    def solve_differentiably(
+        self, probs: Tensor, y: Tensor, groups: Any = None, weight: Any = None, alpha: float | Tensor | None = None
+    ) -> dict[str, Tensor]:
+        """Fitted offsets as a differentiable function of ``probs``; the head stays as it is.
+
+        They minimise the log loss + slack \\|offsets\\|_1 exactly (``fit`` stops within 5 % of the slack, and leaves alone
+        what keeps its promise already). The slack is that of ``fit``: half a standard error of each group's sum, which depends
+        on ``probs`` too, or 0.95 alpha with ``noise_floor=False``. For ``geometry="kl"`` and ``bins=None``: with level sets
+        the fit jumps, so train through the offsets and calibrate with ``bins`` afterwards. See :mod:`torchgmc.engine.implicit`.
+        Every process is on its own.
+
+        Args:
+            probs, y, groups, weight: as in ``observe``.
+            alpha: instead of the noise and of the head's; 0 brings every violation to 0. A tensor may have a derivative.
+
+        Returns:
+            The state for :meth:`apply_state`: ``"offsets"`` ``(1 + a, C)`` with their derivative, and no rounds.
+
+        Example:
+            >>> logits, y = torch.randn(100, requires_grad=True), torch.rand(100) < 0.3
+            >>> head = gmc.ProbabilityHead(alpha=0.01, bins=None)
+            >>> state = head.solve_differentiably(torch.sigmoid(logits[:50]), y[:50])
+            >>> f = head.apply_state(state, torch.sigmoid(logits[50:]))
+            >>> torch.nn.functional.binary_cross_entropy(f, y[50:].float()).backward()  # the loss *after* calibration
+            >>> bool((logits.grad[:50] != 0).all())
+            True
+        """
+        return implicit_problems.solve_probability(self, probs, y, groups, weight, alpha)
+
+    def audit(self, probs: Tensor, y: Tensor, groups: Any = None, delta: float = 0.05, weight: Any = None) -> Audit:
+        """Measure the promise on held-out data: every group x level set (x class), with intervals that hold at once.
+
+        Level sets are those of the calibrated f. ``cost`` holds the Brier score (mean squared error) before and after, and the
+        log loss of events and classes.
+        """
+        checks.fraction("delta", delta)
+        return self._conclude(self._tally(probs, y, groups, weight), delta)
+
+    def _tally(self, probs: Tensor, y: Tensor, groups: Any = None, weight: Any = None) -> Tally:
+        start, outcome, member, weights = self._check_batch(probs, y, groups, weight)
+        if len(start) == 0:
+            raise ValueError("`probs` holds no examples to audit.")
+        width = self.high - self.low
+        z = self.calibrated(probs.detach(), member if self.grouped else None)
+        f = levelsets.probabilities(z, self.euclidean)
+        level = levelsets.levels(z, self.edges, self.euclidean)
+        place = level * self.columns + torch.arange(self.columns, device=z.device)
+        spread = z.new_zeros(len(z), self.num_bins * self.columns)
+        moments = Moments.of(member, spread.scatter(1, place, (f - outcome) * width), weights[:, None].expand_as(spread))
+        inside = spread.scatter(1, place, 1.0)
+        sums = {
+            "members": member.sum(0),
+            "cell mass": member.double().T @ (inside * weights[:, None]),
+            "cell count": member.double().T @ (inside * (weights > 0)[:, None]),
+        }
+        sums |= self._cost(levelsets.probabilities(start, self.euclidean), f, outcome, weights)
+        return Tally(len(z), moments, sums, sketch=Sketch.of(start, outcome))
+
+    def _audit(self, tally: Tally, delta: float) -> Audit:
+        assert tally.moments is not None
+        sums = dict(tally.sums)
+        empty = (sums.pop("members") == 0).nonzero()
+        if len(empty):
+            name = self.groups[int(empty[0])]
+            raise ValueError(f"group {name!r} has no examples to audit; leave it out or add data.")
+        cells = sums.pop("cell mass"), sums.pop("cell count")
+        device, columns = cells[0].device, self.num_bins * self.columns
+        promise = self._promise(device)
+        level = torch.arange(self.num_bins, device=device, dtype=torch.float64).repeat_interleave(self.columns)
+        bounds = tuple((self.high - self.low) * end for end in (level / self.num_bins - 1.0, (level + 1.0) / self.num_bins))
+        return summarize(
+            tally.moments,
+            self.alpha,
+            delta,
+            self.conditional,
+            self.groups,
+            [probabilities.cell_name(i, promise, self.columns).removeprefix(", ") for i in range(columns)],
+            cells[0].new_zeros(columns),
+            (bounds[0], bounds[1]),  # f - y with f in the level set
+            tally.examples,
+            cost={key: float(total / tally.moments.total[0]) for key, total in sums.items()},
+            name=type(self).__name__,
+            cells=cells,
+        )
+
+    def _cost(self, before: Tensor, after: Tensor, outcome: Tensor, weight: Tensor) -> dict[str, Tensor]:
+        """Weighted sums of the losses."""
+        name = "Brier score" if self.range is None else "squared error"
+        cost = {}
+        for when, f in (("before", before), ("after", after)):
+            square = ((f - outcome) * (self.high - self.low)).square().sum(1)
+            cost[f"{name} {when}"] = square @ weight
+            if self.range is None:
+                p = f.clamp(1e-12, 1.0 - 1e-12)
+                chosen = outcome * p.log() + (0.0 if self.per_class else (1 - outcome) * torch.log1p(-p))
+                cost[f"log loss {when}"] = -(chosen.sum(1) @ weight)
+        return cost
+
+    def extra_repr(self) -> str:
+        """Options and state."""
+        kind = f"num_classes={self.num_classes}, " if self.per_class else ""
+        rounds = len(self.tables) + len(self.log_who)
+        return f"bins={self.bins}, {kind}geometry={self.geometry}, {super().extra_repr()}, rounds={rounds}"
+
+
+def _find_range(given: Any, per_class: bool) -> tuple[float, float]:
+    if given is None:
+        return 0.0, 1.0
+    if per_class:
+        raise ValueError("`range` is for a real outcome; with `num_classes` the outcome is a class.")
+    if len(given) != 2:
+        raise ValueError(f"`range` must be (low, high) with low < high, got {given!r}.")
+    low, high = (float(v) for v in given)
+    if not (math.isfinite(low) and math.isfinite(high) and low < high):
+        raise ValueError(f"`range` must be (low, high) with low < high, got {given!r}.")
+    return low, high

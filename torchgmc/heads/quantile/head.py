@@ -1,0 +1,442 @@
+"""Group-conditional and multivalid quantiles of conformity scores: coverage at its target for every group."""
+
+import dataclasses
+import math
+from typing import Any, ClassVar, Optional
+
+import torch
+from torch import Tensor
+from torch.jit import is_scripting
+
+from torchgmc import theory
+from torchgmc.audits.audit import Audit, Tally, summarize
+from torchgmc.audits.intervals import Moments
+from torchgmc.audits.overlap import Sketch
+from torchgmc.distributed import pooled
+from torchgmc.engine import checks, soft
+from torchgmc.engine.solver import Log, Report, run
+from torchgmc.heads import implicit_problems
+from torchgmc.heads.base import Head
+from torchgmc.heads.levelsets import soft as soft_levels
+from torchgmc.heads.levelsets import steps as levelsets
+from torchgmc.heads.quantile import problem as quantiles
+from torchgmc.heads.quantile.problem import QuantileProblem, ScoreExamples
+
+#: Longest run of fixed steps when `max_iter` is not given.
+MAX_FIXED_STEPS = 100_000
+
+
+class QuantileHead(Head):
+    r"""Thresholds q(x) on a conformity score, so that every group is covered at the target rate.
+
+    .. math:: \left| E[1_A(x)\, 1\{q(x) \in \text{bin}_k\}\, (1\{\text{score} \le q(x)\} - \text{target})] \right| \le \alpha
+
+    ``bins=None`` has one level set: group-conditional coverage, :math:`q(x) = q_0 - \sum_{A \ni x} \theta_A`. With ``bins=b``
+    coverage also holds at every level of the threshold itself (multivalid). Theta minimises the pinball loss; with level sets
+    the state is a log of steps. The scores come from :mod:`torchgmc.conformity` or are your own: small = conforming.
+
+    Args:
+        target: coverage to hold, e.g. 0.9.
+        alpha: largest violation allowed.
+        groups: names of the groups; None for one group of everyone.
+        bins: number of equal-width level sets of q over ``range``, or None.
+        conditional: violations are divided by P(A), so that alpha bounds each group's own miscoverage.
+        init: q0, the threshold to start from; by default the target quantile of all scores.
+        range: (low, high) over which the level sets are spread; by default that of the calibration scores.
+
+    Shapes: ``fit(scores (n,), groups (n, a))``; ``head(groups)`` -> thresholds ``(n,)``, float64. A starting threshold per
+    example may be given as ``base`` to both; it replaces q0.
+
+    Example:
+        >>> groups = torch.rand(3000, 2) < torch.tensor([0.3, 0.6])
+        >>> prediction, noise = torch.zeros(3000), torch.randn(3000) * (1 + 2 * groups[:, 0])
+        >>> scores = gmc.conformity.absolute_residual(prediction, noise)
+        >>> head = gmc.QuantileHead(target=0.9, alpha=0.005, groups=["wide", "other"]).fit(scores, groups)
+        >>> low, high = gmc.conformity.interval(prediction, head(groups))
+        >>> covered = (low <= noise) & (noise <= high)
+        >>> bool((gmc.violations(groups, covered.float() - 0.9).abs() <= 0.005).all())
+        True
+    """
+
+    base: Tensor
+    offsets: Tensor
+    log_who: Tensor
+    log_step: Tensor
+    log_column: Tensor
+    edges: Tensor
+    unit: Tensor
+    settings: ClassVar[tuple[str, ...]] = ("target", "alpha", "groups", "bins", "conditional", "init", "range")
+    _growing: ClassVar[tuple[str, ...]] = ("log_who", "log_step", "log_column")
+
+    def __init__(
+        self,
+        target: float,
+        alpha: float,
+        groups: Any = None,
+        bins: int | None = None,
+        conditional: bool = False,
+        init: float | None = None,
+        range: tuple[float, float] | None = None,
+    ) -> None:
+        super().__init__(alpha, groups, conditional)
+        self.target = checks.fraction("target", target)
+        self.bins = None if bins is None else checks.count("bins", bins, 1)
+        self.num_bins = self.bins or 1
+        if init is not None and not (isinstance(init, int | float) and abs(init) < math.inf):
+            raise ValueError(f"`init` must be a finite threshold, got {init!r}.")
+        if range is not None and not (isinstance(range, list | tuple) and all(isinstance(v, int | float) for v in range)):
+            raise TypeError(f"`range` must be two numbers, (low, high), got {range!r}.")
+        self.init = None if init is None else float(init)
+        self.range = None if range is None else [float(v) for v in range]
+        if self.range is not None and not (len(self.range) == 2 and -math.inf < self.range[0] < self.range[1] < math.inf):
+            raise ValueError(f"`range` must be (low, high) with low < high, got {range!r}.")
+        self.register_buffer("base", torch.zeros((), dtype=torch.float64))
+        self.register_buffer("offsets", torch.zeros(self.num_groups, dtype=torch.float64))
+        self.register_buffer("log_who", torch.zeros(0, self.num_bins, dtype=torch.int64))
+        self.register_buffer("log_step", torch.zeros(0, self.num_bins, dtype=torch.float64))
+        self.register_buffer("log_column", torch.zeros(0, dtype=torch.int64))
+        self.register_buffer("edges", torch.zeros(self.num_bins - 1, dtype=torch.float64))
+        self.register_buffer("unit", torch.ones((), dtype=torch.float64))
+        self.reset()
+
+    # -- statistics --------------------------------------------------------------------------------------------------
+
+    def reset(self) -> None:
+        """Forget statistics, state and report."""
+        self.statistics: ScoreExamples | None = None
+        self.base.zero_()
+        self.offsets.zero_()
+        for name in self._growing:
+            setattr(self, name, getattr(self, name)[:0])
+        self._mark_unfitted()
+
+    def observe(self, scores: Tensor, groups: Any = None, weight: Any = None, base: Any = None) -> None:
+        """Add a batch to the statistics.
+
+        Args:
+            scores: conformity scores, ``(n,)``, floating.
+            groups: membership ``(n, a)``, bool, or a :class:`~torchgmc.Groups`.
+            weight: weight of each example, ``(n,)``.
+            base: threshold of each example to start from, ``(n,)``; the common q0 if omitted.
+        """
+        batch = self._check_batch(scores, groups, weight, base)
+        if len(batch.scores) == 0:
+            return
+        if any(bool(batch.base[0].isnan()) != bool(part.base[0].isnan()) for part in self._parts[:1]):
+            raise ValueError("`base` must be given with every batch, or with none.")
+        self._keep(batch.clone())
+        self._remember(batch.scores)
+
+    def _check_batch(self, scores: Any, groups: Any, weight: Any, base: Any) -> ScoreExamples:
+        scores = checks.scores("scores", scores).detach()
+        if scores.dim() != 1:
+            raise ValueError(f"`scores` must have shape (n,), one conformity score per example, got {tuple(scores.shape)}.")
+        n = len(scores)
+        if base is not None:
+            base = checks.scores("base", base).detach().double()
+            if base.shape != (n,) or base.device != scores.device:
+                raise ValueError(f"`base` must have shape ({n},) on {scores.device}, got {tuple(base.shape)} on {base.device}.")
+        else:
+            base = scores.new_full((n,), math.nan, dtype=torch.float64)
+        member = self._check_groups(groups, n, scores.device)
+        return ScoreExamples(scores.double(), base, member, checks.weights(weight, n, scores).detach())
+
+    # -- fit ---------------------------------------------------------------------------------------------------------
+
+    @pooled
+    def calibrate(self, solver: str = "exact", eta: float | None = None, max_iter: int | None = None) -> "QuantileHead":
+        """Find the thresholds.
+
+        Args:
+            solver: ``"exact"`` (line searches on the pinball loss), ``"paper"`` (Algorithm 1) or ``"fresh"`` (Algorithm 2).
+            eta: fixed step; by default alpha / (K B) with K the largest density of the scores seen.
+            max_iter: cap on the steps: 1000 for ``"exact"``; else the bound of Theorem 1, at most 100,000.
+        """
+        self._check_solver(solver, eta, max_iter)
+        examples = self.statistics
+        if examples is None or len(examples.scores) == 0:
+            raise ValueError("no examples observed: call `observe` (or `fit`) with at least one score first.")
+        unit = quantiles.grid_unit(examples.scores)
+        start = self.init
+        if start is None:
+            start = quantiles.weighted_quantile(examples.scores, examples.weight, self.target)
+        start = math.ceil(start / unit) * unit
+        low, high = self.range or [float(v) for v in examples.scores.aminmax()]
+        edges = low + (high - low) * torch.arange(1, self.num_bins, dtype=torch.float64) / self.num_bins
+        edges = levelsets.snap(edges.to(examples.scores.device), unit)
+        z = torch.where(examples.base.isnan(), start, levelsets.snap(examples.base, unit))[:, None]
+        with levelsets.calm(examples.member):
+            if solver == "exact":
+                offsets, log, report = self._exact(examples, z, edges, unit, checks.count("max_iter", max_iter, 1000))
+            else:
+                offsets, log, report = self._fixed(examples, z, edges, unit, solver, eta, max_iter)
+        device = self.offsets.device
+        self.base.fill_(start)
+        self.unit.fill_(unit)
+        self.offsets.copy_(offsets)
+        self.edges.copy_(edges)
+        self.log_who, self.log_step, self.log_column = (t.to(device) for t in log)
+        details = {"examples": len(z), "alpha_asked": self.alpha, "alpha_met": float(report.violations_after.abs().max())}
+        self._mark_fitted(dataclasses.replace(report, details=details | {"rounds": len(self.log_who)}))
+        return self
+
+    def _problem(self, examples: ScoreExamples, z: Tensor, edges: Tensor, unit: float) -> QuantileProblem:
+        return QuantileProblem(
+            examples.scores,
+            self.target,
+            z=z,
+            member=examples.member,
+            weight=examples.weight,
+            edges=edges,
+            names=self.groups,
+            conditional=self.conditional,
+            euclidean=None,
+            unit=unit,
+        )
+
+    def _exact(
+        self, examples: ScoreExamples, z: Tensor, edges: Tensor, unit: float, max_iter: int
+    ) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor], Report]:
+        """Group offsets first, then steps on the level sets for what is left; nothing if f0 keeps the promise."""
+        dynamic = self._problem(examples, z, edges, unit)
+        dynamic.check_groups()
+        before, offsets = dynamic.violations(), torch.zeros_like(dynamic.mass)
+        first: Report | None = None
+        if bool((before.abs() > self.alpha).any()):
+            static = self._problem(examples, z, edges[:0], unit)
+            first, log = run(static, self.alpha, "exact", None, max_iter)
+            offsets = self._offsets(static, log)
+            if len(edges) == 0:
+                return offsets, self._rounds(static, Log(log.who[:0], log.what[:0], log.step[:0])), first
+            dynamic = self._problem(examples, static.z, edges, unit)
+        report, log = run(dynamic, self.alpha, "exact", None, max_iter)
+        if first is not None and float(report.violations_after.abs().max()) > float(before.abs().max()):
+            # The offsets moved examples between level sets and made things worse (few examples, equal scores): do without.
+            dynamic, offsets, first = self._problem(examples, z, edges, unit), torch.zeros_like(offsets), None
+            report, log = run(dynamic, self.alpha, "exact", None, max_iter)
+        if first is not None:
+            worst = before.abs().max()[None].to(first.history)
+            report = dataclasses.replace(
+                report,
+                iterations=first.iterations + report.iterations,
+                violations_before=before,
+                history=torch.cat([worst, first.history[1:], report.history[1:]]),
+                seconds=first.seconds + report.seconds,
+            )
+        return offsets, self._rounds(dynamic, log), report
+
+    def _fixed(
+        self,
+        examples: ScoreExamples,
+        z: Tensor,
+        edges: Tensor,
+        unit: float,
+        solver: str,
+        eta: float | None,
+        max_iter: int | None,
+    ) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor], Report]:
+        problem = self._problem(examples, z, edges, unit)
+        problem.check_groups()
+        slope, norm = problem.slope(), float((problem.mass / problem.scale.square()).max())
+        low, high = (float(v) for v in torch.cat([problem.scores, z]).aminmax())
+        bound = theory.iteration_bound(self.alpha, slope, norm, max(high - low, 1e-12))
+        steps = max_iter or min(MAX_FIXED_STEPS, max(1, bound))
+        if solver == "fresh":
+            steps = max_iter or min(200, max(1, len(z) // 100))
+            problem.divide(2 * steps)
+        report, log = run(problem, self.alpha, solver, eta or theory.step_size(self.alpha, slope, norm), steps)
+        if problem.dynamic:
+            return torch.zeros_like(problem.mass), self._rounds(problem, log), report
+        return self._offsets(problem, log), self._rounds(problem, Log(log.who[:0], log.what[:0], log.step[:0])), report
+
+    def _offsets(self, problem: QuantileProblem, log: Log) -> Tensor:
+        """The log of static groups, collapsed."""
+        return torch.zeros_like(problem.mass).index_add_(0, log.who, problem.length(log.who, log.step))
+
+    def _rounds(self, problem: QuantileProblem, log: Log) -> tuple[Tensor, Tensor, Tensor]:
+        step = problem.length(log.who, log.step)
+        return levelsets.merge_log(log.who, log.what, torch.zeros_like(log.who), step, problem.edges)
+
+    # -- use ---------------------------------------------------------------------------------------------------------
+
+    def _check_start(self, groups: Any, base: Any) -> None:
+        if groups is not None or base is not None:
+            self._check_inputs("groups" if base is None else "base", groups if base is None else base, groups)
+
+    def forward(
+        self,
+        groups: Optional[Tensor] = None,  # noqa: UP045  # TorchScript
+        base: Optional[Tensor] = None,  # noqa: UP045
+        mode: str = "hard",
+        temperature: float = 0.1,
+    ) -> Tensor:
+        r"""Threshold of each example, ``(n,)``, float64: one entry if the head has no groups and no ``base`` is given.
+
+        It depends on the groups and on ``base``, in which it is differentiable: with ``bins=None`` the derivative is 1 in every
+        mode. With level sets, ``"hard"`` has the derivative inside them; ``"soft"`` moves q by the mean step of all level sets
+        with the weights :math:`\sigma((q - e_k) / T) - \sigma((q - e_{k+1}) / T)`; ``"straight_through"`` has the value of
+        ``"hard"`` and the derivative of ``"soft"``. The decision score <= q is softened by :meth:`covers`.
+
+        Args:
+            groups: membership ``(n, a)``.
+            base: threshold of each example to start from, ``(n,)``.
+            mode: see above.
+            temperature: T, in the units of the scores.
+        """
+        soft.check(mode, temperature)
+        if not is_scripting():
+            self._check_start(groups, base)
+        n = 1
+        if groups is not None:
+            n = groups.shape[0]
+        elif base is not None:
+            n = base.shape[0]
+        member = self.membership(groups, n, self.base)
+        start = self.base.expand([n])
+        if base is not None:
+            start = base.to(torch.float64)
+            free = torch.where(start.isfinite(), start, torch.zeros_like(start))  # rounding has the derivative 1
+            start = torch.round(start.detach() / self.unit) * self.unit + (free - free.detach())
+        z = (start - member @ self.offsets).unsqueeze(1)
+        softened = z
+        if mode != "hard":
+            log = (self.log_who, self.log_step, self.log_column)
+            softened = soft_levels.apply_log(z, member, log, self.edges, False, temperature)
+        if mode != "soft":
+            z = levelsets.apply_log(z, member, self.log_who, self.log_step, self.log_column, self.edges, False)
+        if mode == "straight_through":
+            z = soft.straight_through(z, softened)
+        return (softened if mode == "soft" else z).squeeze(1)
+
+    @torch.jit.export
+    def covers(
+        self,
+        scores: Tensor,
+        groups: Optional[Tensor] = None,  # noqa: UP045  # TorchScript
+        base: Optional[Tensor] = None,  # noqa: UP045
+        mode: str = "hard",
+        temperature: float = 0.1,
+    ) -> Tensor:
+        r"""Is each score covered? :math:`1\{\text{score} \le q(x)\}`, or :math:`\sigma((q(x) - \text{score}) / T)` if soft.
+
+        Args:
+            scores: conformity scores ``(n,)``.
+            groups, base: as in ``forward``.
+            mode: ``"hard"``: bool. ``"soft"``: numbers in (0, 1) of the type of the scores, differentiable in scores and base.
+                ``"straight_through"``: 0 or 1, with the derivative of ``"soft"``.
+            temperature: T, in the units of the scores; of the level sets, if the head has any, too.
+
+        Example:
+            >>> scores = torch.rand(500, requires_grad=True)
+            >>> head = gmc.QuantileHead(target=0.9, alpha=0.005).fit(scores)
+            >>> head.covers(scores).double().mean().round(decimals=2)
+            tensor(0.9000, dtype=torch.float64)
+            >>> head.covers(scores, mode="soft", temperature=0.05).mean().backward()
+            >>> bool((scores.grad < 0).all())  # smaller scores are covered more
+            True
+        """
+        if not is_scripting():
+            self._check_inputs("scores", scores, groups)
+        if scores.dim() != 1:
+            raise ValueError(f"`scores` must have shape (n,), one conformity score per example, got {scores.shape}")
+        hard = scores.to(torch.float64) <= self.forward(groups, base, "hard", temperature)
+        if mode == "hard":
+            soft.check(mode, temperature)
+            return hard
+        gap = self.forward(groups, base, mode, temperature) - scores.to(torch.float64)
+        found = torch.sigmoid(gap / temperature).to(scores.dtype)
+        if mode == "soft":
+            return found
+        return soft.straight_through(hard, found)
+
+    def solve_differentiably(
+        self,
+        scores: Tensor,
+        groups: Any = None,
+        weight: Any = None,
+        base: Any = None,
+        alpha: float | Tensor | None = None,
+        temperature: float = 0.1,
+    ) -> dict[str, Tensor]:
+        r"""Fitted thresholds as a differentiable function of the scores (and of ``base``); the head stays as it is.
+
+        Coverage is smoothed, 1{score <= q} becoming :math:`\sigma((q - \text{score})/T)`; the offsets minimise the smooth
+        pinball loss + alpha \|offsets\|_1, and q0 is the smoothed quantile of all scores unless given. For ``bins=None``; with
+        level sets the fit jumps. See :mod:`torchgmc.engine.implicit`. Every process is on its own.
+
+        Args:
+            scores, groups, weight, base: as in ``observe``.
+            alpha: instead of the head's; 0 brings every smooth violation to 0 and has no kinks. A tensor may have a derivative.
+            temperature: T, in the units of the scores.
+
+        Returns:
+            The state for :meth:`apply_state`: ``"offsets"`` ``(a,)`` and ``"base"`` with their derivatives, and an empty log.
+
+        Example:
+            >>> scores = torch.rand(100, requires_grad=True)
+            >>> state = gmc.QuantileHead(target=0.9, alpha=0.01).solve_differentiably(scores, temperature=0.02)
+            >>> state["base"].backward()
+            >>> round(float(scores.grad.sum()), 4)  # moving all scores moves their quantile
+            1.0
+        """
+        return implicit_problems.solve_quantile(self, scores, groups, weight, base, alpha, temperature)
+
+    def audit(self, scores: Tensor, groups: Any = None, delta: float = 0.05, weight: Any = None, base: Any = None) -> Audit:
+        r"""Measure the promise on held-out scores, with intervals that hold for all cells at once.
+
+        The column ``Q`` of the table is the metric :math:`Q(f, g')` of quantile multicalibration over the level sets (over the
+        distinct thresholds if ``bins=None``), see :func:`torchgmc.heads.quantile.problem.quantile_error`; f is multicalibrated
+        in that sense
+        when P(g') Q <= alpha for all groups, whose worst is in ``cost`` ("worst mean squared miscoverage"). ``cost`` also holds
+        the mean threshold before and after.
+        """
+        checks.fraction("delta", delta)
+        return self._conclude(self._tally(scores, groups, weight, base), delta)
+
+    def _tally(self, scores: Tensor, groups: Any = None, weight: Any = None, base: Any = None) -> Tally:
+        batch = self._check_batch(scores, groups, weight, base)
+        n, member = len(batch.scores), batch.member
+        if n == 0:
+            raise ValueError("`scores` holds no examples to audit.")
+        q = self.forward(member if self.grouped else None, None if base is None else batch.base).expand(n)
+        start = torch.where(batch.base.isnan(), self.base, batch.base)
+        # Each example's q, not its moments: Q is taken over the distinct thresholds of all examples.
+        rows = {"q": q, "covered": batch.scores <= q, "member": member, "weight": batch.weight, "start": start}
+        return Tally(n, rows=rows, sketch=Sketch.of(batch.scores))
+
+    def _audit(self, tally: Tally, delta: float) -> Audit:
+        q, covered, member, weight, start = (tally.rows[key] for key in ("q", "covered", "member", "weight", "start"))
+        if bool((member.sum(0) == 0).any()):
+            name = self.groups[int((member.sum(0) == 0).nonzero()[0])]
+            raise ValueError(f"group {name!r} has no examples to audit; leave it out or add data.")
+        level = levelsets.levels(q[:, None], self.edges, False)
+        spread = q.new_zeros(len(q), self.num_bins)
+        s = spread.scatter(1, level, (covered.double() - self.target)[:, None])
+        inside = spread.scatter(1, level, 1.0)
+        mass = member.double().T @ (inside * weight[:, None])
+        count = member.double().T @ (inside * (weight > 0)[:, None])
+        error = quantiles.quantile_error(level[:, 0] if self.bins else q, covered, member, self.target, weight)
+        share = weight / weight.sum()
+        return summarize(
+            Moments.of(member, s, weight[:, None].expand_as(s)),
+            self.alpha,
+            delta,
+            self.conditional,
+            self.groups,
+            [f"q in level set {k + 1} of {self.num_bins}" for k in range(self.num_bins)] if self.bins else [""],
+            q.new_full((self.num_bins,), self.target),
+            (-self.target, 1.0 - self.target),
+            tally.examples,
+            cost={
+                "mean threshold before": float(start @ share),
+                "mean threshold after": float(q @ share),
+                "worst mean squared miscoverage": float((error * (member.double().T @ share)).max()),
+            },
+            name=type(self).__name__,
+            cells=(mass, count),
+            columns={"Q": error},
+        )
+
+    def extra_repr(self) -> str:
+        """Options and state."""
+        return f"target={self.target}, bins={self.bins}, {super().extra_repr()}, rounds={len(self.log_who)}"

@@ -1,0 +1,150 @@
+r"""Quantiles of conformity scores per group and per level set of the threshold: s = 1{score <= q} - target."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from torchgmc.engine.statistics import PerExample
+from torchgmc.heads.levelsets.problem import LevelProblem
+
+
+@dataclass
+class ScoreExamples(PerExample):
+    """Conformity scores ``(n,)`` float64, thresholds f0 to start from ``(n,)`` (NaN: the common one), groups and weights."""
+
+    scores: Tensor
+    base: Tensor
+    member: Tensor
+    weight: Tensor
+
+
+class QuantileProblem(LevelProblem):
+    """Thresholds q = z, one per example; the potential is the pinball loss, so line searches are exact.
+
+    Args:
+        scores: ``(n,)``, float64.
+        target: wished-for share of scores at or below q.
+        options: of :class:`~torchgmc.heads.levelsets.problem.LevelProblem`.
+    """
+
+    def __init__(self, scores: Tensor, target: float, **options: object) -> None:
+        self.scores, self.target = scores[:, None], target
+        super().__init__(**options)  # type: ignore[arg-type]  # checked where it is called
+
+    def mapping(self, z: Tensor, rows: Tensor | None) -> Tensor:
+        """s = 1{score <= q} - target."""
+        return ((self.scores if rows is None else self.scores[rows]) <= z).to(z.dtype) - self.target
+
+    def line_search(self, who: Tensor, what: Tensor, violation: Tensor) -> Tensor:
+        """The shift that brings the cell's coverage nearest to the target; damped where level sets depend on q.
+
+        After a shift d the covered are those with score - q <= d: the sorted residuals are all coverages there are.
+        """
+        inside, _ = self.cell(who, what)
+        rows = inside.nonzero()[:, 0]
+        if len(rows) == 0:
+            return torch.zeros_like(violation)
+        residual, order = (self.scores[rows, 0] - self.z[rows, 0]).sort()
+        weight = self.share[rows[order]]
+        covered, goal = weight.cumsum(0), self.target * weight.sum()
+        # The pinball loss is lowest at the residual where coverage crosses the goal; of the coverages there and just below it
+        # (ties come and go together) the nearer one is taken.
+        crossing = residual[torch.searchsorted(covered, goal).clamp(max=len(residual) - 1)]
+        last = torch.searchsorted(residual, crossing, right=True)
+        first = torch.searchsorted(residual, crossing)
+        reached = torch.cat([covered.new_zeros(1), covered])[torch.stack([last, first])]
+        gap = (reached - goal).abs()
+        there = torch.ceil(crossing / self.unit) * self.unit  # at or above the residual, on the grid
+        least, shift = gap.min(), torch.where(gap[0] <= gap[1], there, there - self.unit)
+        step = -shift * self.scale[who]
+        # Only a step that lowers the violation counts as one (the target may lie inside an atom of equal scores).
+        step = torch.where(least / self.scale[who] < violation.abs() * (1 - 1e-9), step, torch.zeros_like(step))
+        return self._damp(who, what, step, violation) if self.dynamic else step
+
+    def _damp(self, who: Tensor, what: Tensor, step: Tensor, violation: Tensor) -> Tensor:
+        """Of step, step/2, ... the first that lowers the worst violation, measured with the level sets it leads to.
+
+        If none does, the one that leaves it lowest: the solver keeps the best f and stops when nothing improves.
+        """
+        before = self.z, self.place, self.table.sums
+        worst = self.violations().abs().max()
+        best, chosen = torch.full_like(worst, torch.inf), step
+        for halving in range(6):
+            trial = step * 0.5**halving
+            self.move(who, what, trial)
+            reached = self.violations().abs().max()
+            self.z, self.place, self.table.sums = before
+            if bool(reached < worst):
+                return trial
+            if bool(reached < best):
+                best, chosen = reached, trial
+        return chosen
+
+    def slope(self) -> float:
+        """Largest density of the scores of any group, over windows of a 64th of their range."""
+        low, high = (float(v) for v in self.scores.aminmax())
+        width = max(high - low, 1e-12) / 64
+        place = ((self.scores[:, 0] - low) / width).long().clamp(0, 63)
+        spread = torch.zeros(len(place), 64, dtype=torch.float64, device=place.device).scatter_(1, place[:, None], 1.0)
+        share = self.member.double().T @ (spread * self.share[:, None])  # (a, 64)
+        return max(float((share / self.mass.clamp_min(1e-300)[:, None]).max()) / width, 1e-6)
+
+    def explain(self, who: int, what: int) -> str:
+        """Atoms, few examples, or level sets that examples leave as soon as they are mended."""
+        inside, _ = self.cell(torch.tensor(who, device=self.z.device), torch.tensor(what, device=self.z.device))
+        count = int(inside.sum())
+        return (
+            f"{self.label(who, what)} has {count} examples. The coverage may jump over the target there (equal scores, few "
+            "examples), or a step may carry examples into another level set. Try a larger `alpha`, fewer `bins`, or more data."
+        )
+
+
+def grid_unit(scores: Tensor) -> float:
+    """Power of two that divides the range of the scores into about 2^40 steps: sums of thresholds are then exact."""
+    low, high = (float(v) for v in scores.aminmax())
+    size = max(high - low, abs(low), abs(high))
+    return 2.0 ** (math.frexp(size if size > 1e-200 else 1.0)[1] - 40)
+
+
+def weighted_quantile(scores: Tensor, weight: Tensor, target: float) -> float:
+    """Smallest score that at least ``target`` of the weight lies at or below."""
+    ordered, place = scores.sort()
+    covered = weight[place].cumsum(0)
+    index = torch.searchsorted(covered, (target - 1e-12) * covered[-1])
+    return float(ordered[index.clamp(max=len(ordered) - 1)])
+
+
+def quantile_error(thresholds: Tensor, scores: Tensor, groups: Tensor, target: float, weight: Tensor | None = None) -> Tensor:
+    r"""The metric Q of quantile multicalibration, for each group.
+
+    .. math:: Q(f, g') = \sum_{v \in R(f)} P(f = v \mid g') \left(q - P(s \le f \mid f = v, g')\right)^2
+
+    f is q-quantile multicalibrated when :math:`Q(f, g') \le \alpha / P(g')`. On a sample, a value of f that few examples share
+    adds about q(1 - q)/count of pure noise; merge values first (e.g. by level set) if f takes many.
+
+    Args:
+        thresholds: values of f, or a label for each value (e.g. its level set), ``(n,)``.
+        scores: 1 where the score is at or below f, else 0, if ``thresholds`` are labels; the scores themselves otherwise.
+            ``(n,)``, bool for the former.
+        groups: membership ``(n, a)``.
+        target: q.
+        weight: ``(n,)``.
+
+    Returns:
+        ``(a,)``, float64; 0 for an empty group.
+
+    Example:
+        >>> groups = torch.ones(4, 1).bool()
+        >>> quantile_error(torch.full((4,), 0.5), torch.tensor([0.1, 0.4, 0.6, 0.9]), groups, target=0.75)
+        tensor([0.0625], dtype=torch.float64)
+    """
+    covered = (scores if scores.dtype == torch.bool else scores <= thresholds).double()
+    share = torch.ones_like(covered) if weight is None else weight.double()
+    values, place = torch.unique(thresholds, return_inverse=True)
+    member = groups.double() * share[:, None]  # (n, a)
+    mass = torch.zeros(len(values), groups.shape[1], dtype=torch.float64, device=covered.device).index_add_(0, place, member)
+    hit = torch.zeros_like(mass).index_add_(0, place, member * covered[:, None])
+    gap = target - hit / mass.clamp_min(1e-300)
+    return (mass * gap.square()).sum(0) / mass.sum(0).clamp_min(1e-300)

@@ -1,0 +1,529 @@
+"""Risk control of thresholds: the miss rate of a segmentation at its target for every group."""
+
+import math
+from typing import Any, ClassVar, Optional
+
+import torch
+from torch import Tensor
+from torch.jit import is_scripting
+
+from torchgmc import theory
+from torchgmc.audits.audit import Audit, Tally, summarize
+from torchgmc.audits.intervals import Moments
+from torchgmc.audits.overlap import Sketch
+from torchgmc.distributed import pooled
+from torchgmc.engine import checks, hashing, soft
+from torchgmc.engine.solver import Report, run
+from torchgmc.groups.groups import pattern_ids
+from torchgmc.heads import implicit_problems
+from torchgmc.heads.base import Head
+from torchgmc.heads.threshold.problem import CurveProblem, CurveStatistics, SampleProblem, SampleStatistics
+from torchgmc.heads.threshold.risks import CHUNK, RISKS, Lattice, MonotoneRisk, Risk
+
+#: Elements of the largest temporary table of curves (128 MB in float64).
+MAX_ELEMENTS = 1 << 24
+#: Longest run of fixed steps when `max_iter` is not given.
+MAX_FIXED_STEPS = 100_000
+
+
+class ThresholdHead(Head):
+    r"""Thresholds per group: mask = scores > lambda(x), with the risk of every group at the target.
+
+    .. math:: \left| E[1_A(x) (R(\lambda(x)) - \sigma)] \right| \le \alpha \quad \text{for every group } A,
+              \qquad \lambda(x) = f_0 - \sum_{A \ni x} \theta_A
+
+    R is by default the false negative rate: the share of an image's positive pixels with score <= lambda. Images without a
+    positive pixel have no such rate; they are left out and counted in ``report.details["excluded"]``. Theta minimises a
+    convex potential (the pinball loss), see :mod:`torchgmc.heads.threshold.problem`.
+
+    Args:
+        target: the risk sigma to hold, or one per class.
+        alpha: largest violation allowed.
+        groups: names of the groups; None for one group of everyone.
+        risk: ``"fnr"``, ``"fpr"`` or a :class:`~torchgmc.MonotoneRisk`.
+        num_classes: None for binary scores ``(n, ...)``; C for scores ``(n, C, ...)`` with one threshold per class.
+        conditional: alpha bounds each group's own deviation \|risk_A - target\|.
+        logits: scores are logits (thresholds are searched in [-16, 16]); else probabilities in [0, 1].
+        range: another interval of thresholds to search.
+        resolution: step between thresholds. By default 2^-12 of the range, rounded to a power of two (2^-7 for a risk of your
+            own). ``"exact"`` keeps every relevant score instead: no rounding, but memory grows with the pixels.
+        init: the threshold f0 to start from; the middle of the range by default.
+        jitter: half-width of tie-breaking noise added to the scores, drawn from the image itself.
+        splits: number of data splits kept apart for ``solver="fresh"`` (2T for T steps); ``fit`` sets it by itself.
+
+    Shapes: ``fit(scores (n, ...), masks (n, ...), groups (n, a))``; ``head(scores, groups)`` -> bool mask like scores;
+    ``head.threshold(groups)`` -> ``(n,)`` or ``(n, C)``.
+
+    Example:
+        >>> masks = torch.rand(200, 16, 16) < 0.3
+        >>> dark = torch.arange(200) % 3 == 0
+        >>> scores = torch.sigmoid(3 * masks + torch.randn(200, 16, 16) - 1.5 - dark[:, None, None] * 1.0)
+        >>> groups = torch.stack([dark, ~dark], dim=1)
+        >>> head = gmc.ThresholdHead(target=0.1, alpha=0.005, groups=["dark", "light"]).fit(scores, masks, groups)
+        >>> head.report.converged, head(scores, groups).shape
+        (True, torch.Size([200, 16, 16]))
+        >>> bool(head.threshold(groups)[0] < head.threshold(groups)[1])
+        True
+    """
+
+    base: Tensor
+    offsets: Tensor
+    limits: Tensor
+    __jit_unused_properties__: ClassVar[list[str]] = ["lattice", "statistics"]
+    settings: ClassVar[tuple[str, ...]] = (
+        *("target", "alpha", "groups", "num_classes", "conditional", "logits", "resolution", "init"),
+        *("jitter", "splits"),
+    )
+
+    def __init__(
+        self,
+        target: float | list[float],
+        alpha: float,
+        groups: Any = None,
+        risk: str | MonotoneRisk = "fnr",
+        num_classes: int | None = None,
+        conditional: bool = False,
+        logits: bool = False,
+        range: tuple[float, float] | None = None,
+        resolution: float | str | None = None,
+        init: float | None = None,
+        jitter: float = 0.0,
+        splits: int = 1,
+    ) -> None:
+        super().__init__(alpha, groups, conditional, jitter)
+        self.num_classes = None if num_classes is None else checks.count("num_classes", num_classes, 1)
+        self.columns = self.num_classes or 1
+        self.per_class = self.num_classes is not None
+        self.target = target
+        self._risk = _find_risk(risk)
+        self.logits, self.splits = bool(logits), checks.count("splits", splits, 1)
+        self.low, self.high = _find_range(range, self.logits)
+        if init is not None and (isinstance(init, bool) or not isinstance(init, int | float) or not math.isfinite(init)):
+            raise ValueError(f"`init` must be a finite threshold, got {init!r}.")
+        self.init = float((self.low + self.high) / 2 if init is None else init)
+        self.resolution = resolution
+        self._unit = _find_unit(resolution, self.high - self.low, self._risk)
+        self.probabilities = range is None and not self.logits
+        self._range = None if range is None else [self.low, self.high]
+        self._targets()  # checks
+        self.register_buffer("base", torch.full((self.columns,), self.init, dtype=torch.float64))
+        self.register_buffer("offsets", torch.zeros(self.num_groups, self.columns, dtype=torch.float64))
+        self.register_buffer("limits", torch.tensor([-math.inf, math.inf], dtype=torch.float64))
+        self.reset()
+
+    # -- statistics --------------------------------------------------------------------------------------------------
+
+    def reset(self) -> None:
+        """Forget statistics, thresholds and report."""
+        self.statistics: CurveStatistics | SampleStatistics | None = None
+        self._working_unit, self._working_splits = self._unit, self.splits
+        self.base.fill_(self.init)
+        self.offsets.zero_()
+        self._mark_unfitted()
+
+    def _prepare(self, solver: str, eta: float | None, max_iter: int | None, n: int) -> None:
+        if solver == "fresh":
+            self._working_splits = 2 * (max_iter or min(200, max(1, n // 100)))
+        if solver != "exact" and self.conditional and not isinstance(self._risk, MonotoneRisk):
+            self._working_unit = None  # steps of eta / P(A) lie on no lattice
+        elif eta is not None and self._unit is not None:
+            self._working_unit = eta  # every threshold visited is f0 + k eta
+
+    @property
+    def lattice(self) -> Lattice | None:
+        """The thresholds at which risks are known; None in exact mode."""
+        if self._working_unit is None:
+            return None
+        return Lattice.over(self.low - self.jitter, self.high + self.jitter, self.init, self._working_unit)
+
+    def observe(self, scores: Tensor, masks: Tensor, groups: Any = None, weight: Any = None) -> None:
+        """Add a batch to the statistics.
+
+        Args:
+            scores: shape ``(n, ...)``, or ``(n, C, ...)`` with classes; any floating type.
+            masks: true pixels, bool (or 0/1), the same shape.
+            groups: membership ``(n, a)``, bool, or a :class:`~torchgmc.Groups`.
+            weight: weight of each example, ``(n,)``.
+        """
+        scores, masks, member, weights = self._check_batch(scores, masks, groups, weight)
+        if len(scores) == 0:
+            return
+        lattice = self.lattice
+        rows = len(scores) if lattice is None else max(1, MAX_ELEMENTS // (self.columns * lattice.size))
+        if self.jitter or self._working_splits > 1:  # noise and keys are many cheap operations: stay in the cache
+            rows = min(rows, max(1, CHUNK // max(1, math.prod(scores.shape[1:]))))
+        for start in range(0, len(scores), rows):
+            one = slice(start, start + rows)
+            values = self._flat(hashing.add(scores[one], self.jitter))
+            split = self._split(scores[one])
+            batch = self._summarize(values, self._flat(masks[one]), member[one], weights[one], split)
+            self._keep(batch)
+        self._remember(scores, masks)
+
+    def _split(self, scores: Tensor) -> Tensor:
+        """Split of each example, by its content: the order of the examples does not matter."""
+        if self._working_splits == 1:
+            return torch.zeros(len(scores), dtype=torch.int64, device=scores.device)
+        return torch.floor(hashing.keys(scores) * (self._working_splits / 4194304.0)).to(torch.int64)
+
+    def _summarize(
+        self, scores: Tensor, masks: Tensor, member: Tensor, weight: Tensor, split: Tensor
+    ) -> CurveStatistics | SampleStatistics:
+        """Statistics of one batch: scores and masks (n, C, ...), member (n, a), weight (n,), split (n,)."""
+        n = torch.tensor(len(scores), device=scores.device)
+        lattice = self.lattice
+        if lattice is None:
+            assert not isinstance(self._risk, MonotoneRisk)
+            chosen = self._risk.relevant(masks)
+            counts = chosen.sum(-1)
+            example, label, _ = chosen.nonzero(as_tuple=True)
+            share = (weight[:, None] / counts.clamp_min(1))[example, label]
+            mass = weight[:, None] * (counts > 0)
+            return SampleStatistics(
+                member.clone(),
+                mass,
+                split,
+                scores[chosen].double(),
+                share,
+                example,
+                label,
+                scores.dtype,
+                n,
+                (counts == 0).sum(0),
+            )
+        steps, counts = self._risk.curves(scores, masks, lattice)
+        mass = weight[:, None] * (counts > 0)  # (n, C)
+        cell, patterns = pattern_ids(member)
+        shape = (self._working_splits, len(patterns), self.columns)
+        place = split * len(patterns) + cell
+        sums = steps.new_zeros(shape[0] * shape[1], self.columns, lattice.size)
+        sums.index_add_(0, place, steps * mass[:, :, None])
+        masses = mass.new_zeros(shape[0] * shape[1], self.columns).index_add_(0, place, mass)
+        return CurveStatistics(patterns, sums.view(*shape, -1), masses.view(shape), n, (counts == 0).sum(0))
+
+    def _check_batch(self, scores: Any, masks: Any, groups: Any, weight: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        scores = checks.scores("scores", scores).detach()
+        if self.num_classes is not None and (scores.dim() < 2 or scores.shape[1] != self.num_classes):
+            raise ValueError(
+                f"`scores` must have shape (n, {self.num_classes}, ...) for num_classes={self.num_classes}, "
+                f"got {tuple(scores.shape)}."
+            )
+        masks = checks.binary("masks", masks, scores)
+        if self.probabilities and scores.numel():
+            low, high = (float(v) for v in scores.aminmax())
+            if low < 0.0 or high > 1.0:
+                raise ValueError(
+                    f"`scores` must be probabilities in [0, 1], got {low:.4g} to {high:.4g}; pass logits=True for logits, "
+                    "or range=(low, high) for other scores."
+                )
+        member = self._check_groups(groups, len(scores), scores.device)
+        return scores, masks, member, checks.weights(weight, len(scores), scores).detach()
+
+    def _flat(self, x: Tensor) -> Tensor:
+        """(n, C, m), or (n, C, ...) for a user's own risk, which may look at the image's shape."""
+        x = x if self.per_class else x[:, None]
+        return x if isinstance(self._risk, MonotoneRisk) else x.reshape(len(x), self.columns, math.prod(x.shape[2:]))
+
+    def _targets(self) -> Tensor:
+        values = self.target if isinstance(self.target, list | tuple) else [self.target] * self.columns
+        if len(values) != self.columns:
+            raise ValueError(f"`target` must be one number or {self.columns} of them, one per class, got {self.target!r}.")
+        return torch.tensor([checks.fraction("target", v) for v in values], dtype=torch.float64)
+
+    # -- fit ---------------------------------------------------------------------------------------------------------
+
+    @pooled
+    def calibrate(self, solver: str = "exact", eta: float | None = None, max_iter: int | None = None) -> "ThresholdHead":
+        """Find the thresholds.
+
+        Args:
+            solver: ``"exact"``, ``"paper"`` (Algorithm 1) or ``"fresh"`` (Algorithm 2), see :func:`torchgmc.engine.solver.run`.
+            eta: fixed step; by default alpha / (K B) with K the steepest slope of the risk seen in the data.
+            max_iter: cap on the steps: 1000 for ``"exact"``; else the bound of Theorem 1, at most 100,000.
+        """
+        self._check_solver(solver, eta, max_iter)
+        problem = self._problem()
+        if solver != "exact":
+            eta, bound = self._fixed_step(problem, eta, solver == "fresh")
+            max_iter = max_iter or (self._working_splits // 2 if solver == "fresh" else bound)
+        if solver == "fresh":
+            self._check_splits(max_iter or 1)
+        report, _ = run(problem, self.alpha, solver, eta, checks.count("max_iter", max_iter, 1000))
+        self._write(self.base.new_full((self.columns,), self.init), problem.offsets)
+        self._mark_fitted(self._finish(report))
+        return self
+
+    def _write(self, base: Tensor, offsets: Tensor) -> None:
+        lattice = self.lattice
+        # Probabilities lie inside the lattice, where no clamp is needed; other scores may lie beyond it, and were then
+        # counted as at its ends.
+        limits = (-math.inf, math.inf) if lattice is None or self.probabilities else (lattice.low, lattice.high)
+        self.base.copy_(base)
+        self.offsets.copy_(offsets)
+        self.limits.copy_(torch.tensor(limits, dtype=torch.float64))
+
+    def _problem(self) -> CurveProblem | SampleProblem:
+        statistics = self.statistics
+        if statistics is None or int(statistics.examples) == 0:
+            raise ValueError("no examples observed: call `observe` (or `fit`) with at least one image first.")
+        target = self._targets().to(statistics.mass.device)
+        common = (target, self._risk.increasing, self.conditional, self.groups)
+        problem: CurveProblem | SampleProblem
+        if isinstance(statistics, CurveStatistics):
+            lattice = self.lattice
+            assert lattice is not None
+            problem = CurveProblem(statistics, lattice, *common)
+        else:
+            problem = SampleProblem(statistics, self.init, *common, splits=self._working_splits)
+        empty = (problem.share <= 0).nonzero()
+        if len(empty):
+            row, column = empty[0].tolist()
+            place = f" of class {column}" if self.per_class else ""
+            raise ValueError(
+                f"group {self.groups[row]!r} has no examples with a {self._risk.name}{place} ({len(empty)} such in all; "
+                f"{int(statistics.excluded.max())} of {int(statistics.examples)} images have no relevant pixel): no promise "
+                "can be fitted for it. Leave the group out, or calibrate on data that has it."
+            )
+        return problem
+
+    def _fixed_step(self, problem: CurveProblem | SampleProblem, eta: float | None, fresh: bool) -> tuple[float, int]:
+        """The step of Theorem 1 or 2 (on the lattice, where there is one), and Theorem 1's bound on the number of steps."""
+        slope = problem.slope()
+        bound = float((problem.share / problem.scale.square()).max())  # E||g||^2 = P(A) / scale^2
+        unit = self._working_unit
+        if eta is None:
+            eta = theory.step_size(self.alpha, slope, bound, finite_sample=fresh)
+            if unit is not None:
+                eta = max(1, math.floor(eta / unit)) * unit
+        elif unit is not None and (round(eta / unit) == 0 or abs(eta / unit - round(eta / unit)) > 1e-9 * eta / unit):
+            raise ValueError(
+                f"`eta` = {eta:g} is no multiple of the step {unit:g} between the thresholds observed; make the head with "
+                f"resolution={eta:g} (or 'exact') before `observe`, or use `fit`, which does."
+            )
+        if unit is not None and self.conditional:
+            raise ValueError(
+                "with conditional=True a fixed step is eta / P(A), which lies on no lattice; make the head with "
+                "resolution='exact' before `observe`, or use `fit`, which does."
+            )
+        steps = theory.iteration_bound(self.alpha, slope, bound, self.high - self.low + abs(self.init))
+        return eta, min(MAX_FIXED_STEPS, max(1, steps))
+
+    def _check_splits(self, max_iter: int) -> None:
+        assert self.statistics is not None
+        if self._working_splits < 2 * max_iter:
+            raise ValueError(
+                f"solver='fresh' needs 2 T = {2 * max_iter} splits for max_iter={max_iter}, but the statistics hold "
+                f"{self._working_splits}; make the head with splits={2 * max_iter} before `observe`, or use `fit`."
+            )
+        if isinstance(self.statistics, CurveStatistics):
+            filled = self.statistics.mass.sum((1, 2)) > 0
+        else:
+            filled = torch.bincount(self.statistics.split, minlength=self._working_splits) > 0
+        if not bool(filled.all()):
+            raise ValueError(
+                f"solver='fresh' divides the examples into {self._working_splits} splits, and {int((~filled).sum())} of them "
+                f"are empty with n = {int(self.statistics.examples)}; lower `max_iter` or give more examples "
+                "(theory.sample_size tells how many the theorem asks for)."
+            )
+
+    def _finish(self, report: Report) -> Report:
+        """Violations as risk - target, and what is known of the data."""
+        assert self.statistics is not None
+        sign = 1.0 if self._risk.increasing else -1.0
+        excluded = self.statistics.excluded.tolist()
+        cells = self.statistics.patterns if isinstance(self.statistics, CurveStatistics) else None
+        details = {
+            "examples": int(self.statistics.examples),
+            "excluded": excluded if self.per_class else excluded[0],
+            "cells": None if cells is None else len(cells),
+        }
+        note = f" {max(excluded)} images without a relevant pixel were left out." if max(excluded) else ""
+        return Report(
+            report.converged,
+            report.iterations,
+            sign * report.violations_before,
+            sign * report.violations_after,
+            report.history,
+            report.seconds,
+            report.message + note,
+            details,
+        )
+
+    # -- use ---------------------------------------------------------------------------------------------------------
+
+    def _check_membership(self, groups: Any) -> None:
+        if groups is not None:
+            self._check_inputs("groups", groups, groups)
+
+    def threshold(self, groups: Optional[Tensor] = None, n: int = 1) -> Tensor:  # noqa: UP045  # TorchScript
+        """Threshold of each example: ``(n,)``, or ``(n, C)`` with classes, float64.
+
+        ``n`` is the number of rows when the head has no groups.
+        """
+        if not is_scripting():
+            self._check_membership(groups)
+        member = self.membership(groups, n, self.base)
+        lam = self.base - member @ self.offsets  # (n, C)
+        lam = lam.clamp(self.limits[0], self.limits[1])  # beyond them nothing was measured
+        return lam if self.per_class else lam[:, 0]
+
+    def forward(
+        self,
+        scores: Tensor,
+        groups: Optional[Tensor] = None,  # noqa: UP045  # TorchScript
+        mode: str = "hard",
+        temperature: float = 0.1,
+    ) -> Tensor:
+        r"""Mask = scores > threshold, of the shape of ``scores``.
+
+        .. math:: 1\{h_i > \lambda(x)\} \;\text{(hard)} \qquad \sigma\big((h_i - \lambda(x)) / T\big) \;\text{(soft)}
+
+        Args:
+            scores: shape ``(n, ...)``.
+            groups: membership ``(n, a)``.
+            mode: ``"hard"``: bool, no derivative. ``"soft"``: numbers in (0, 1) of the type of the scores, differentiable.
+                ``"straight_through"``: 0 or 1 as in ``"hard"``, with the derivative of ``"soft"``.
+            temperature: T, in the units of the scores; take a larger one for logits.
+        """
+        if not is_scripting():
+            self._check_inputs("scores", scores, groups)
+        lam = self.threshold(groups, scores.shape[0])
+        values = hashing.add(scores, self.jitter)
+        for _ in range(scores.dim() - lam.dim()):
+            lam = lam.unsqueeze(-1)
+        found = soft.above(values, lam.to(values.dtype), mode, temperature)
+        return found if mode == "hard" else found.to(scores.dtype)
+
+    def solve_differentiably(
+        self,
+        scores: Tensor,
+        masks: Tensor,
+        groups: Any = None,
+        weight: Any = None,
+        alpha: float | Tensor | None = None,
+        temperature: float = 0.1,
+    ) -> dict[str, Tensor]:
+        r"""Fitted thresholds as a differentiable function of the scores; the head stays as it is.
+
+        The risk is smoothed, 1{h <= lambda} becoming :math:`\sigma((\lambda - h)/T)`, and the offsets minimise the smooth
+        pinball loss + alpha \|offsets\|_1: \|smooth risk of A - target\| P(A) <= alpha, with offsets of 0 where f0 will do.
+        Derivatives are those of the optimum (:mod:`torchgmc.engine.implicit`): one small linear system a backward pass. Every
+        process
+        is on its own.
+
+        Args:
+            scores, masks, groups, weight: as in ``observe``.
+            alpha: instead of the head's; 0 brings every smooth violation to 0 and has no kinks. A tensor may have a derivative.
+            temperature: T, in the units of the scores.
+
+        Returns:
+            The state for :meth:`apply_state`: ``"offsets"`` ``(a, C)`` with their derivative, ``"base"``, ``"limits"``.
+
+        Example:
+            >>> scores, masks = torch.rand(20, 8, 8, requires_grad=True), torch.rand(20, 8, 8) < 0.4
+            >>> head = gmc.ThresholdHead(target=0.1, alpha=0.01)
+            >>> state = head.solve_differentiably(scores[:10], masks[:10], temperature=0.05)
+            >>> soft_mask = head.apply_state(state, scores[10:], mode="soft", temperature=0.05)
+            >>> soft_mask[~masks[10:]].mean().backward()  # fewer false alarms *after* calibration
+            >>> bool((scores.grad[:10] != 0).any())
+            True
+        """
+        if type(self).calibrate is not ThresholdHead.calibrate:
+            raise TypeError(f"a {type(self).__name__} is fitted in its own way; train through a ThresholdHead.")
+        return implicit_problems.solve_threshold(self, scores, masks, groups, weight, alpha, temperature)
+
+    def audit(self, scores: Tensor, masks: Tensor, groups: Any = None, delta: float = 0.05, weight: Any = None) -> Audit:
+        """Measure the promise on held-out images, with intervals that hold for all groups at once.
+
+        Returns:
+            The audit, with ``cost``: pixel accuracy at f0 (before) and with the fitted thresholds (after).
+        """
+        checks.fraction("delta", delta)
+        return self._conclude(self._tally(scores, masks, groups, weight), delta)
+
+    def _tally(self, scores: Tensor, masks: Tensor, groups: Any = None, weight: Any = None) -> Tally:
+        scores, masks, member, weights = self._check_batch(scores, masks, groups, weight)
+        if len(scores) == 0:
+            raise ValueError("`scores` holds no examples to audit.")
+        values = hashing.add(scores, self.jitter)
+        lam = self.threshold(member if self.grouped else None, len(scores)).reshape(len(scores), self.columns)
+        risk = self._risk.values(self._flat(values), self._flat(masks), lam)  # (n, C)
+        defined = ~risk.isnan()
+        sums = {
+            "excluded": (~defined).any(1).sum(),
+            "pixels": torch.tensor(scores.numel(), device=scores.device),
+            "before": ((scores > self.init) == masks).sum(),
+            "after": (self(scores, member if self.grouped else None) == masks).sum(),
+        }
+        moments = Moments.of(member, risk - self._targets().to(risk), weights[:, None] * defined)
+        return Tally(len(scores), moments, sums, sketch=Sketch.of(scores, masks))
+
+    def _audit(self, tally: Tally, delta: float) -> Audit:
+        moments, sums = tally.moments, tally.sums
+        assert moments is not None
+        if bool((moments.count == 0).any()):
+            name = self.groups[int((moments.count == 0).nonzero()[0, 0])]
+            raise ValueError(f"group {name!r} has no examples with a {self._risk.name} to audit; leave it out or add data.")
+        cost = {f"accuracy {when}": float(sums[when].double() / sums["pixels"]) for when in ("before", "after")}
+        target = self._targets().to(moments.first)
+        return summarize(
+            moments,
+            self.alpha,
+            delta,
+            self.conditional,
+            self.groups,
+            [f"class {c}" for c in range(self.columns)] if self.per_class else [""],
+            target,
+            (-target, 1.0 - target),
+            tally.examples,
+            int(sums["excluded"]),
+            cost=cost,
+            name=type(self).__name__,
+        )
+
+    def config(self) -> dict[str, Any]:
+        """Arguments that rebuild this head; a risk of your own is named, not stored."""
+        return super().config() | {"risk": self._risk.name, "range": self._range}
+
+    def extra_repr(self) -> str:
+        """Options and state."""
+        return f"target={self.target}, risk={self._risk.name}, {super().extra_repr()}"
+
+
+def _find_risk(risk: Any) -> Risk:
+    if isinstance(risk, MonotoneRisk):
+        return risk
+    if not isinstance(risk, str) or risk not in RISKS:
+        raise ValueError(
+            f"`risk` must be one of {sorted(RISKS)} or a MonotoneRisk(function), got {risk!r}; "
+            "a head saved with a risk of its own is loaded with gmc.load(path, risk=MonotoneRisk(function))."
+        )
+    return RISKS[risk]
+
+
+def _find_range(given: Any, logits: bool) -> tuple[float, float]:
+    if given is None:
+        return (-16.0, 16.0) if logits else (0.0, 1.0)
+    if not isinstance(given, list | tuple) or len(given) != 2 or not all(isinstance(v, int | float) for v in given):
+        raise ValueError(f"`range` must be two numbers, (low, high), got {given!r}.")
+    low, high = (float(v) for v in given)
+    if not (math.isfinite(low) and math.isfinite(high) and low < high):
+        raise ValueError(f"`range` must be (low, high) with low < high, got {given!r}.")
+    return low, high
+
+
+def _find_unit(resolution: Any, width: float, risk: Risk) -> float | None:
+    """Step of the lattice; None for exact mode."""
+    if resolution == "exact":
+        if isinstance(risk, MonotoneRisk):
+            raise ValueError(
+                "resolution='exact' works for 'fnr' and 'fpr'; a risk of your own needs a step between thresholds."
+            )
+        return None
+    if resolution is None:
+        bits = 7 if isinstance(risk, MonotoneRisk) else 12
+        return 2.0 ** (math.floor(math.log2(width)) - bits)
+    unit = checks.positive("resolution", resolution, "It is the step between thresholds, or 'exact'.")
+    if width / unit > 1 << 24:
+        raise ValueError(f"`resolution` = {unit:g} would need {width / unit:.0f} thresholds; use resolution='exact'.")
+    return unit

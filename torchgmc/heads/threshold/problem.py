@@ -1,0 +1,388 @@
+"""Risk curves of thresholds: the sufficient statistics of ThresholdHead, and the GMC problem on them.
+
+An example enters as the curve R_i(lambda) of its risk on a lattice of thresholds, and is added to the cell of all
+examples with the same group membership. Memory grows with cells x lattice, never with pixels or examples.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from torchgmc.groups.groups import pattern_ids
+from torchgmc.heads.threshold.risks import Lattice
+
+#: Candidate shifts evaluated at once by a line search; 4 rounds cover 64^4 lattice points.
+FANOUT, ROUNDS = 64, 4
+
+
+@dataclass
+class CurveStatistics:
+    """Sums over the examples of each cell (equal membership) and split.
+
+    Attributes:
+        patterns: membership of each cell, bool, ``(c, a)``.
+        steps: sum of weighted increments of the risk curve, ``(splits, c, C, size)``.
+        mass: sum of weights of the examples that count for a class, ``(splits, c, C)``.
+        examples: number of examples seen; ``excluded``: of them, without a relevant pixel, per class.
+    """
+
+    patterns: Tensor
+    steps: Tensor
+    mass: Tensor
+    examples: Tensor
+    excluded: Tensor
+
+    def __add__(self, other: "CurveStatistics") -> "CurveStatistics":
+        """Statistics of both sets of examples; cells of equal membership are joined."""
+        both = torch.cat([self.patterns, other.patterns])
+        place, patterns = pattern_ids(both)
+        old, new = place[: len(self.patterns)], place[len(self.patterns) :]
+
+        def merge(a: Tensor, b: Tensor) -> Tensor:
+            table = a.new_zeros(a.shape[0], len(patterns), *a.shape[2:])
+            return table.index_add_(1, old, a).index_add_(1, new, b)
+
+        return CurveStatistics(
+            patterns,
+            merge(self.steps, other.steps),
+            merge(self.mass, other.mass),
+            self.examples + other.examples,
+            self.excluded + other.excluded,
+        )
+
+
+@dataclass
+class SampleStatistics:
+    """Every relevant score, for the exact mode: memory grows with the relevant pixels.
+
+    Attributes:
+        membership: groups of each example, bool, ``(n, a)``; ``mass``: its weight for each class, ``(n, C)``, 0 if excluded.
+        split: split of each example, ``(n,)``.
+        scores, share: each relevant score and its part of the example's risk, ``(N,)``.
+        example, label: the example and the class it belongs to, ``(N,)``.
+        dtype: type of the scores; thresholds are compared in it.
+        examples, excluded: as in :class:`CurveStatistics`.
+    """
+
+    membership: Tensor
+    mass: Tensor
+    split: Tensor
+    scores: Tensor
+    share: Tensor
+    example: Tensor
+    label: Tensor
+    dtype: torch.dtype
+    examples: Tensor
+    excluded: Tensor
+
+    def __add__(self, other: "SampleStatistics") -> "SampleStatistics":
+        """Statistics of both sets of examples."""
+
+        def both(name: str) -> Tensor:
+            return torch.cat([getattr(self, name), getattr(other, name)])
+
+        return SampleStatistics(
+            both("membership"),
+            both("mass"),
+            both("split"),
+            both("scores"),
+            both("share"),
+            torch.cat([self.example, other.example + len(self.membership)]),
+            both("label"),
+            torch.promote_types(self.dtype, other.dtype),
+            self.examples + other.examples,
+            self.excluded + other.excluded,
+        )
+
+    @property
+    def rows(self) -> int:
+        """Number of scores and examples kept."""
+        return len(self.scores) + len(self.split)
+
+    def curves(self, cells: Tensor, num_cells: int, chosen: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Sorted scores ``(c, C, k)`` padded with +inf, cumulative shares ``(c, C, k + 1)`` and masses ``(c, C)``.
+
+        Args:
+            cells: cell of each example, ``(n,)``.
+            num_cells: number of cells.
+            chosen: examples to use, bool, ``(n,)``.
+        """
+        num_classes = self.mass.shape[1]
+        mass = self.mass.new_zeros(num_cells, num_classes).index_add_(0, cells, self.mass * chosen[:, None])
+        used = chosen[self.example]
+        scores, share = self.scores[used], self.share[used]
+        row = (cells[self.example] * num_classes + self.label)[used]
+        order = scores.argsort()
+        order = order[row[order].argsort(stable=True)]
+        scores, share, row = scores[order], share[order], row[order]
+        counts = torch.bincount(row, minlength=num_cells * num_classes)
+        width = int(counts.max()) if len(counts) else 0
+        place = torch.arange(len(row), device=row.device) - (counts.cumsum(0) - counts)[row]
+        table = scores.new_full((num_cells * num_classes, width), math.inf)
+        weights = scores.new_zeros(num_cells * num_classes, width + 1)
+        table[row, place], weights[row, place + 1] = scores, share
+        shape = (num_cells, num_classes, -1)
+        return table.view(shape), weights.cumsum(-1).view(shape), mass
+
+
+class ThresholdProblem:
+    """Thresholds lambda(x) = f0 - sum of the offsets of x's groups, on statistics per cell of equal membership.
+
+    The violation of (A, class) is E[1_A (R - target)] for the risk R, or 1 - R, that rises with lambda: the slope of a
+    convex potential, the integral of R (the pinball loss for shares of pixels).
+    """
+
+    dynamic = False
+
+    def __init__(
+        self, patterns: Tensor, mass: Tensor, target: Tensor, increasing: bool, conditional: bool, names: list[str]
+    ) -> None:
+        self.member, self.mass, self.increasing, self.names = patterns.to(torch.float64), mass, increasing, names
+        self.total = mass.sum(0).clamp_min(torch.finfo(torch.float64).tiny)  # (C,)
+        self.target = target if increasing else 1.0 - target  # of the rising risk
+        self.share = (self.member.T @ mass) / self.total  # (a, C): P(A)
+        self.scale = self.share if conditional else torch.ones_like(self.share)  # g = 1_A / scale
+
+    def tabulate(self, risk: Tensor, mass: Tensor) -> Tensor:
+        """Violations (a, C) from the sums of weighted risks of each cell (c, C)."""
+        total = mass.sum(0).clamp_min(torch.finfo(torch.float64).tiny)
+        return (self.member.T @ (risk - mass * self.target)) / total / self.scale
+
+    def bracket(self, who: Tensor, what: Tensor, sign: Tensor) -> tuple[Tensor, Tensor]:
+        """Neighbouring shifts (of the sign given) between which the violation changes sign, or comes to rest."""
+        raise NotImplementedError  # abstract: each kind of statistics has its own neighbours
+
+    def along(self, who: Tensor, what: Tensor, shifts: Tensor) -> Tensor:
+        """Violation of (who, what) after taking ``shifts`` (q,) off the thresholds of its members: shape ``(q,)``."""
+        raise NotImplementedError  # abstract
+
+    def search(self, who: Tensor, what: Tensor, violation: Tensor) -> Tensor:
+        """Signed shift to the minimum of the potential along g; 0 if the violation cannot be lowered.
+
+        The slope rises along the way, so the minimum lies at one of the two neighbours around its change of sign: the
+        one with the smaller |violation| (the trapezoid between them falls towards it).
+        """
+        sign = violation.sign()
+        ends = torch.stack(self.bracket(who, what, sign))
+        size = self.along(who, what, sign.to(ends.dtype) * ends).abs()
+        shift = torch.where(size[1] < size[0], ends[1], ends[0])
+        return torch.where(size.min() < violation.abs(), sign.to(ends.dtype) * shift, torch.zeros_like(shift))
+
+    def label(self, who: int, what: int) -> str:
+        """Group (and class)."""
+        name = f"group {self.names[who]!r}"
+        return name if self.share.shape[1] == 1 else f"{name}, class {what}"
+
+    def violations(self, split: int | None = None) -> Tensor:
+        """Signed violations of the rising risk, (a, C)."""
+        raise NotImplementedError  # abstract
+
+    def explain(self, who: int, what: int) -> str:
+        """The target lies beyond the range, or the risk jumps over it."""
+        w, k = (torch.tensor(i, device=self.share.device) for i in (who, what))
+        here = self.violations()[who, what]
+        sign = here.sign()
+        ends = torch.stack(self.bracket(w, k, sign))
+        there = self.along(w, k, sign.to(ends.dtype) * ends)[1]
+        ratio = float(self.scale[who, what] / self.share[who, what])
+
+        def risk(violation: Tensor) -> str:
+            rising = float(violation) * ratio + float(self.target[what])
+            return f"{rising if self.increasing else 1.0 - rising:.4g}"
+
+        goal = risk(torch.zeros(()))
+        if float(there * sign) > 0:
+            return (
+                f"Even at the end of the range the risk of {self.label(who, what)} is {risk(there)} against the target "
+                f"{goal}: the target is unreachable. Widen `range`, or check scores and masks."
+            )
+        return (
+            f"The risk of {self.label(who, what)} jumps from {risk(here)} to {risk(there)}, over the target {goal}, in one "
+            "step of the threshold: an atom of equal scores, too few examples, or thresholds too coarse for alpha. Try "
+            "`jitter`, a finer `resolution`, logits instead of saturated probabilities, a larger `alpha` or more data."
+        )
+
+
+class CurveProblem(ThresholdProblem):
+    """On lattice curves: thresholds move by whole units of the lattice, and every one is evaluated exactly."""
+
+    def __init__(
+        self,
+        statistics: CurveStatistics,
+        lattice: Lattice,
+        target: Tensor,
+        increasing: bool,
+        conditional: bool,
+        names: list[str],
+    ) -> None:
+        super().__init__(statistics.patterns, statistics.mass.sum(0), target, increasing, conditional, names)
+        self.lattice = lattice
+        self.shift = statistics.patterns.to(torch.int64)
+        self.split_mass, self.split_curve = statistics.mass, statistics.steps.cumsum(-1)  # (splits, c, C, size)
+        self.curve = self.split_curve.sum(0)
+        #: Whole units of threshold taken off for each group and class.
+        self.levels = torch.zeros(self.share.shape, dtype=torch.int64, device=self.share.device)
+        self._cells = torch.arange(len(self.shift), device=self.shift.device)
+
+    @property
+    def places(self) -> Tensor:
+        """Lattice index of each cell's threshold, (c, C), not clamped."""
+        # A sum in place of an integer product, which CUDA lacks.
+        return -self.lattice.first - (self.shift[:, :, None] * self.levels).sum(1)
+
+    def violations(self, split: int | None = None) -> Tensor:
+        """Signed violations of the rising risk, (a, C)."""
+        # The risk is no functional of f, so split 2t has no part in the measure on split 2t - 1.
+        curve, mass = (self.curve, self.mass) if split is None else (self.split_curve[2 * split], self.split_mass[2 * split])
+        risk = curve.gather(-1, self.places.clamp(0, self.lattice.size - 1)[..., None])[..., 0]
+        return self.tabulate(risk, mass)
+
+    def along(self, who: Tensor, what: Tensor, shifts: Tensor) -> Tensor:
+        """Violation of (who, what) after taking ``shifts`` (q,) units off its members: shape ``(q,)``."""
+        inside = self.shift.index_select(1, who[None])[:, 0]  # (c,)
+        place = self.places.index_select(1, what[None])[:, 0]
+        places = (place - inside * shifts[:, None]).clamp(0, self.lattice.size - 1)  # (q, c)
+        row = self._cells * self.curve.shape[1] + what
+        risk = self.curve.flatten()[row * self.lattice.size + places]  # (q, c)
+        excess = risk - self.mass.index_select(1, what[None])[:, 0] * self.target[what]
+        return (excess @ inside.to(excess.dtype)) / (self.total[what] * self.scale[who, what])
+
+    def bracket(self, who: Tensor, what: Tensor, sign: Tensor) -> tuple[Tensor, Tensor]:
+        """Two shifts one unit apart."""
+        sign, place = sign.to(torch.int64), self.places
+        low = torch.zeros((), dtype=torch.int64, device=place.device)
+        high = self.lattice.size + (place - place.clamp(0, self.lattice.size - 1)).abs().max()
+        level = (self.along(who, what, (sign * high)[None])[0] * sign).clamp_min(0.0)
+        fractions = torch.arange(1, FANOUT + 1, device=place.device)
+        for _ in range(ROUNDS):  # slope(low) > level >= slope(high)
+            points = torch.cat([low[None], low + torch.div((high - low) * fractions, FANOUT, rounding_mode="floor")])
+            above = (self.along(who, what, sign * points[1:]) * sign > level).sum()
+            low, high = points[above], points[(above + 1).clamp_max(FANOUT)]
+        return low, high
+
+    def line_search(self, who: Tensor, what: Tensor, violation: Tensor) -> Tensor:
+        """Step to the minimum of the potential along g."""
+        units = self.search(who, what, violation)
+        return units.to(torch.float64) * self.lattice.unit * self.scale[who, what]
+
+    def move(self, who: Tensor, what: Tensor, step: Tensor) -> None:
+        """Take ``step / scale`` off the thresholds of the group."""
+        units = torch.round(step / self.scale[who, what] / self.lattice.unit).to(torch.int64)
+        index = who * self.levels.shape[1] + what
+        self.levels = self.levels.flatten().index_add(0, index[None], units[None]).view_as(self.levels)
+
+    def slope(self) -> float:
+        """Steepest slope K of a cell's risk, over windows of a 64th of the range."""
+        window = max(1, self.lattice.size // 64)
+        rise = self.curve[..., window:] - self.curve[..., :-window]
+        return _largest_slope(rise, self.mass, window * self.lattice.unit)
+
+    def state(self) -> Tensor:
+        """The levels."""
+        return self.levels
+
+    def restore(self, state: Tensor) -> None:
+        """Set the levels."""
+        self.levels = state
+
+    @property
+    def offsets(self) -> Tensor:
+        """What each group takes off the threshold, (a, C)."""
+        return self.levels.double() * self.lattice.unit
+
+
+class SampleProblem(ThresholdProblem):
+    """On every relevant score: thresholds are any numbers of the scores' type."""
+
+    def __init__(
+        self,
+        statistics: SampleStatistics,
+        origin: float,
+        target: Tensor,
+        increasing: bool,
+        conditional: bool,
+        names: list[str],
+        splits: int = 1,
+    ) -> None:
+        cells, patterns = pattern_ids(statistics.membership)
+        everyone = torch.ones_like(statistics.split, dtype=torch.bool)
+        self.scores, self.weights, mass = statistics.curves(cells, len(patterns), everyone)
+        super().__init__(patterns, mass, target, increasing, conditional, names)
+        self.splits = [
+            statistics.curves(cells, len(patterns), statistics.split == split) for split in range(splits if splits > 1 else 0)
+        ]
+        self.origin, self.dtype = origin, statistics.dtype
+        self.offsets = torch.zeros_like(self.share)
+        low, high = statistics.scores.aminmax() if len(statistics.scores) else (mass.sum() * 0, mass.sum() * 0)
+        #: A shift this long moves a threshold at f0 past every score.
+        self.reach = 2.0 * (high - low + (low - origin).abs() + (high - origin).abs() + 1.0)
+
+    def _round(self, thresholds: Tensor) -> Tensor:
+        """Thresholds as the head compares them, in the scores' type."""
+        return thresholds.to(self.dtype).double()
+
+    @property
+    def thresholds(self) -> Tensor:
+        """Threshold of each cell and class, (c, C)."""
+        return self.origin - self.member @ self.offsets
+
+    def violations(self, split: int | None = None) -> Tensor:
+        """Signed violations of the rising risk, (a, C)."""
+        scores, weights, mass = (self.scores, self.weights, self.mass) if split is None else self.splits[2 * split]
+        place = torch.searchsorted(scores, self._round(self.thresholds)[..., None], side="right")
+        return self.tabulate(weights.gather(-1, place)[..., 0], mass)
+
+    def along(self, who: Tensor, what: Tensor, shifts: Tensor) -> Tensor:
+        """Violation of (who, what) after taking ``shifts`` (q,) off the thresholds of its members."""
+        inside = self.member.index_select(1, who[None])[:, 0]  # (c,)
+        scores, weights, thresholds, mass = (
+            t.index_select(1, what[None])[:, 0] for t in (self.scores, self.weights, self.thresholds, self.mass)
+        )
+        moved = self._round(thresholds[:, None] - inside[:, None] * shifts)  # (c, q)
+        place = torch.searchsorted(scores.contiguous(), moved, side="right")
+        excess = weights.gather(1, place) - (mass * self.target[what])[:, None]
+        return (inside @ excess) / (self.total[what] * self.scale[who, what])
+
+    def bracket(self, who: Tensor, what: Tensor, sign: Tensor) -> tuple[Tensor, Tensor]:
+        """Two shifts as near as floating point allows."""
+        low = torch.zeros((), dtype=torch.float64, device=self.share.device)
+        high = low + self.reach + self.offsets.abs().sum()
+        level = (self.along(who, what, (sign * high)[None])[0] * sign).clamp_min(0.0)
+        fractions = torch.linspace(0, 1, FANOUT + 1, dtype=torch.float64, device=low.device)
+        for _ in range(9):  # 64^9 = 2^54
+            points = low + (high - low) * fractions
+            above = (self.along(who, what, sign * points[1:]) * sign > level).sum()
+            low, high = points[above], points[(above + 1).clamp_max(FANOUT)]
+        return low, high
+
+    def line_search(self, who: Tensor, what: Tensor, violation: Tensor) -> Tensor:
+        """Step to the minimum of the potential along g."""
+        return self.search(who, what, violation) * self.scale[who, what]
+
+    def move(self, who: Tensor, what: Tensor, step: Tensor) -> None:
+        """Take ``step / scale`` off the thresholds of the group."""
+        index = who * self.offsets.shape[1] + what
+        change = (step / self.scale[who, what])[None]
+        self.offsets = self.offsets.flatten().index_add(0, index[None], change).view_as(self.offsets)
+
+    def slope(self) -> float:
+        """Steepest slope K of a cell's risk, over windows of a 64th of the range of the scores."""
+        finite = self.scores[self.scores.isfinite()]
+        low, high = (float(v) for v in finite.aminmax()) if len(finite) else (0.0, 1.0)
+        points = torch.linspace(low, high, 65, dtype=torch.float64, device=self.scores.device)
+        place = torch.searchsorted(self.scores, points.expand(*self.mass.shape, -1).contiguous(), side="right")
+        return _largest_slope(self.weights.gather(-1, place).diff(dim=-1), self.mass, max(high - low, 1e-12) / 64)
+
+    def state(self) -> Tensor:
+        """The offsets."""
+        return self.offsets
+
+    def restore(self, state: Tensor) -> None:
+        """Set the offsets."""
+        self.offsets = state
+
+
+def _largest_slope(rise: Tensor, mass: Tensor, width: float) -> float:
+    return max(float((rise / mass.clamp_min(torch.finfo(torch.float64).tiny)[..., None]).max()), 1e-6) / width

@@ -1,0 +1,486 @@
+"""Coverage on a label tree that holds for every set of answers: "when we answer Medical, we are right 95 % of the time"."""
+
+import dataclasses
+import math
+from typing import Any, ClassVar, Optional
+
+import torch
+from torch import Tensor
+from torch.jit import is_scripting
+
+from torchgmc import theory
+from torchgmc.audits.audit import Audit, Tally, summarize
+from torchgmc.audits.intervals import Moments
+from torchgmc.audits.overlap import Sketch
+from torchgmc.distributed import pooled
+from torchgmc.engine import checks, hashing, soft
+from torchgmc.engine.solver import Report, run
+from torchgmc.heads.base import Head
+from torchgmc.heads.tree import soft as soft_answers
+from torchgmc.heads.tree.solver import TreeProblem, TreeStatistics, descend
+from torchgmc.heads.tree.tree import Tree, answers, path_levels, replay, rounds
+
+#: Longest run of fixed steps when `max_iter` is not given: each is a line of the log that new inputs replay.
+MAX_FIXED_STEPS = 10_000
+#: Scores summed at a time while observing (64 MB in float64).
+CHUNK = 1 << 23
+
+
+class TreeHead(Head):
+    r"""Answers on a label tree whose coverage is at the target for every set of answers.
+
+    .. math:: \left| E[1\{o(x) \in U\} (1\{o(x) \text{ covers } y\} - \sigma)] \right| \le \alpha \quad \text{for every } U
+
+    With u the best-scored leaf and r_v the summed score of the leaves below v, the answer o(x) is the highest node on the path
+    from the root to u with r_v < lambda(x), and u itself if there is none; it covers y if y lies below it. Coverage grows with
+    lambda. (The paper prints s with the opposite sign; run that way it diverges.) Lambda starts at ``init`` and every step of
+    the fit takes a shift off it for the inputs whose answer so far lies in a set; a new input replays these steps.
+
+    Args:
+        parents: the tree: parent of every node (root -1, leaves first), nested dicts of class names, or a list of paths; see
+            :class:`~torchgmc.heads.tree.tree.Tree`.
+        target: the coverage sigma to hold.
+        alpha: largest violation allowed.
+        sets: sets U of nodes. None: every child of the root with all below it, and all nodes. ``"nodes"``: every node by
+            itself, leaves and root too (with ``conditional`` mind that the root always covers, so that its own deviation is
+            1 - target wherever it is used). Or a mapping from a name to nodes.
+        groups: names of static groups A; the promises are then for every A and U (add a group of everyone if you want one).
+        names: names of the nodes when ``parents`` is an array.
+        conditional: the violation of U is divided by P(o in U): alpha bounds the set's own deviation. P is taken at the current
+            lambda; a set that nobody answers with has violation 0, and the tolerance of a set is at least one standard
+            error of its coverage, :math:`\sqrt{\sigma(1-\sigma)/n_U}`, so that a handful of examples is not chased (n_U counts
+            its answers, or a quarter of the inputs that could answer with it if that is more).
+        init: the lambda to start from.
+        jitter: half-width of the noise on the summed scores, drawn from the input itself. Probabilities give every root the
+            score 1, an atom: without noise a lambda sends everyone to the root or nobody.
+        splits: number of data splits kept apart for ``solver="fresh"``; ``fit`` sets it by itself.
+
+    Shapes: ``fit(probs (n, K), labels (n,), groups (n, a))``; ``head(probs, groups)`` -> node ids ``(n,)``;
+    ``head.leaves(nodes)`` -> bool ``(n, K)``; ``head.names(nodes)`` -> names; ``head.threshold(probs, groups)`` -> lambda,
+    ``(n,)``.
+
+    Example:
+        The paper's toy tree. The document is about cancer, the best leaf is wrong, and a threshold of 1.2 answers "Medical".
+
+        >>> tree = {"Civil": ["Green Building", "Water Pollution"], "Medical": ["Cancer", "Alzheimer's Disease"]}
+        >>> head = gmc.TreeHead(tree, target=0.9, alpha=0.025, jitter=0.0, init=1.2)
+        >>> node = head.answer(torch.tensor([[0.1, 0.1, 0.5, 0.6]]), torch.tensor([1.2]))
+        >>> head.names(node), head.leaves(node)
+        (['Medical'], tensor([[False, False,  True,  True]]))
+        >>> list(head.sets)
+        ['Civil', 'Medical', 'all']
+
+        Fitted on 1,000 documents of a model that is right two times in three:
+
+        >>> labels = torch.randint(4, (1000,))
+        >>> logits = torch.randn(1000, 4) + 1.5 * torch.nn.functional.one_hot(labels, 4)
+        >>> head = gmc.TreeHead(tree, target=0.9, alpha=0.025).fit(logits.softmax(1), labels)
+        >>> head.report.converged, bool(head.report.violations_after.abs().max() <= 0.025)
+        (True, True)
+        >>> head(logits.softmax(1)).shape
+        torch.Size([1000])
+    """
+
+    base: Tensor
+    shifts: Tensor
+    paths: Tensor
+    depths: Tensor
+    order: Tensor
+    spans: Tensor
+    place: Tensor
+    __jit_unused_properties__: ClassVar[list[str]] = ["promises", "statistics"]
+    _growing: ClassVar[tuple[str, ...]] = ("shifts",)
+    settings: ClassVar[tuple[str, ...]] = ("target", "alpha", "conditional", "init", "jitter", "splits")
+
+    def __init__(
+        self,
+        parents: Any,
+        target: float,
+        alpha: float,
+        sets: Any = None,
+        groups: Any = None,
+        names: Any = None,
+        conditional: bool = False,
+        init: float = 0.5,
+        jitter: float = 0.005,
+        splits: int = 1,
+    ) -> None:
+        super().__init__(alpha, groups, conditional, jitter)
+        self.target = checks.fraction("target", target)
+        if isinstance(init, bool) or not isinstance(init, int | float) or not math.isfinite(init):
+            raise ValueError(f"`init` must be a finite threshold, got {init!r}.")
+        self.init, self.splits = float(init), checks.count("splits", splits, 1)
+        self.tree = Tree(parents, names)
+        self.sets = self.tree.node_sets(sets)
+        self.num_leaves, self.num_nodes = self.tree.num_leaves, self.tree.num_nodes
+        for name in ("paths", "depths", "order", "spans", "place"):  # rebuilt from `parents`, so no file needs them
+            self.register_buffer(name, getattr(self.tree, name).clone(), persistent=False)
+        self.register_buffer("base", torch.tensor(self.init, dtype=torch.float64))
+        self.register_buffer("shifts", torch.zeros(0, self.num_nodes, self.num_groups, dtype=torch.float64))
+        self.reset()
+
+    @property
+    def promises(self) -> list[str]:
+        """Name of every g: the set, or "group & set"."""
+        if not self.grouped:
+            return list(self.sets)
+        return [f"{group} & {name}" for group in self.groups for name in self.sets]
+
+    # -- statistics --------------------------------------------------------------------------------------------------
+
+    def reset(self) -> None:
+        """Forget statistics, update log and report."""
+        self.statistics: TreeStatistics | None = None
+        self._working_splits = self.splits
+        self.base.fill_(self.init)
+        self.shifts = self.shifts[:0].clone()
+        self._mark_unfitted()
+
+    def _prepare(self, solver: str, eta: float | None, max_iter: int | None, n: int) -> None:
+        if solver == "fresh":
+            self._working_splits = 2 * (max_iter or min(200, max(1, n // 100)))
+
+    def observe(self, probs: Tensor, labels: Any, groups: Any = None, weight: Any = None) -> None:
+        """Add a batch to the statistics: per example the levels along one path, whatever the number of leaves.
+
+        Args:
+            probs: scores of the leaves, ``(n, K)``, in [0, 1], any floating type.
+            labels: true leaves, integers ``(n,)``.
+            groups: membership ``(n, a)`` if the head has groups.
+            weight: weight of each example, ``(n,)``.
+        """
+        probs, labels, member, weights = self._check_batch(probs, labels, groups, weight)
+        rows = max(1, CHUNK // self.num_leaves)
+        for start in range(0, len(probs), rows):
+            one = slice(start, start + rows)
+            batch = self._summarize(probs[one], labels[one], member[one], weights[one])
+            self._keep(batch)
+        self._remember(probs, labels)
+
+    def _summarize(self, probs: Tensor, labels: Tensor, member: Tensor, weight: Tensor) -> TreeStatistics:
+        leaves, levels = path_levels(probs, *self._structure(probs.device), self.jitter)
+        paths = self.paths.to(probs.device)
+        common = (paths[leaves] == paths[labels]).sum(1) - 1
+        split = torch.zeros_like(leaves)
+        if self._working_splits > 1:  # by content: the order of the examples does not matter
+            split = torch.floor(hashing.keys(probs) * (self._working_splits / 4194304.0)).to(torch.int64)
+        return TreeStatistics(levels, leaves, common, labels.clone(), member.clone(), weight.clone(), split)
+
+    def _structure(self, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        return self.paths.to(device), self.depths.to(device), self.order.to(device), self.spans.to(device)
+
+    def _check_batch(self, probs: Any, labels: Any, groups: Any, weight: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        probs = checks.scores("probs", probs).detach()
+        if probs.dim() != 2 or probs.shape[1] != self.num_leaves:
+            raise ValueError(f"`probs` must have shape (n, {self.num_leaves}), one column per leaf, got {tuple(probs.shape)}.")
+        if probs.numel() and float(probs.min()) < 0.0:
+            raise ValueError(f"`probs` must not be negative, got {float(probs.min()):.4g}; apply `softmax(1)` to logits.")
+        if probs.numel() and float(probs.max()) > 1.001:  # as an attached model refuses it
+            raise ValueError(f"`probs` must be at most 1, got {float(probs.max()):.4g}; apply `softmax(1)` to logits.")
+        labels = checks.numbers("labels", labels)
+        if labels.is_floating_point() or labels.dtype == torch.bool:
+            raise TypeError(f"`labels` must hold leaf ids as integers, got {labels.dtype}.")
+        if labels.shape != (len(probs),):
+            raise ValueError(f"`labels` must have shape ({len(probs)},), one leaf per example, got {tuple(labels.shape)}.")
+        if labels.device != probs.device:
+            raise ValueError(f"`labels` is on {labels.device} but `probs` is on {probs.device}; move them to one device.")
+        labels = labels.long()
+        if labels.numel() and (int(labels.min()) < 0 or int(labels.max()) >= self.num_leaves):
+            wrong = labels[(labels < 0) | (labels >= self.num_leaves)][0]
+            raise ValueError(f"`labels` must be leaves, counted from 0 to {self.num_leaves - 1}, got {int(wrong)}.")
+        return (
+            probs,
+            labels,
+            self._check_groups(groups, len(probs), probs.device),
+            checks.weights(weight, len(probs), probs).detach(),
+        )
+
+    # -- fit ---------------------------------------------------------------------------------------------------------
+
+    @pooled
+    def calibrate(self, solver: str = "exact", eta: float | None = None, max_iter: int | None = None) -> "TreeHead":
+        """Find the update log.
+
+        Args:
+            solver: ``"exact"`` (damped steps, :func:`torchgmc.heads.tree.solver.descend`), ``"paper"`` (Algorithm 1) or
+                ``"fresh"``
+                (Algorithm 2), see :func:`torchgmc.engine.solver.run`.
+            eta: fixed step; by default alpha / (K B) with K the steepest slope of coverage seen in the data.
+            max_iter: cap on the steps; 1000 for ``"exact"``, 10,000 for ``"paper"``.
+        """
+        self._check_solver(solver, eta, max_iter)
+        problem = self._problem()
+        if solver == "exact":
+            report = descend(problem, checks.count("max_iter", max_iter, 1000))
+        else:
+            if solver == "fresh":
+                max_iter = self._check_splits(max_iter)
+            report = run(problem, self.alpha, solver, eta or self._fixed_step(problem), max_iter or MAX_FIXED_STEPS).report
+        self._write(problem, report)
+        return self
+
+    def _problem(self) -> TreeProblem:
+        statistics = self.statistics
+        if statistics is None or len(statistics.leaves) == 0:
+            raise ValueError("no examples observed: call `observe` (or `fit`) with at least one example first.")
+        empty = (statistics.member & (statistics.weight > 0)[:, None]).any(0).logical_not().nonzero()
+        if len(empty):
+            raise ValueError(
+                f"group {self.groups[int(empty[0])]!r} has no examples; leave it out, or calibrate on data that has it."
+            )
+        sets = self._sets(statistics.levels.device)
+        options = (self.target, self.conditional, self.alpha, self.promises, self.init, self.jitter)
+        return TreeProblem(statistics, self.tree, sets, *options)
+
+    def _sets(self, device: torch.device) -> Tensor:
+        """Nodes of each set, bool (V, q)."""
+        table = torch.zeros(self.num_nodes, len(self.sets), dtype=torch.bool)
+        for column, nodes in enumerate(self.sets.values()):
+            table[nodes, column] = True
+        return table.to(device)
+
+    def _fixed_step(self, problem: TreeProblem) -> float:
+        """The step of Theorem 1: K from windows of a 64th of the levels' range, B = max P(A) (1 / P(A) if conditional)."""
+        levels = problem.stats.levels
+        known = problem.stats.common < self.depths.to(levels.device)[problem.stats.leaves]  # else covered whatever lambda
+        critical = levels[known].gather(1, problem.stats.common[known, None])[:, 0]
+        if len(critical) == 0:
+            return self.alpha
+        low, high = (float(v) for v in critical.aminmax())
+        width = max(high - low, 1e-6) / 64
+        bins = ((critical - low) / width).long().clamp(0, 63)
+        counts = torch.zeros(64, dtype=torch.float64, device=levels.device).index_add_(0, bins, problem.weight[known])
+        slope = float(counts.max() / problem.total) / width
+        share = problem.sums()[1][:-1, :-1] / problem.total
+        bound = float((1 / share[share > 0]).max()) if self.conditional and bool((share > 0).any()) else 1.0
+        return theory.step_size(self.alpha, max(slope, 1e-6), bound)
+
+    def _check_splits(self, max_iter: int | None) -> int:
+        assert self.statistics is not None
+        steps = max_iter or max(1, self._working_splits // 2)
+        if self._working_splits < 2 * steps:
+            raise ValueError(
+                f"solver='fresh' needs 2 T = {2 * steps} splits for max_iter={steps}, but the statistics hold "
+                f"{self._working_splits}; make the head with splits={2 * steps} before `observe`, or use `fit`."
+            )
+        filled = torch.bincount(self.statistics.split, minlength=self._working_splits) > 0
+        if not bool(filled.all()):
+            raise ValueError(
+                f"solver='fresh' divides the examples into {self._working_splits} splits, and {int((~filled).sum())} of them "
+                f"are empty with n = {len(self.statistics.split)}; lower `max_iter` or give more examples."
+            )
+        return steps
+
+    def _write(self, problem: TreeProblem, report: Report, base: float | None = None) -> None:
+        """Store f0 and the log as rounds, and report what replaying them gives."""
+        steps = report.iterations
+        before = self.answer_levels(problem.stats.levels, problem.stats.leaves, torch.full_like(problem.lam, self.init))
+        shifts = rounds(self.tree, problem.sets, problem.who[:steps], problem.shift[:steps], self.num_groups)
+        self.shifts = shifts.to(self.shifts.device)
+        self.base.fill_(self.init if base is None else base)
+        member, start = problem.stats.member.double(), self.base.to(problem.lam.device)
+        problem.restore(replay(problem.stats.levels, problem.routes, member, shifts.to(member.device), start))
+        details: dict[str, Any] = {
+            "examples": len(problem.lam),
+            "steps": steps,
+            "rounds": len(shifts),
+            "tolerance": problem.tolerance(),
+        }
+        details |= {f"before: {k}": v for k, v in self._describe(before, problem.weight).items()}
+        details |= self._describe(problem.nodes(), problem.weight)
+        report = Report(
+            report.converged,
+            steps,
+            report.violations_before,
+            problem.violations(),
+            report.history,
+            report.seconds,
+            report.message + _warning(details["answers: root"]),
+            details,
+        )
+        self._mark_fitted(report)
+
+    def _describe(self, nodes: Tensor, weight: Tensor) -> dict[str, float]:
+        """Mean set size, and the share of answers at each depth, at the root and at a leaf."""
+        total, device = weight.sum(), nodes.device
+        depth = self.depths.to(device)[nodes]
+        share = torch.zeros(self.tree.height + 1, dtype=torch.float64, device=device).index_add_(0, depth, weight) / total
+        size = weight @ self.tree.sizes.to(device)[nodes].double() / total
+        found = {"mean set size": float(size), "answers: root": float(share[0])}
+        found |= {f"answers: depth {k}": v for k, v in enumerate(share.tolist()) if k}
+        return found | {"answers: leaf": float(weight @ (nodes < self.num_leaves).double() / total)}
+
+    # -- use ---------------------------------------------------------------------------------------------------------
+
+    def answer_levels(self, levels: Tensor, leaves: Tensor, lam: Tensor) -> Tensor:
+        """Answers for given levels and thresholds."""
+        return answers(levels, self.paths.to(leaves.device)[leaves], lam.to(torch.float64))
+
+    def answer(self, probs: Tensor, lam: Tensor) -> Tensor:
+        """Node that a threshold ``lam`` (n,) answers with, ``(n,)``; needs no fit."""
+        if not is_scripting():
+            self._check_inputs("probs", probs, checks.ordinary("lam", lam), "lam")
+        if probs.dim() != 2 or probs.shape[1] != self.num_leaves or lam.dim() != 1:
+            raise ValueError(
+                f"`probs` must have shape (n, {self.num_leaves}) and `lam` (n,), got {probs.shape} and {lam.shape}"
+            )
+        leaves, levels = path_levels(probs, self.paths, self.depths, self.order, self.spans, self.jitter)
+        return answers(levels, self.paths[leaves], lam.to(torch.float64))
+
+    def _routes(self, probs: Tensor, groups: Optional[Tensor]) -> tuple[Tensor, Tensor, Tensor]:  # noqa: UP045  # TorchScript
+        """Levels and nodes of the path to the best leaf, ``(n, height)`` each, and membership ``(n, a)``."""
+        if not is_scripting():
+            self._check_inputs("probs", probs, groups)
+        member = self.membership(groups, probs.shape[0], probs)
+        if probs.dim() != 2 or probs.shape[1] != self.num_leaves:
+            raise ValueError(f"`probs` must have shape (n, {self.num_leaves}), got {probs.shape}")
+        leaves, levels = path_levels(probs, self.paths, self.depths, self.order, self.spans, self.jitter)
+        return levels, self.paths[leaves], member
+
+    def threshold(self, probs: Tensor, groups: Optional[Tensor] = None) -> Tensor:  # noqa: UP045  # TorchScript
+        """Lambda of each input, float64, ``(n,)``."""
+        levels, routes, member = self._routes(probs, groups)
+        return replay(levels, routes, member, self.shifts, self.base)
+
+    def forward(
+        self,
+        probs: Tensor,
+        groups: Optional[Tensor] = None,  # noqa: UP045  # TorchScript
+        mode: str = "hard",
+        temperature: float = 0.1,
+    ) -> Tensor:
+        r"""Answer of each input: node ids, int64, ``(n,)``; or the probability of every node to be the answer, ``(n, V)``.
+
+        With r_k the summed score at depth k of the path to the best leaf, and the leaf always good enough, the soft answer is
+
+        .. math:: P(o = v_k) = a_k - a_{k-1}, \qquad a_k = \sigma\big((\lambda(x) - r_k) / T\big), \quad a_{leaf} = 1
+
+        and lambda(x) replays the steps of the fit, each with the mean shift of the soft answer so far. As T -> 0 all mass goes
+        to the hard answer. The path itself, to the best leaf, is not softened.
+
+        Args:
+            probs: shape ``(n, K)``.
+            groups: membership ``(n, a)`` if the head has groups.
+            mode: ``"hard"``: ids, no derivative. ``"soft"``: probabilities of the type of ``probs``, rows sum to 1.
+                ``"straight_through"``: 1 at the hard answer, else 0, with the derivative of ``"soft"``.
+                :meth:`leaves` turns both into coverage of the leaves.
+            temperature: T, in the units of ``probs``.
+        """
+        soft.check(mode, temperature)
+        levels, routes, member = self._routes(probs, groups)
+        if mode == "soft":
+            return self._soft(levels, routes, member, temperature).to(probs.dtype)
+        found = answers(levels, routes, replay(levels, routes, member, self.shifts, self.base))
+        if mode == "hard":
+            return found
+        chosen = torch.arange(self.num_nodes, device=probs.device) == found[:, None]
+        return soft.straight_through(chosen, self._soft(levels, routes, member, temperature).to(probs.dtype))
+
+    def _soft(self, levels: Tensor, routes: Tensor, member: Tensor, temperature: float) -> Tensor:
+        """Probability of every node to be the answer, float64, ``(n, V)``."""
+        lam = soft_answers.replay_tree(levels, routes, member, self.shifts, self.base, temperature)
+        found = soft_answers.path(levels, lam, temperature)  # (n, height + 1)
+        return torch.zeros_like(levels[:, :1]).expand([-1, self.num_nodes]).scatter_add(1, routes, found)
+
+    def leaves(self, nodes: Tensor) -> Tensor:
+        """Leaves that each answer stands for, bool, ``(n, K)``; of soft answers ``(n, V)``: coverage of each leaf in [0, 1]."""
+        nodes = checks.numbers("nodes", nodes)
+        if nodes.is_floating_point():
+            if nodes.dim() != 2 or nodes.shape[1] != self.num_nodes:
+                raise ValueError(f"soft answers must have shape (n, {self.num_nodes}), got {tuple(nodes.shape)}.")
+            return soft_answers.covered_leaves(nodes, self.spans, self.place)
+        spans, place = self._of_nodes(nodes, self.spans), self.place
+        return (place >= spans[..., :1]) & (place < spans[..., 1:])
+
+    def names(self, nodes: Tensor) -> list[str]:
+        """Name of each answer."""
+        every = torch.arange(self.num_nodes, device=self.spans.device)
+        return [self.tree.names[node] for node in self._of_nodes(checks.numbers("nodes", nodes), every).flatten().tolist()]
+
+    def _of_nodes(self, nodes: Tensor, table: Tensor) -> Tensor:
+        """Rows ``(..., k)`` of a table ``(V, k)``; a negative id is none, rather than counted from the end."""
+        if nodes.is_floating_point() or nodes.dtype == torch.bool or nodes.device != self.spans.device:
+            raise TypeError(f"`nodes` must be node ids, int64 on {self.spans.device}, got {nodes.dtype} on {nodes.device}.")
+        try:
+            return table[torch.where(nodes < 0, self.num_nodes, nodes.long())]
+        except IndexError:
+            raise ValueError(f"`nodes` must be from 0 to {self.num_nodes - 1}, got others.") from None
+
+    def _judge(self, nodes: Tensor, labels: Tensor, member: Tensor) -> tuple[Tensor, Tensor]:
+        """Whether each answer covers its label, ``(n,)`` of 0 and 1, and who is in each promised (group, set), ``(n, a q)``."""
+        covered = self.leaves(nodes).gather(1, labels[:, None])[:, 0].double()
+        inside = self._sets(nodes.device)[nodes]  # (n, q)
+        return covered, (member[:, :, None] & inside[:, None, :]).flatten(1)
+
+    def audit(self, probs: Tensor, labels: Any, groups: Any = None, delta: float = 0.05, weight: Any = None) -> Audit:
+        """Measure the coverage of every set of answers on held-out data, with intervals that hold for all at once.
+
+        Returns:
+            The audit. ``risk`` is the coverage of the set, ``cost`` says how precise the answers are: mean set size (from 1, a
+            leaf, to K, the root), and the share of answers at each depth. A set nobody answers with is undecided.
+        """
+        checks.fraction("delta", delta)
+        return self._conclude(self._tally(probs, labels, groups, weight), delta)
+
+    def _tally(self, probs: Tensor, labels: Any, groups: Any = None, weight: Any = None) -> Tally:
+        probs, labels, member, weights = self._check_batch(probs, labels, groups, weight)
+        if len(probs) == 0:
+            raise ValueError("`probs` holds no examples to audit.")
+        with torch.no_grad():
+            nodes = self(probs, member if self.grouped else None)
+        covered, who = self._judge(nodes, labels, member)
+        moments = Moments.of(who, (covered - self.target)[:, None], weights[:, None])
+        answered = weights.new_zeros(self.num_nodes).index_add_(0, nodes, weights)  # weight of each answer
+        right = torch.zeros_like(answered).index_add_(0, nodes, weights * covered)
+        sums = {"answered": answered, "covered": right}
+        return Tally(len(probs), moments, sums, sketch=Sketch.of(probs, labels))
+
+    def _audit(self, tally: Tally, delta: float) -> Audit:
+        assert tally.moments is not None
+        answered = tally.sums["answered"]
+        target = torch.tensor([self.target], dtype=torch.float64, device=answered.device)
+        cost = {"coverage": float(tally.sums["covered"].sum() / answered.sum())}
+        cost |= self._describe(torch.arange(self.num_nodes, device=answered.device), answered)
+        found = summarize(
+            tally.moments,
+            self.alpha,
+            delta,
+            self.conditional,
+            self.promises,
+            [""],
+            target,
+            (-self.target, 1.0 - self.target),
+            tally.examples,
+            cost=cost,
+            name=type(self).__name__,
+            note=_warning(cost["answers: root"]).strip(),
+        )
+        return dataclasses.replace(found, details={key: tally.sums[key] for key in ("answered", "covered")})
+
+    # -- files -------------------------------------------------------------------------------------------------------
+
+    def config(self) -> dict[str, Any]:
+        """Arguments that rebuild this head; the tree as its parents and names."""
+        return super().config() | {
+            "parents": self.tree.parents,
+            "names": self.tree.names,
+            "sets": self.sets,
+            "groups": self.groups if self.grouped else None,
+        }
+
+    def extra_repr(self) -> str:
+        """Options and state."""
+        kind = ", conditional" if self.conditional else ""
+        groups = f", groups={self.num_groups}" if self.grouped else ""
+        return (
+            f"target={self.target:g}, alpha={self.alpha:g}{kind}, leaves={self.num_leaves}, nodes={self.num_nodes}, "
+            f"sets={len(self.sets)}{groups}, log={len(self.shifts)} rounds, fitted={self.is_fitted}"
+        )
+
+
+def _warning(root: float) -> str:
+    if root <= 0.5:
+        return ""
+    return (
+        f" Warning: {100 * root:.0f} % of the answers are the root, which says nothing; the scores are too weak for the target."
+    )
