@@ -5,7 +5,8 @@ Plain tensor functions that TorchScript and ``torch.export`` can read: shapes an
 
 import torch
 from torch import Tensor
-from torch.jit import is_scripting
+
+from torchgmc.engine.scripting import is_scripting
 
 __all__ = ["box", "simplex"]
 

@@ -11,7 +11,8 @@ Plain tensor functions that TorchScript and ``torch.export`` can read.
 
 import torch
 from torch import Tensor
-from torch.jit import is_scripting
+
+from torchgmc.engine.scripting import is_scripting
 
 __all__ = ["MODES", "above", "check", "straight_through"]
 

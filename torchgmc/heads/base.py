@@ -8,13 +8,13 @@ from typing import Any, ClassVar, Optional
 
 import torch
 from torch import Tensor
-from torch.jit import is_scripting
 
 from torchgmc import distributed
 from torchgmc.audits import overlap
 from torchgmc.audits.audit import Audit, Tally
 from torchgmc.engine import checks
 from torchgmc.engine.float64 import Float64Module
+from torchgmc.engine.scripting import is_scripting
 from torchgmc.engine.solver import SOLVERS, Report
 from torchgmc.groups.groups import Groups, check_groups
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.jit import is_scripting
 
 from torchgmc.engine import checks
+from torchgmc.engine.scripting import is_scripting
 
 CASES = ("smart", "exact")
 

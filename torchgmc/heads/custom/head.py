@@ -6,13 +6,13 @@ from typing import Any, ClassVar, Optional
 
 import torch
 from torch import Tensor, nn
-from torch.jit import is_scripting
 
 from torchgmc.audits.audit import Audit, Tally, summarize
 from torchgmc.audits.intervals import Moments
 from torchgmc.audits.overlap import Sketch
 from torchgmc.distributed import pooled
 from torchgmc.engine import checks, soft
+from torchgmc.engine.scripting import is_scripting
 from torchgmc.engine.search import violations
 from torchgmc.engine.solver import Log
 from torchgmc.engine.statistics import PerExample

@@ -6,7 +6,6 @@ from typing import Any, ClassVar, Optional
 
 import torch
 from torch import Tensor
-from torch.jit import is_scripting
 
 from torchgmc import theory
 from torchgmc.audits.audit import Audit, Tally, summarize
@@ -14,6 +13,7 @@ from torchgmc.audits.intervals import Moments
 from torchgmc.audits.overlap import Sketch
 from torchgmc.distributed import pooled
 from torchgmc.engine import checks, soft
+from torchgmc.engine.scripting import is_scripting
 from torchgmc.engine.solver import Log, Report, run
 from torchgmc.heads import implicit_problems
 from torchgmc.heads.base import Head

@@ -5,7 +5,6 @@ from typing import Any, ClassVar, Optional
 
 import torch
 from torch import Tensor
-from torch.jit import is_scripting
 
 from torchgmc import theory
 from torchgmc.audits.audit import Audit, Tally, summarize
@@ -13,6 +12,7 @@ from torchgmc.audits.intervals import Moments
 from torchgmc.audits.overlap import Sketch
 from torchgmc.distributed import pooled
 from torchgmc.engine import checks, hashing, soft
+from torchgmc.engine.scripting import is_scripting
 from torchgmc.engine.solver import Report, run
 from torchgmc.groups.groups import pattern_ids
 from torchgmc.heads import implicit_problems
