@@ -4,7 +4,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from torchgmc import distributed, projections, theory
-from torchgmc.audits.audit import Audit, audit
+from torchgmc.audits.audit import Audit
+from torchgmc.audits.measure import audit
 from torchgmc.deploy.adapters import Adapter
 from torchgmc.deploy.attach import CalibratedModel, attach
 from torchgmc.deploy.io import load, save

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from torchgmc.deploy.attach import CalibratedModel
-from torchgmc.deploy.io import write_atomically
 from torchgmc.deploy.torchscript import KEY, Flat, Program, first_line, open_torchscript, read_torchscript, write_torchscript
 from torchgmc.engine import checks
 from torchgmc.engine.extras import require
+from torchgmc.engine.files import write_atomically
 from torchgmc.heads.base import Head
 
 __all__ = ["FORMATS", "export", "metadata"]

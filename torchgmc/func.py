@@ -5,7 +5,6 @@ Heads and :func:`torchgmc.violations` are plain functions of tensors, so that ``
 through a soft ``forward``, and ``functional_call`` runs a head with buffers of your own.
 """
 
-import copy
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
@@ -18,8 +17,6 @@ from torchgmc.heads.base import Head
 __all__ = ["apply", "stack", "sweep"]
 
 H = TypeVar("H", bound=Head)
-#: Options that matter for a fit alone: heads that differ in them have the same ``forward``.
-FIT_ONLY = ("alpha", "target", "conditional", "init", "splits", "resolution", "range", "noise_floor", "cells", "sets", "risk")
 
 
 def sweep(head: H, alphas: Sequence[float], **options: Any) -> list[H]:
@@ -48,8 +45,7 @@ def sweep(head: H, alphas: Sequence[float], **options: Any) -> list[H]:
     checked = [checks.positive("alphas", float(alpha), "Each is the largest violation allowed.") for alpha in alphas]
     made = []
     for alpha in checked:
-        one = copy.copy(head)
-        one._buffers = {name: None if b is None else b.clone() for name, b in head._buffers.items()}
+        one = head.twin()
         one.alpha = alpha
         one.calibrate(**options)
         made.append(one)
@@ -77,11 +73,9 @@ def stack(heads: Sequence[Head]) -> dict[str, Tensor]:
         if not head.is_fitted:
             raise RuntimeError(f"heads[{i}] is not fitted; call `fit`, or `observe` and `calibrate`, or load its state.")
         ours, theirs = first.config(), head.config()
-        other = [name for name in ours if name not in FIT_ONLY and ours[name] != theirs[name]]
+        other = [name for name in ours if name not in head.fit_only and ours[name] != theirs[name]]
         if other:
             raise ValueError(f"`heads` must have the same forward, but heads[{i}] was made with another `{other[0]}`.")
-        if getattr(first, "low", 0.0) != getattr(head, "low", 0.0) or getattr(first, "high", 1.0) != getattr(head, "high", 1.0):
-            raise ValueError(f"`heads` must have the same forward, but heads[{i}] was made with another `range`.")
     return {
         name: torch.stack(_equal_length([dict(head.named_buffers())[name] for head in heads]))
         for name, _ in first.named_buffers()

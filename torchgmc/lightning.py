@@ -9,22 +9,20 @@ import shutil
 import tempfile
 import warnings
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from torchgmc import distributed
 from torchgmc.deploy import io
-from torchgmc.deploy.adapters import Adapter, Batch, adapt, may_take_groups, takes_groups
+from torchgmc.deploy.adapters import Adapter, Batch, adapt
 from torchgmc.deploy.attach import CalibratedModel
-from torchgmc.deploy.loaders import checkpoints_of_now, evaluating, figure, labels, progress, shard
+from torchgmc.deploy.loaders import checkpoints_of_now, evaluating, figure, progress, shard
 from torchgmc.engine import checks
 from torchgmc.engine.extras import require
 from torchgmc.heads.base import Head
-from torchgmc.heads.base import _unchanged_on_error as unchanged_on_error
 
 if TYPE_CHECKING:
     from lightning.pytorch import Callback, LightningModule, Trainer
@@ -58,7 +56,7 @@ class CalibrationCallback(Callback):
             ModelCheckpoint to watch.
         sharded: the loader already gives every rank examples of its own; by default each rank takes its share of them.
         name: prefix of what is logged.
-        options: of ``head.calibrate``, e.g. ``solver="paper"``.
+        options: of ``head.fit_batches``, e.g. ``solver="paper"``.
 
     Example:
         >>> callback = CalibrationCallback(gmc.ThresholdHead(0.075, 0.005, ["female", "male"]), monitor=True)
@@ -90,7 +88,7 @@ class CalibrationCallback(Callback):
         if groups is not None and not isinstance(groups, str | nn.Module):
             raise TypeError(f"`groups` must be a key of the batch or a module, got {type(groups).__name__}.")
         checks.text("name", name)
-        head._check_solver(options.get("solver", "exact"), options.get("eta"), options.get("max_iter"))
+        head.check_solver(options.get("solver", "exact"), options.get("eta"), options.get("max_iter"))
         self._head, self.dataloader, self.groups = head, dataloader, groups
         self.adapter = adapter or Adapter()
         self.replace_forward, self.monitor, self.sharded = replace_forward, monitor, sharded
@@ -153,12 +151,13 @@ class CalibrationCallback(Callback):
         _undo_forward(pl_module)
         head, device = self._head.to(pl_module.device), pl_module.device
         source = self.groups.to(device) if isinstance(self.groups, nn.Module) else self.groups
-        with unchanged_on_error(head), distributed.together(), evaluating(pl_module):
-            head.reset()
-            batches = loader if self.sharded else shard(loader)
-            for index, batch in enumerate(progress(trainer, batches, self.name)):
-                head.observe(**self._observation(trainer, pl_module, batch, source, index))
-            head.calibrate(**self.options)
+
+        def batches() -> Iterator[dict[str, Any]]:
+            for batch in progress(trainer, loader if self.sharded else shard(loader), self.name):
+                yield self._observation(trainer, pl_module, batch, source)
+
+        with evaluating(pl_module):
+            head.fit_batches(batches(), **self.options)
         if head.report is not None:
             log.info("%s", head.report)
         self.attach(pl_module)
@@ -179,7 +178,7 @@ class CalibrationCallback(Callback):
             pl_module.__dict__["forward"] = model.forward
         return model
 
-    def _observation(self, trainer: "Trainer", pl_module: "LightningModule", batch: Any, source: Any, index: int) -> Any:
+    def _observation(self, trainer: "Trainer", pl_module: "LightningModule", batch: Any, source: Any) -> Any:
         """Arguments of ``observe`` for one batch."""
         batch = trainer.strategy.batch_to_device(batch, pl_module.device, 0)
         divided = self._divide(batch, source)
@@ -190,7 +189,7 @@ class CalibrationCallback(Callback):
 
     def _divide(self, batch: Any, source: Any) -> Batch:
         divided = self.adapter.split(batch)
-        if not takes_groups(self._head) and not may_take_groups(self._head):
+        if not self._head.needs_groups and not self._head.may_take_groups:
             return divided
         groups = divided.groups
         if isinstance(source, str):
@@ -201,7 +200,7 @@ class CalibrationCallback(Callback):
         elif source is not None:
             with torch.no_grad():
                 groups = source(divided.kwargs.get("input_ids", divided.args[0] if divided.args else None))
-        if groups is None and takes_groups(self._head):
+        if groups is None and self._head.needs_groups:
             seen = f"the keys {', '.join(map(repr, batch))}" if isinstance(batch, Mapping) else f"{len(batch)} entries"
             raise ValueError(
                 f"no groups for the {self._head.num_groups} groups of the head: the batch has {seen}. Give the membership as "
@@ -255,8 +254,7 @@ class CalibrationCallback(Callback):
             with trainer.precision_plugin.forward_context():
                 output = _Plain.call(pl_module, *divided.args, **divided.kwargs)
         values = adapt(pl_module, self._head, self.adapter).observation(self._head, output, divided)
-        groups = values.pop("groups", None)
-        self.metric.update(*values.values(), groups=groups)
+        self.metric.update(**values)
 
     def on_validation_epoch_end(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
         """Log the worst violation of the epoch."""
@@ -277,7 +275,7 @@ class CalibrationCallback(Callback):
         for when, table in (("before", report.violations_before), ("after", report.violations_after)):
             values[f"{self.name}/worst_{when}"] = float(table.abs().max())
             if table.numel() <= MAX_LOGGED:
-                named = zip(labels(self._head, table), table.flatten().tolist(), strict=True)
+                named = zip(self._head.test_functions().all(), table.flatten().tolist(), strict=True)
                 values |= {f"{self.name}/{when}/{label}": value for label, value in named}
         for logger in trainer.loggers:
             logger.log_metrics(values, step=trainer.global_step)

@@ -1,14 +1,12 @@
 """Violations as a torchmetrics metric (extra ``lightning``): EarlyStopping and ModelCheckpoint can watch the worst group."""
 
-import inspect
-import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from torchgmc.engine import checks, hashing
+from torchgmc.engine import checks
 from torchgmc.engine.extras import require
 from torchgmc.groups.groups import check_groups
 from torchgmc.heads.base import Head
@@ -135,8 +133,7 @@ def for_head(head: Head, **kwargs: Any) -> "HeadViolation":
     """A metric that is updated with what ``head.observe`` takes and measures the violations that ``head`` bounds.
 
     A head that is not fitted yet is measured as the model is (at f0), so that training can be watched before there is anything
-    to calibrate. Level sets (``bins``) are not part of it: it watches groups. For a tree they are the promised sets of answers;
-    a ``GMCHead`` is watched where its sets are static groups and s has one column (or the head has directions ``what``).
+    to calibrate.
 
     Example:
         >>> head = gmc.ThresholdHead(target=0.1, alpha=0.01, groups=["dark", "light"])
@@ -152,105 +149,16 @@ class HeadViolation(GroupViolation):
     """See :func:`for_head`."""
 
     def __init__(self, head: Head, **kwargs: Any) -> None:
-        known = [_WATCHED[kind.__name__] for kind in type(head).__mro__ if kind.__name__ in _WATCHED]
-        if not known:
-            raise ValueError(
-                f"a {type(head).__name__} cannot be watched batch by batch; use GroupViolation with a mapping of your own."
-            )
-        names, outputs, mapping, self._values = known[0]
-        super().__init__(names(head), outputs(head), mapping, head.conditional, **kwargs)
-        self.__dict__["head"] = head  # watched, not owned: its buffers are no state of this metric
+        if not isinstance(head, Head):
+            raise TypeError(f"`head` must be a head of torchgmc, got {type(head).__name__}.")
+        names = head.test_functions()
+        super().__init__(names.who, len(names.what), "centered" if head.relative else "residual", head.conditional, **kwargs)
+        self.__dict__["head"] = head  # watched, not owned: its buffers are not a state of this metric
 
-    def update(self, *batch: Any, groups: Any = None, weight: Any = None) -> None:
+    def update(self, *batch: Any, **named: Any) -> None:
         """Add a batch, given as to ``head.observe``."""
-        if groups is None and self.head.grouped:
-            *batch, groups = batch or [None]  # type: ignore[assignment]  # last, as in observe
-        check = self.head._check_batch
-        names = list(inspect.signature(check).parameters)
-        who = "groups" if "groups" in names else "x"
-        wanted = names[: names.index(who)]
-        if len(batch) != len(wanted):
-            raise TypeError(f"a batch must be {', '.join(f'`{name}`' for name in wanted)} and `groups`, as for `observe`.")
-        check(*batch, weight=weight, **{who: groups}, **({"base": None} if "base" in names else {}))
-        member = None if groups is None else check_groups(groups, len(batch[0]), self.head.groups)
+        bound = self.head.bind(*batch, **named)
+        weight = bound.pop("weight", None)
         with torch.no_grad():
-            self.accumulate(*self._values(self.head, member, *batch), weight)
-
-
-Watched = tuple[Tensor, Tensor | None]
-"""s ``(n, u)``, and membership of the promised groups."""
-
-
-def _misses(head: Any, member: Tensor | None, scores: Tensor, masks: Tensor) -> Watched:
-    """Risk - target at the fitted thresholds, or at f0."""
-    n = len(scores)
-    lam = (
-        head.threshold(member, n) if head.is_fitted else torch.full((n,), head.init, dtype=torch.float64, device=scores.device)
-    )
-    lam = lam.reshape(n, -1).expand(n, head.columns)
-    masks = checks.binary("masks", masks, scores)
-    risk: Tensor = head._risk.values(head._flat(hashing.add(scores, head.jitter)), head._flat(masks), lam)
-    targets: Tensor = head._targets()
-    return risk - targets.to(risk), member
-
-
-def _list_masses(head: Any, member: Tensor | None, logits: Tensor) -> Watched:
-    """Probability of each list, calibrated or as it is."""
-    probs = head(logits, member).exp() if head.is_fitted else torch.softmax(logits / head.temperature, -1)
-    masses: Tensor = probs[:, head.ids].double() @ head.directions.T.to(probs.device)
-    return masses, member
-
-
-def _errors(head: Any, member: Tensor | None, probs: Tensor, y: Tensor) -> Watched:
-    """f - y; with classes y as one-hot rows."""
-    f = (head(probs, member) if head.is_fitted else probs).double()
-    outcome = torch.nn.functional.one_hot(y.long(), f.shape[1]) if head.per_class else y
-    return f - outcome.to(f), member
-
-
-def _coverage(head: Any, member: Tensor | None, scores: Tensor) -> Watched:
-    """1{score <= q} - target; before the fit there is no threshold to watch."""
-    if not head.is_fitted:
-        raise ValueError("a QuantileHead has no thresholds before it is fitted; watch it after the fit.")
-    covered: Tensor = scores.double() <= head(member)
-    return covered.double() - float(head.target), member
-
-
-def _answers(head: Any, member: Tensor | None, probs: Tensor, labels: Tensor) -> Watched:
-    """1{label below the answer} - target; the groups are the promised sets of answers, within each static group."""
-    probs, labels, groups, _ = head._check_batch(probs, labels, member, None)
-    if head.is_fitted:
-        nodes = head(probs, member)
-    else:
-        nodes = head.answer(probs, head.base.to(probs.device).expand(len(probs)))
-    covered, who = head._judge(nodes, labels, groups)
-    return covered - head.target, who
-
-
-def _own(head: Any, member: Tensor | None, f0: Tensor, y: Tensor) -> Watched:
-    """s of a mapping of the user's own, along each direction."""
-    rows = head._check_batch(f0, y, member, None)
-    s = head._value(head(rows.f0, rows.x) if head.is_fitted else rows.f0, rows)
-    return s @ head.directions.to(s).T if head.directed else s, member
-
-
-def _own_groups(head: Any) -> list[str]:
-    if not head.static:
-        raise ValueError(
-            "a GMCHead with `who` cannot be watched batch by batch; use GroupViolation with a mapping of your own and the "
-            "membership that `who` gives."
-        )
-    groups: list[str] = head.groups
-    return groups
-
-
-_groups = operator.attrgetter("groups")
-#: By head: names of the groups, number of outputs, mapping, and what is accumulated.
-_WATCHED: dict[str, tuple[Callable[[Any], list[str]], Callable[[Any], int], str, Callable[..., Watched]]] = {
-    "ThresholdHead": (_groups, lambda head: head.columns, "residual", _misses),
-    "ProbabilityHead": (_groups, lambda head: head.columns, "residual", _errors),
-    "QuantileHead": (_groups, lambda head: 1, "residual", _coverage),
-    "DistributionHead": (_groups, lambda head: len(head.attributes), "centered", _list_masses),
-    "TreeHead": (operator.attrgetter("promises"), lambda head: 1, "residual", _answers),
-    "GMCHead": (_own_groups, lambda head: len(head.directions) if head.directed else 1, "residual", _own),
-}
+            values = self.head.values(**bound)
+        self.accumulate(values.s if values.mean is None else values.s + values.mean, values.who, weight)

@@ -1,5 +1,6 @@
 r"""A training loss from the search over all of G: violations as they are measured, with a derivative."""
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -12,9 +13,9 @@ from torchgmc import distributed
 from torchgmc.engine import checks
 from torchgmc.engine.float64 import Float64Module
 from torchgmc.engine.search import masses, violations
+from torchgmc.engine.values import Values
 from torchgmc.groups.groups import check_groups
-from torchgmc.heads import penalty_mappings
-from torchgmc.heads.penalty_mappings import Values
+from torchgmc.heads.base import Head
 
 KINDS = ("smooth_max", "hinge", "squared")
 REDUCTIONS = ("sum", "mean", "max")
@@ -58,9 +59,8 @@ class GMCPenalty(Float64Module):
     Args:
         mapping: s as a function of the batch: ``"residual"`` (preds - target), ``"centered"`` (preds - E preds: do groups
             differ?), or a function of your own that gives ``(n,)`` or ``(n, u)``, differentiable (hard steps teach nothing; see
-            :mod:`torchgmc.heads.penalty_mappings` for soft ones), NaN for a value to leave out; it may give
-            :class:`~torchgmc.heads.penalty_mappings.Values` for sets that depend on f. :meth:`for_head` makes those of the
-            heads.
+            the heads' ``values`` for soft ones), NaN for a value to leave out; it may give
+            :class:`~torchgmc.engine.values.Values` for sets that depend on f. :meth:`for_head` takes those of a head.
         groups: names of the groups, or how many there are; None for one group of everyone.
         kind: ``"smooth_max"``, ``"hinge"`` or ``"squared"``.
         alpha: for ``"hinge"``, the violation that costs nothing.
@@ -92,6 +92,7 @@ class GMCPenalty(Float64Module):
         (torch.Size([2, 1]), True)
     """
 
+    head: Head | None = None
     sums: Tensor
     mass: Tensor
     total_sums: Tensor
@@ -140,23 +141,23 @@ class GMCPenalty(Float64Module):
         A head that is not fitted is measured at f0 (thresholds at ``init``, probabilities and distributions as they are), a
         fitted one at its fitted state, which is held fixed. To train *through* a fit, see ``head.solve_differentiably``.
 
-        ===================  =====================================================================================
-        ``ThresholdHead``    :math:`\sigma((\lambda - h)/T)` for 1{h <= lambda}; ``fnr`` and ``fpr``
-        ``TreeHead``         the answer as a distribution over the path; sets of answers have soft membership
-        ``DistributionHead`` exact
-        ``ProbabilityHead``  exact; with ``bins`` the level sets have soft edges
-        ``QuantileHead``     :math:`\sigma((q - \text{score})/T)`; called with (scores, groups) or (scores, base, groups)
-        ``GMCHead``          your own s and who, as they are: called with (f, y, x)
-        ===================  =====================================================================================
+        Steps 1{z > 0} become :math:`\sigma(z / T)`, level sets get soft edges, the answers of a tree become distributions over
+        its paths; probabilities and distributions need no softening. Each head says how in its ``values``.
 
         Args:
             head: the head; it is read, not owned.
-            softness: T of a soft step, in the units of the scores: 0.1 by default; for level sets a tenth of their width.
+            softness: T of a soft step, in the units of the scores; the head's :meth:`~torchgmc.Head.softness` by default.
             options: of :class:`GMCPenalty`. ``groups``, ``conditional`` and ``alpha`` are the head's unless given.
         """
-        mapping: Any
-        mapping, groups = penalty_mappings.of_head(head, softness)
-        return cls(mapping, **{"groups": groups, "conditional": head.conditional, "alpha": head.alpha, **options})
+        if not isinstance(head, Head):
+            raise TypeError(f"`head` must be a head of torchgmc, got {type(head).__name__}.")
+        width = (
+            head.softness() if softness is None else checks.positive("softness", softness, "It is the width of a soft step.")
+        )
+        own = {"groups": head.groups if head.grouped else None, "conditional": head.conditional, "alpha": head.alpha}
+        made = cls(functools.partial(head.values, softness=width), **(own | options))
+        made.__dict__["head"] = head  # read, not owned: its buffers are not part of this module
+        return made
 
     # -- state -------------------------------------------------------------------------------------------------------
 
@@ -164,15 +165,13 @@ class GMCPenalty(Float64Module):
         """Forget all batches."""
         where = self.sums.device if "sums" in self._buffers else None
         for name in _SUMS:
-            rows = len(self.groups) if name in ("sums", "mass") else 1
-            self.register_buffer(name, torch.zeros(rows, 0, dtype=torch.float64, device=where))
+            self.register_buffer(name, torch.zeros(0, 0, dtype=torch.float64, device=where))
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        for name in _SUMS:  # as wide as the mapping was
+        for name in _SUMS:  # as many groups, and as wide, as the mapping was
             saved = state_dict.get(prefix + name)
-            old = getattr(self, name)
-            if saved is not None and saved.dim() == 2 and len(saved) == len(old):
-                setattr(self, name, old.new_zeros(saved.shape))
+            if saved is not None and saved.dim() == 2 and (name[:5] == "total" or len(saved) in (0, len(self.groups), 1)):
+                setattr(self, name, getattr(self, name).new_zeros(saved.shape))
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     def violations(self) -> Tensor:
@@ -187,21 +186,30 @@ class GMCPenalty(Float64Module):
     @property
     def centered(self) -> bool:
         """s is taken from its mean."""
-        return self.mapping == "centered" or bool(getattr(self.mapping, "centered", False))
+        return self.mapping == "centered" or (self.head is not None and self.head.relative)
 
     # -- loss --------------------------------------------------------------------------------------------------------
 
-    def forward(self, *batch: Any, groups: Any = None, weight: Any = None) -> Tensor:
+    def forward(self, *batch: Any, groups: Any = None, weight: Any = None, **named: Any) -> Tensor:
         """The loss of a batch.
 
         Args:
-            batch: what the mapping takes; the groups may be the last of it.
+            batch: what the mapping takes, or the head's ``observe``; the groups may be the last of it.
             groups: membership ``(n, a)``.
             weight: weight of each example, ``(n,)``.
+            named: further arguments of the head's ``observe``.
 
         Returns:
             A scalar, float32 (float64 if s is).
         """
+        if self.head is not None:
+            given = {self.head.member_argument: groups} if groups is not None else {}
+            bound = self.head.bind(*batch, **given, **named)
+            weight = bound.pop("weight", weight)
+            values = self.mapping(**bound)  # type: ignore[operator]  # the head's own
+            return self._finish(values, weight)
+        if named:
+            raise TypeError(f"`{next(iter(named))}` is unknown: this penalty takes what its mapping takes, groups and weight.")
         if groups is None and self.grouped:
             if not batch:
                 raise TypeError("nothing was given: call it with what the mapping takes, and the groups.")
@@ -222,32 +230,39 @@ class GMCPenalty(Float64Module):
             member = check_groups(groups, n, self.groups)
         if member.device != device:
             raise ValueError(f"`groups` is on {member.device} but the batch is on {device}; move them to one device.")
-        values = self._values(member, batch)
+        return self._finish(self._values(member, batch), weight)
+
+    def _finish(self, values: Values, weight: Any) -> Tensor:
+        n, device = len(values.s), values.s.device
         with torch.autocast(device.type, enabled=False):
-            loss = self._loss(self._table(member, values, checks.weights(weight, n, batch[0].detach())))
+            loss = self._loss(self._table(values.who, values, checks.weights(weight, n, values.s.detach())))
         dtype = values.s.dtype if values.s.dtype in (torch.float32, torch.float64) else torch.float32
         return loss.to(dtype)
 
     def _values(self, member: Tensor, batch: Any) -> Values:
         if callable(self.mapping):
-            own = getattr(self.mapping, "takes_groups", False)
-            found = self.mapping(member, *batch) if own else self.mapping(*batch)
+            found = self.mapping(*batch)
         elif self.mapping == "centered":
             (found,) = batch
         else:
-            found = penalty_mappings.residual(*batch)
-        values = found if isinstance(found, Values) else Values(found, None)
-        s = values.s
-        if not isinstance(s, Tensor) or not s.is_floating_point() or s.dim() not in (1, 2) or len(s) != len(member):
+            found = residual(*batch)
+        if isinstance(found, Values):
+            return found
+        if (
+            not isinstance(found, Tensor)
+            or not found.is_floating_point()
+            or found.dim() not in (1, 2)
+            or len(found) != len(member)
+        ):
             raise ValueError(
                 f"the mapping must give floating values of shape ({len(member)},) or ({len(member)}, u), got "
-                f"{tuple(s.shape) if isinstance(s, Tensor) else type(s).__name__}."
+                f"{tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__}."
             )
-        return values if s.dim() == 2 else Values(s[:, None], values.inside)
+        return Values(found if found.dim() == 2 else found[:, None], member)
 
     def _table(self, member: Tensor, values: Values, weight: Tensor) -> Tensor:
         """Violations ``(a, u)``: running values, the batch's derivatives."""
-        s, inside = values.s.double(), values.inside
+        s, inside = values.s.double() + (0.0 if values.mean is None else values.mean), values.inside
         defined = ~s.isnan()
         s = torch.where(defined, s, 0.0)
         if self.directions is not None:
@@ -318,3 +333,22 @@ class GMCPenalty(Float64Module):
 def _safe(x: Tensor) -> Tensor:
     """x where it is above 0, else 1: an empty group has the violation 0."""
     return torch.where(x > 0, x, torch.ones_like(x))
+
+
+def residual(preds: Tensor, target: Tensor | None = None) -> Tensor:
+    """preds - target, ``(n,)`` or ``(n, C)``; class ids become one-hot rows.
+
+    Example:
+        >>> residual(torch.tensor([[0.2, 0.8]]), torch.tensor([1]))
+        tensor([[ 0.2000, -0.2000]])
+    """
+    if target is None:
+        raise ValueError("`target` is missing: the residual is preds - target.")
+    preds = preds if preds.dtype in (torch.float32, torch.float64) else preds.float()  # half precision loses small numbers
+    if preds.dim() == 2 and target.dim() == 1 and not target.is_floating_point() and target.dtype != torch.bool:
+        if target.numel() and (int(target.min()) < 0 or int(target.max()) >= preds.shape[1]):
+            raise ValueError(f"`target` must hold class ids from 0 to {preds.shape[1] - 1}.")
+        target = torch.nn.functional.one_hot(target.long(), preds.shape[1])
+    if target.shape != preds.shape:
+        raise ValueError(f"`target` must have the shape of `preds`, {tuple(preds.shape)}, got {tuple(target.shape)}.")
+    return preds - target.to(preds.dtype)

@@ -30,8 +30,6 @@ __all__ = ["Picture", "Section", "Table", "fitted", "picture", "remake", "write"
 
 #: Rows of a table; what is beyond is in the JSON file of the audit.
 MOST_ROWS = 200
-#: Rows of a table of thresholds; the head's file has all.
-MOST_THRESHOLDS = 24
 #: Length of a setting in the table of settings; the whole is below it.
 MOST_LETTERS = 160
 
@@ -105,7 +103,7 @@ def write(
     parts.append(remake(head, audits, settings or {}))
     return write_html(
         target,
-        title or f"Audit of {kind}" if main is not None else title or f"Calibration of {kind}",
+        title or (f"Calibration of {kind}" if main is None else f"Audit of {kind}"),
         certificate or (f"{ours}: " if len(audits) > 1 else "") + _certificate(main, head),
         parts,
         lead=lead,
@@ -126,40 +124,20 @@ def picture(draw: Picture | Callable[[bool], Figure], text: str) -> Picture:
 
 
 def fitted(head: Head, audit: Audit | None = None) -> Section:
-    """What a head was fitted to: its message, its own figure and table, and the steps."""
-    from torchgmc.heads.distribution.head import DistributionHead
-    from torchgmc.heads.quantile.head import QuantileHead
-    from torchgmc.heads.threshold.head import ThresholdHead
-    from torchgmc.heads.tree.head import TreeHead
-
+    """What a head was fitted to: its message, its own figures and tables, and the steps."""
     paragraphs: list[str] = []
-    tables: list[Table] = []
-    drawings: dict[str, Callable[[bool], Figure]] = {}
-    if head.report is not None:
-        fit = head.report
+    drawings = dict(head.figures(audit))
+    fit = head.report
+    if fit is not None:
         unit = "step" if fit.iterations == 1 else "steps"
         state = "" if fit.converged else "Alpha was not reached on the calibration data. "
         paragraphs.append(f"{state}{fit.iterations} {unit} in {fit.seconds:.2f} s: {fit.message}")
-    if isinstance(head, ThresholdHead | QuantileHead):
-        drawings["Threshold of each combination of groups, most frequent first"] = lambda dark: _plots().thresholds(
-            head, dark=dark
-        )
-        tables.append(_thresholds(head))
-    if isinstance(head, TreeHead) and audit is not None and "answered" in audit.details:
-        found = audit
-        text = "Coverage of the answers at each node and below it: colour says how far from the target, size how often"
-        drawings[text] = lambda dark: _plots().tree(head, found, dark=dark)
-    if isinstance(head, DistributionHead) and not head.euclidean:
-        paragraphs.append("What is taken off the logits of each list, by group (natural logarithms; 0: left alone):")
-        rows = [[name, *(f"{v:+.4f}" for v in row)] for name, row in zip(head.groups, head.offsets.tolist(), strict=True)]
-        tables.append(Table(["group", *head.attributes], rows, list(head.attributes)))
-    if head.report is not None and len(head.report.history) > 2:
-        report = head.report
-        drawings["Worst violation on the calibration data after each step"] = lambda dark: _plots().convergence(
-            report, head.alpha, dark=dark
-        )
+        if len(fit.history) > 2:
+            drawings["Worst violation on the calibration data after each step"] = lambda dark: _plots().convergence(
+                fit, head.alpha, dark=dark
+            )
     pictures = [picture(draw, text) for text, draw in drawings.items()] if _can_draw() else []
-    return Section("What was fitted", paragraphs, tables, pictures)
+    return Section("What was fitted", paragraphs, head.tables(audit), pictures)
 
 
 def remake(head: Head | None, audits: Mapping[str, Audit], settings: Mapping[str, Any]) -> Section:
@@ -182,7 +160,7 @@ def remake(head: Head | None, audits: Mapping[str, Audit], settings: Mapping[str
         rows.append(["confidence", ", ".join(sorted({f"{100 * (1 - one.delta):g} %" for one in audits.values()}))])
     versions = f"torchgmc {torchgmc.__version__}, torch {torch.__version__}, Python {platform.python_version()}"
     rows.append(["versions", versions])
-    return Section("To make it again", tables=[Table(["setting", "value"], rows, wrapped=["value"])], long=long)
+    return Section("How to reproduce this report", tables=[Table(["setting", "value"], rows, wrapped=["value"])], long=long)
 
 
 def _audits(audit: Any) -> dict[str, Audit]:
@@ -233,7 +211,10 @@ def _facts(audit: Audit | None) -> list[tuple[str, str]]:
     if audit.evidence is not None and not audit.certified:
         need = audit.examples_needed()
         found.append(
-            (f"examples to certify {audit.alpha:g}", "no number: it is beyond" if need is None else f"about {_rounded(need):,}")
+            (
+                f"examples to certify {audit.alpha:g}",
+                "not possible: the measured deviation already exceeds alpha" if need is None else f"about {_rounded(need):,}",
+            )
         )
     return found
 
@@ -293,20 +274,6 @@ def _intervals(name: str, audit: Audit, several: bool) -> Section:
         text.append(f"{audit.excluded} examples have no risk and were left out.")
     heading = f"Every interval: {name}" if several else "Every interval"
     return Section(heading, text, [Table(["group", *columns, "verdict"], rows, columns)])
-
-
-def _thresholds(head: Any) -> Table:
-    from torchgmc.plots.groups import _values, combination_names, combinations
-
-    patterns, mass = combinations(head)
-    patterns, mass = patterns[:MOST_THRESHOLDS], mass[:MOST_THRESHOLDS]
-    values = _values(head, patterns)
-    names = [f"threshold, class {c}" for c in range(values.shape[1])] if values.shape[1] > 1 else ["threshold"]
-    rows = [
-        [name, f"{100 * part:.1f} %" if part == part else "-", *(f"{v:.5g}" for v in row)]
-        for name, part, row in zip(combination_names(head, patterns), mass.tolist(), values.tolist(), strict=True)
-    ]
-    return Table(["groups", "share", *names], rows, ["share", *names], wrapped=["groups"])
 
 
 def _setting(value: Any) -> str:

@@ -1,7 +1,6 @@
 """Audit: is the promise kept on held-out data, for every g at once, and with what certainty?"""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,7 +9,6 @@ import torch
 from torch import Tensor
 
 from torchgmc.audits.intervals import Bounds, Moments
-from torchgmc.audits.overlap import Sketch
 from torchgmc.engine import checks
 
 if TYPE_CHECKING:
@@ -18,7 +16,7 @@ if TYPE_CHECKING:
 
     from torchgmc.heads.base import Head
 
-__all__ = ["Audit", "Evidence", "Tally", "audit", "summarize"]
+__all__ = ["Audit", "Evidence"]
 
 #: Rows of a printed audit; there may be one for every group, level set and class.
 MAX_SHOWN = 40
@@ -262,7 +260,6 @@ class Evidence:
         groups, what: names of the rows and columns of G.
         target: target of each column, shape ``(u,)``.
         bounds: range of s: two numbers, or two tensors ``(u,)``.
-        sign: sign that turns s into risk - target.
         relative: the target is everybody's mean, itself estimated: its interval becomes part of each.
         cells: mass and count ``(a, u)`` to show mass-weighted, where a column is a part of the group (a level set).
         columns: further columns of the table, one number per group, ``(a,)``.
@@ -273,7 +270,6 @@ class Evidence:
     what: tuple[str, ...]
     target: Tensor
     bounds: Bounds
-    sign: float = 1.0
     relative: bool = False
     cells: tuple[Tensor, Tensor] | None = None
     columns: dict[str, Tensor] = field(default_factory=dict)
@@ -289,9 +285,7 @@ class Evidence:
             moments = moments.rows(len(self.groups))
             part = 1.0 if conditional else moments.mass / moments.total
             low, high = low[:-1] - part * high[-1], high[:-1] - part * low[-1]
-        if self.sign < 0:
-            low, high = -high, -low
-        estimate = self.sign * moments.estimates(conditional)
+        estimate = moments.estimates(conditional)
         empty = (moments.mass <= 0) & estimate.isnan()
         reach = torch.maximum(*(torch.as_tensor(b).abs().to(estimate) for b in self.bounds)).expand_as(estimate)
         low, high = torch.where(empty, -reach, low), torch.where(empty, reach, high)
@@ -308,7 +302,7 @@ class Evidence:
         columns = {
             "mass": (moments.mass / moments.total).flatten(),
             "count": moments.count.flatten(),
-            "risk": (self.sign * moments.estimates(True) + self.target).flatten(),
+            "risk": (moments.estimates(True) + self.target).flatten(),
             "estimate": estimate,
             "low": low,
             "high": high,
@@ -324,146 +318,6 @@ class Evidence:
             listed = values.tolist()
             table[key] = [listed[row] for row, _ in places]
         return table
-
-
-def summarize(
-    moments: Moments,
-    alpha: float,
-    delta: float,
-    conditional: bool,
-    groups: Sequence[str],
-    what: Sequence[str],
-    target: Tensor,
-    bounds: Bounds,
-    num_examples: int,
-    excluded: int = 0,
-    sign: float = 1.0,
-    cost: dict[str, float] | None = None,
-    name: str = "",
-    note: str = "",
-    relative: bool = False,
-    cells: tuple[Tensor, Tensor] | None = None,
-    columns: dict[str, Tensor] | None = None,
-) -> Audit:
-    """Estimates, simultaneous intervals and verdicts for every g from the moments.
-
-    Args:
-        moments, groups, what, target, bounds, sign, relative, cells, columns: as in :class:`Evidence`.
-        alpha, delta, conditional: the promise.
-        num_examples, excluded, cost, name, note: copied to the audit.
-    """
-    checks.fraction("delta", delta)
-    evidence = Evidence(moments, tuple(groups), tuple(what), target, bounds, sign, relative, cells, columns or {})
-    table = evidence.table(alpha, delta, conditional)
-    return Audit(table, alpha, delta, conditional, num_examples, excluded, cost or {}, name, note, evidence)
-
-
-@dataclass
-class Tally:
-    """What a head keeps of a batch it audits; batches add up, in any split, to the same audit.
-
-    Attributes:
-        examples: how many.
-        moments: of s, where s of an example does not depend on the others.
-        sums: sums over examples, e.g. of costs.
-        rows: a few numbers per example, first dimension n, where it does (a mean over all examples, a set of thresholds).
-        sketch: which examples they were.
-    """
-
-    examples: int
-    moments: Moments | None = None
-    sums: dict[str, Tensor] = field(default_factory=dict)
-    rows: dict[str, Tensor] = field(default_factory=dict)
-    sketch: Sketch | None = None
-
-    @classmethod
-    def total(cls, parts: Sequence["Tally"]) -> "Tally":
-        """All batches together."""
-        first = parts[0]
-        moments, sketch = first.moments, first.sketch
-        for part in parts[1:]:
-            assert (part.moments is None) == (moments is None)
-            moments = None if moments is None or part.moments is None else moments + part.moments
-            sketch = None if sketch is None or part.sketch is None else sketch + part.sketch
-        return cls(
-            sum(part.examples for part in parts),
-            moments,
-            {key: torch.stack([part.sums[key] for part in parts]).sum(0) for key in first.sums},
-            {key: torch.cat([part.rows[key] for part in parts]) for key in first.rows},
-            sketch,
-        )
-
-
-def audit(
-    head: "Head",
-    batches: Any,
-    delta: float = 0.05,
-    *,
-    alpha: float | None = None,
-    conditional: bool | None = None,
-) -> Audit:
-    """Audit a head or a baseline on held-out data that come in batches.
-
-    Moments are added up over the batches, so pixels and vocabularies are seen once and forgotten; heads whose s depends on all
-    examples at once keep a few numbers per example. However the data are cut, the audit is that of ``head.audit`` on all (to
-    rounding).
-
-    Args:
-        head: fitted head or baseline.
-        batches: an iterable of batches (a ``DataLoader``, a generator), or one batch. A batch is a tuple of the arguments of
-            ``head.audit`` without ``delta``, e.g. ``(scores, masks, groups)`` or ``(scores, masks, groups, weight)``, or a
-            mapping from their names.
-        delta: 1 - confidence of all intervals together.
-        alpha: judge by another alpha than the head's.
-        conditional: judge each group's own deviation (True) or the mass-weighted one (False); as the head if omitted.
-
-    Returns:
-        The audit: worst group first, certificate, cost, files.
-
-    Example:
-        >>> masks = torch.rand(200, 8, 8) < 0.5
-        >>> scores = torch.sigmoid(2 * masks + torch.randn(200, 8, 8))
-        >>> head = gmc.ThresholdHead(target=0.1, alpha=0.01).fit(scores, masks)
-        >>> audit = gmc.audit(head, zip(scores.split(64), masks.split(64)), delta=0.1)
-        >>> audit.num_examples, abs(audit.max_violation - head.audit(scores, masks).max_violation) < 1e-12
-        (200, True)
-    """
-    from torchgmc.heads.base import Head
-
-    if not isinstance(head, Head):
-        raise TypeError(f"`head` must be a head or a baseline, got {type(head).__name__}.")
-    checks.fraction("delta", delta)
-    parts = [_tally(head, batch, k) for k, batch in enumerate(_batches(batches))]
-    if not parts:
-        raise ValueError("`batches` holds no batch to audit.")
-    found = head._conclude(Tally.total(parts), delta)
-    if alpha is None and conditional is None:
-        return found
-    own = found.conditional if conditional is None else conditional
-    return found.view("conditional" if own else "mass-weighted", alpha)
-
-
-def _batches(batches: Any) -> Iterable[Any]:
-    one = isinstance(batches, Mapping) or (isinstance(batches, tuple | list) and batches and isinstance(batches[0], Tensor))
-    if one:
-        return [batches]
-    if isinstance(batches, Tensor | str) or not isinstance(batches, Iterable):
-        raise TypeError(
-            f"`batches` must be batches, or one: a tuple of the arguments of `audit`; got {type(batches).__name__}."
-        )
-    return batches
-
-
-def _tally(head: "Head", batch: Any, place: int) -> Tally:
-    with torch.no_grad():
-        if isinstance(batch, Mapping):
-            return head._tally(**batch)
-        if isinstance(batch, tuple | list):
-            return head._tally(*batch)
-    raise TypeError(
-        f"batch {place} of `batches` must be a tuple of the arguments of `audit`, or a mapping from their names, "
-        f"got {type(batch).__name__}."
-    )
 
 
 def _plain(value: Any) -> Any:

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from torchgmc.engine import hashing
+
 __all__ = ["OverlapWarning", "Sketch", "share", "warning_text"]
 
 #: Keys kept. An audit finds an overlap when about three or more of its examples have a key among the smallest.
@@ -45,7 +47,7 @@ class Sketch:
         if x.shape[1] >= MANY:
             mantissa, exponent = torch.frexp(x)
             x = torch.round(mantissa * 1024.0) + 4096.0 * exponent
-        return cls(_smallest(_keys(x)))
+        return cls(_smallest((hashing.row_keys(x) >> 16).bitwise_and_((1 << 48) - 1).to(torch.float64)))
 
     def __add__(self, other: "Sketch") -> "Sketch":
         """Sketch of both sets of examples."""
@@ -107,21 +109,6 @@ def _columns(part: Tensor) -> Tensor:
     flat = part.detach().flatten(1) if part.dim() > 1 else part.detach()[:, None]
     step = max(1, -(-flat.shape[1] // COLUMNS))
     return flat[:, ::step].to(torch.float64)
-
-
-def _keys(x: Tensor) -> Tensor:
-    """Hash of each row of float64 numbers: whole numbers below 2^48. Products of int64 wrap around, the same on any device."""
-    bits = (x + 0.0).view(torch.int64)  # + 0.0: a copy, with one zero
-    place = torch.arange(1, 2 * x.shape[1], 2, device=x.device) * -7046029254386353131  # odd, one for each column
-    code = _mix(_mix(bits).mul_(place).sum(1))
-    return (code >> 16).bitwise_and_((1 << 48) - 1).to(torch.float64)
-
-
-def _mix(code: Tensor) -> Tensor:
-    """Scramble in place: every bit of the high half of the result depends on every bit."""
-    code.mul_(-4417276706812531889)
-    code.bitwise_xor_((code >> 32).bitwise_and_(0xFFFFFFFF))
-    return code.mul_(-7046029254386353131)
 
 
 def _smallest(keys: Tensor) -> Tensor:

@@ -13,8 +13,8 @@ from html import escape
 from pathlib import Path
 from string import Template
 
-from torchgmc.deploy.io import write_atomically
 from torchgmc.engine import checks
+from torchgmc.engine.files import write_atomically
 
 __all__ = ["Picture", "Section", "Table", "write_file", "write_html"]
 
@@ -25,13 +25,14 @@ VERDICTS = ("holds", "violated", "undecided")
 class Table:
     """Rows of text under column names; columns named in ``numeric`` are set flush right, those in ``wrapped`` may break lines.
 
-    A cell that begins with one of the verdicts holds / violated / undecided is coloured.
+    A cell that begins with one of the verdicts holds / violated / undecided is coloured. ``caption`` is a line above.
     """
 
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
     numeric: Sequence[str] = ()
     wrapped: Sequence[str] = ()
+    caption: str = ""
 
 
 @dataclass(frozen=True)
@@ -120,7 +121,10 @@ def _table(table: Table) -> str:
     rows = "".join(
         f"<tr>{''.join(_cell(text, kind) for text, kind in zip(row, right, strict=True))}</tr>" for row in table.rows
     )
-    return f'<div class="scroll" tabindex="0"><table><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table></div>'
+    caption = f"<p>{escape(table.caption)}</p>" if table.caption else ""
+    return (
+        f'{caption}<div class="scroll" tabindex="0"><table><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table></div>'
+    )
 
 
 def _cell(text: str, kind: str) -> str:

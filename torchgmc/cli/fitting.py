@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -54,7 +55,7 @@ def fit(
     head: gmc.Head, source: Source, solver: str, eta: float | None, max_iter: int | None, holdout: float, seed: int
 ) -> Rows | None:
     """``head.fit`` block by block; returns which rows were held out, if any."""
-    head._check_solver(solver, eta, max_iter)
+    head.check_solver(solver, eta, max_iter)
     total = source.count()
     held = None
     if holdout:
@@ -62,21 +63,33 @@ def fit(
         held[np.random.default_rng(seed).permutation(total)[: round(total * holdout)]] = True
         if held.all() or not held.any():
             raise ValueError(f"--holdout {holdout:g} of {total} rows leaves none to fit on or none to audit.")
-    head.reset()
-    head._prepare(solver, eta, max_iter, total if held is None else int((~held).sum()))
-    takes = inspect.signature(head.observe).parameters
-    with show.progress("observe", total) as advance:
-        for block, arguments in source.blocks(head):
-            batch = {name: value for name, value in arguments.items() if name in takes}
-            if held is not None:
-                batch = _pick(batch, ~held[block.start : block.stop])
-            try:
-                head.observe(**batch)
-            except (ValueError, TypeError) as error:
-                raise source.locate(block, error) from error
-            advance(block.stop - block.start)
-    head.calibrate(solver=solver, eta=eta, max_iter=max_iter)
+    with show.progress("observe", total) as advance, _located(source) as looking_at:
+
+        def batches() -> Iterator[dict[str, Tensor]]:
+            for block, arguments in source.blocks(head):
+                looking_at(block)
+                batch = {name: value for name, value in arguments.items() if name in head.arguments}
+                yield batch if held is None else _pick(batch, ~held[block.start : block.stop])
+                looking_at(None)
+                advance(block.stop - block.start)
+
+        head.fit_batches(batches(), solver, eta, max_iter)
     return held
+
+
+@contextmanager
+def _located(source: Source) -> Iterator[Callable[[Block | None], None]]:
+    """An error raised while the head looks at a block says which rows these are."""
+    here: Block | None = None
+
+    def look(block: Block | None) -> None:
+        nonlocal here
+        here = block
+
+    try:
+        yield look
+    except (ValueError, TypeError) as error:
+        raise error if here is None else source.locate(here, error) from error
 
 
 def audit(head: gmc.Head, source: Source, delta: float, held: Rows | None = None, **view: Any) -> gmc.Audit:
@@ -90,25 +103,20 @@ def audit(head: gmc.Head, source: Source, delta: float, held: Rows | None = None
         view: ``alpha`` and ``conditional`` of :func:`torchgmc.audit`.
     """
     total = source.count()
-    here: Block | None = None  # what the head is looking at
-    with show.progress("audit", total) as advance:
+    with show.progress("audit", total) as advance, _located(source) as looking_at:
 
         def batches() -> Iterator[dict[str, Tensor]]:
-            nonlocal here
             for block, arguments in source.blocks(head):
                 rows = None if held is None else held[block.start : block.stop]
                 if rows is None or rows.any():
-                    here = block
+                    looking_at(block)
                     yield arguments if rows is None else _pick(arguments, rows)
-                    here = None
+                    looking_at(None)
                 advance(block.stop - block.start)
 
-        try:
-            with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", message=".*also used to calibrate")  # it is the note of the audit, shown
-                return gmc.audit(head, batches(), delta, **view)
-        except (ValueError, TypeError) as error:
-            raise error if here is None else source.locate(here, error) from error
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*also used to calibrate")  # it is the note of the audit, shown
+            return gmc.audit(head, batches(), delta, **view)
 
 
 def _pick(batch: dict[str, Tensor], rows: Rows) -> dict[str, Tensor]:

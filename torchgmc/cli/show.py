@@ -14,7 +14,6 @@ from typing import Any
 import typer
 
 import torchgmc as gmc
-from torchgmc.heads.probability import solver as probabilities
 
 __all__ = ["command", "fit_content", "print_audit", "print_fit", "print_json", "progress", "say"]
 
@@ -57,7 +56,7 @@ def fit_content(head: gmc.Head) -> dict[str, Any]:
     before, after = (table.flatten().tolist() for table in (fit.violations_before, fit.violations_after))
     rows = [
         {"name": name, "before": _finite(first), "after": _finite(last)}
-        for name, first, last in zip(_names(head, fit.violations_before.shape[1]), before, after, strict=True)
+        for name, first, last in zip(head.test_functions().all(), before, after, strict=True)
     ]
     return {
         "converged": fit.converged,
@@ -68,21 +67,6 @@ def fit_content(head: gmc.Head) -> dict[str, Any]:
         "worst_after": max(map(abs, after), default=0.0),
         "violations": sorted(rows, key=lambda row: -max(abs(row["before"] or 0.0), abs(row["after"] or 0.0))),
     }
-
-
-def _names(head: gmc.Head, columns: int) -> list[str]:
-    """A name for each g, as in an audit."""
-    what = [""] * columns if columns == 1 else [str(column) for column in range(columns)]
-    if isinstance(head, gmc.DistributionHead):
-        what = list(head.attributes)
-    elif isinstance(head, gmc.ProbabilityHead):
-        promise = head._promise(head.offsets.device)
-        what = [probabilities.cell_name(column, promise, head.columns).removeprefix(", ") for column in range(columns)]
-    elif columns > 1:
-        kind = "class {}" if isinstance(head, gmc.ThresholdHead) else f"q in level set {{}} of {columns}"
-        what = [kind.format(column + (kind[0] == "q")) for column in range(columns)]
-    who = head.promises if isinstance(head, gmc.TreeHead) else head.groups
-    return [f"{row} / {column}" if column else row for row in who for column in what]
 
 
 def print_fit(head: gmc.Head, audit: gmc.Audit | None, files: dict[str, Path], most: int) -> None:

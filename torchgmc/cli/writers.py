@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from torchgmc.cli.tables import SUFFIXES, Array
-from torchgmc.deploy.io import write_atomically
 from torchgmc.engine.extras import require
+from torchgmc.engine.files import write_atomically
 
 __all__ = ["check_file", "write_rows"]
 

@@ -9,8 +9,8 @@ import numpy as np
 from torchgmc.datasets._download import fetch_all, github_files
 from torchgmc.datasets._files import write_table
 from torchgmc.datasets._skin import erode, lab, skin_tone
-from torchgmc.deploy.io import write_atomically
 from torchgmc.engine.extras import require
+from torchgmc.engine.files import write_atomically
 
 REPOSITORY, COMMIT, FOLDER = "massimomauro/FASSEG-repository", "7817f33", "FASSEG-repository"
 SIDE = 192

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from torchgmc.deploy.io import write_atomically
+from torchgmc.engine.files import write_atomically
 
 #: The folder of the data when a class is not given one.
 VARIABLE = "TORCHGMC_DATA"

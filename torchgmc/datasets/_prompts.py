@@ -9,7 +9,7 @@ from typing import Any
 
 from torchgmc.datasets._download import fetch_all, github_files
 from torchgmc.datasets._files import write_lines
-from torchgmc.deploy.io import write_atomically
+from torchgmc.engine.files import write_atomically
 
 DEBIAS = ("pliang279/sent_debias", "1be02d4", "sent_debias")
 EXAMPLES = ("pytorch/examples", "77f55b9", "examples")

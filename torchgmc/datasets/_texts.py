@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from torchgmc.datasets._download import Remote, fetch, fetch_all, github_files
 from torchgmc.datasets._files import write_lines
 from torchgmc.datasets._sheets import columns_of
-from torchgmc.deploy.io import write_atomically
+from torchgmc.engine.files import write_atomically
 
 WOS = Remote(
     "https://data.mendeley.com/public-files/datasets/9rw3vkcfy4/files/c9ea673d-5542-44c0-ab7b-f1311f7d61df/file_downloaded",

@@ -1,7 +1,6 @@
 """Adapters: how scores come out of a model's output, how the head's result goes back, and how a loader's batch divides."""
 
 import copy
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -227,25 +226,25 @@ class Adapter:
 
     def observation(self, head: Head, output: Any, batch: Batch) -> dict[str, Any]:
         """Arguments of ``head.observe`` for one batch."""
-        names = list(inspect.signature(head.observe).parameters)
-        if wants(head) == "groups":
+        if head.takes == "groups":
             if self.conformity is None:
                 raise ValueError(
-                    "a QuantileHead learns from conformity scores: give Adapter(conformity=function of output and target)."
+                    f"a {type(head).__name__} learns from conformity scores: give Adapter(conformity=function of output and "
+                    "target)."
                 )
             first = self.conformity(output, batch.target)
         else:
             first = self.at_position(self.scores(output), batch, head)
-        values = {names[0]: first}
-        if len(names) > 1 and names[1] not in ("groups", "weight"):
+        values = {head.arguments[0]: first}
+        if head.truth:
             if batch.target is None:
                 raise ValueError(
-                    f"the batch has no {names[1]} for a {type(head).__name__} to learn from: none under the usual keys "
+                    f"the batch has no {head.truth} for a {type(head).__name__} to learn from: none under the usual keys "
                     f"({', '.join(TARGETS)}) or as second entry; say where with adapter=Adapter(target=...)."
                 )
-            values[names[1]] = like_scores(batch.target, first) if names[1] == "masks" else batch.target
-        if takes_groups(head) or (may_take_groups(head) and batch.groups is not None):
-            values["groups" if "groups" in names else "x"] = batch.groups
+            values[head.truth] = like_scores(batch.target, first) if head.truth == "masks" else batch.target
+        if head.needs_groups or (head.may_take_groups and batch.groups is not None):
+            values[head.member_argument] = batch.groups
         return values
 
     def apply(self, head: Any, scores: Tensor, member: Tensor | None, inputs: Mapping[str, Tensor], **softness: Any) -> Tensor:
@@ -280,7 +279,7 @@ class Adapter:
 
     def at_position(self, scores: Tensor, batch: Batch, head: Head) -> Tensor:
         """The rows ``(n, vocabulary)`` of a language model's logits that a batch is about."""
-        if wants(head) != "logits" or scores.dim() != 3:
+        if head.takes != "logits" or scores.dim() != 3:
             return scores
         rows = torch.arange(len(scores), device=scores.device)
         inputs = named(batch.args, batch.kwargs)
@@ -321,35 +320,16 @@ def adapt(model: nn.Module, head: Head, adapter: Adapter | None) -> Adapter:
         raise TypeError(f"`adapter` must be an Adapter, got {type(adapter).__name__}.")
     base = adapter or Adapter()
     made = copy.copy(base)
-    made.log_probs = wants(head) == "logits"
+    made.log_probs = head.takes == "logits"
     # A language model of transformers makes new logits in each call; of other modules (the identity!) that is not known.
     made.own_logits = made.activation in ("auto", "none") and type(model).__module__.split(".")[0] == "transformers"
-    made.binary = type(head).__name__ == "ProbabilityHead" and getattr(head, "num_classes", None) is None
+    made.binary = head.one_event
     if base.activation != "auto":
         return made
     made.activation = "none"
-    if wants(head) == "probs" and gives_logits(model):
+    if head.takes == "probs" and gives_logits(model):
         made.activation = _activation(model, head, base.channel)
     return made
-
-
-def wants(head: Head) -> str:
-    """What the head's ``forward`` takes first: ``"scores"`` (as they are), ``"probs"``, ``"logits"`` or ``"groups"``."""
-    first = next(iter(inspect.signature(head.forward).parameters))
-    if first == "scores" and getattr(head, "probabilities", False):
-        return "probs"
-    return first
-
-
-def takes_groups(head: Head) -> bool:
-    """Must this head's ``forward`` be given a membership?"""
-    names = inspect.signature(head.forward).parameters
-    return head.grouped and ("groups" in names or ("x" in names and getattr(head, "static", True)))
-
-
-def may_take_groups(head: Head) -> bool:
-    """A :class:`~torchgmc.GMCHead` whose sets depend on f may be given something to compute them from, or nothing."""
-    return "x" in inspect.signature(head.forward).parameters and not getattr(head, "static", True)
 
 
 def gives_logits(model: nn.Module) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torchgmc.deploy.adapters import Adapter, adapt, beside, may_take_groups, named, takes_groups, wants
+from torchgmc.deploy.adapters import Adapter, adapt, beside, named
 from torchgmc.engine import soft
 from torchgmc.groups.groups import Groups
 from torchgmc.heads.base import Head
@@ -89,8 +89,8 @@ class CalibratedModel(nn.Module):
         self.model, self.head, self.adapter = model, head, adapter
         self.group_key = groups if isinstance(groups, str) else None
         self.group_source = groups if callable(groups) else None
-        self.takes_groups, self.may_take_groups = takes_groups(head), may_take_groups(head)
-        self.wants = wants(head)
+        self.takes_groups, self.may_take_groups = head.needs_groups, head.may_take_groups
+        self.wants = head.takes
         self.mode, self.temperature = "hard", 0.1
         self._looked = False  # at the range of the first scores
 

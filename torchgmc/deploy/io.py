@@ -3,8 +3,7 @@
 import hashlib
 import json
 import os
-import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor
 
 from torchgmc.engine import checks
+from torchgmc.engine.files import write_atomically
 from torchgmc.heads.base import Head
 
 #: Version of the file layout. A file of a later schema is refused.
@@ -108,27 +108,6 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
             f"{path.name!r} has file schema {body['schema']}, this version of torchgmc reads up to {SCHEMA}; upgrade torchgmc."
         )
     return body, tensors
-
-
-def write_atomically(path: Path, write: Callable[[Path], Any]) -> None:
-    """Call ``write`` on a temporary file in the same folder, then rename it to ``path``."""
-    if path.is_dir():
-        raise IsADirectoryError(f"{str(path)!r} is a folder; give a file name.")
-    if not path.parent.is_dir():
-        raise FileNotFoundError(f"the folder {str(path.parent)!r} does not exist; make it first.")
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
-    os.close(handle)
-    part = Path(name)
-    try:
-        write(part)
-        umask = os.umask(0)
-        os.umask(umask)
-        part.chmod(0o666 & ~umask)  # mkstemp makes private files
-        with part.open("rb") as file:
-            os.fsync(file.fileno())
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def _checksum(text: str, tensors: dict[str, Tensor]) -> str:

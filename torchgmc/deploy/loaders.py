@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
 from torch import distributed as dist
+from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
 from torchgmc import distributed
@@ -50,7 +50,7 @@ def figure(head: Head) -> "Figure":
     matplotlib = require("matplotlib.figure", extra="report")
     report = head.report
     assert report is not None
-    names = labels(head, report.violations_before)
+    names = head.test_functions().all()
     made: Figure = matplotlib.Figure(figsize=(8, 1.5 + 0.3 * len(names)), layout="constrained")
     axes = made.add_subplot()
     axes.axvspan(-head.alpha, head.alpha, color="#009E73", alpha=0.16, lw=0, label=f"promised: within {head.alpha:g}")
@@ -64,15 +64,6 @@ def figure(head: Head) -> "Figure":
     axes.set_xlabel("violation")
     axes.legend()
     return made
-
-
-def labels(head: Head, table: Tensor) -> list[str]:
-    """A name for each g of a table of violations."""
-    names: list[str] = getattr(head, "promises", head.groups)
-    rows = names if len(names) == len(table) else [str(i) for i in range(len(table))]
-    named = list(getattr(head, "attributes", []))
-    columns = named if len(named) == table.shape[1] else [str(i) for i in range(table.shape[1])]
-    return [row if table.shape[1] == 1 else f"{row}/{column}" for row in rows for column in columns]
 
 
 def progress(trainer: "Trainer", batches: Iterable[Any], name: str) -> Iterable[Any]:

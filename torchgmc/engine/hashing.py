@@ -1,7 +1,11 @@
-"""Tie-breaking noise that is a function of the input: the same input gets the same answer in every format.
+"""Hashes of numbers: tie-breaking noise that is a function of the input, and keys of whole rows.
+
+Noise: the same input gets the same answer in every format.
 
 Whole numbers below 2^53 are exact in float64, so sums, products and floors of them are the same in eager mode, TorchScript,
-torch.export and ONNX, on any device and in any order. Everything here is arithmetic modulo 2^22 on such numbers.
+torch.export and ONNX, on any device and in any order. Noise is arithmetic modulo 2^22 on such numbers.
+
+Keys: 64-bit integers, whose products wrap around, the same on any device.
 """
 
 import torch
@@ -70,3 +74,47 @@ def add(scores: Tensor, width: float) -> Tensor:
         return scores
     spread = noise(scores.detach())  # a constant to derivatives: it jumps with the scores
     return scores.to(spread.dtype) + width * spread
+
+
+# -- keys of rows ------------------------------------------------------------------------------------------------------------
+
+
+def mix64(code: Tensor) -> Tensor:
+    """Scramble int64 numbers in place: every bit of the high half of the result depends on every bit."""
+    code.mul_(-4417276706812531889)
+    code.bitwise_xor_((code >> 32).bitwise_and_(0xFFFFFFFF))
+    return code.mul_(-7046029254386353131)
+
+
+def places64(count: int, device: torch.device) -> Tensor:
+    """Odd int64 multipliers without a pattern, one for each of ``count`` places."""
+    place = torch.arange(1, count + 1, device=device) * -7046029254386353131
+    place = (place ^ (place >> 30)) * -4658895280553007687  # the finaliser of splitmix64
+    place = (place ^ (place >> 27)) * -7723592293110705685
+    return (place ^ (place >> 31)) | 1
+
+
+def row_keys(*parts: Tensor) -> Tensor:
+    """A 64-bit key of each example from all of its numbers; equal examples have equal keys.
+
+    Args:
+        parts: tensors with one row per example, ``(n, ...)``, of any real type.
+
+    Returns:
+        int64, ``(n,)``.
+
+    Example:
+        >>> x = torch.rand(5, 3)
+        >>> torch.equal(row_keys(x)[2:3], row_keys(x[2:3].double()))
+        True
+    """
+    total = torch.zeros(len(parts[0]), dtype=torch.int64, device=parts[0].device)
+    place = 0
+    for part in parts:
+        flat = part.detach().reshape(len(part), -1)
+        for some in torch.split(flat, 1 << 12, 1):
+            bits = (some.to(torch.float64) + 0.0).view(torch.int64)  # + 0.0: a copy, with one zero
+            weight = places64(place + some.shape[1], part.device)[place:]
+            total += mix64(bits).mul_(weight).sum(1)
+            place += some.shape[1]
+    return mix64(total)

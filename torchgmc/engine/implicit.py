@@ -32,7 +32,7 @@ from torch import Tensor
 
 from torchgmc.engine.lasso import solve_lasso
 
-__all__ = ["CellProblem", "minimise", "optimum"]
+__all__ = ["CellProblem", "SoftPinball", "cell_sums", "check_members", "check_some", "minimise", "optimum", "slack_of"]
 
 #: Newton steps, and halvings of one.
 STEPS, HALVINGS = 200, 50
@@ -223,3 +223,87 @@ def _descend(problem: CellProblem, theta: Tensor, slack: Tensor, inputs: tuple[T
             break
         theta, value, slope = trial, trial_value, trial_slope
     return theta
+
+
+# -- parts that several heads share ------------------------------------------------------------------------------------------
+
+
+def cell_sums(values: Tensor, place: Tensor, shift: Tensor) -> Tensor:
+    """Sums of rows ``(n, k)`` by place, ``(len(shift), k)``."""
+    return torch.zeros(len(shift), values.shape[1], dtype=values.dtype, device=values.device).index_add(0, place, values)
+
+
+class SoftPinball(CellProblem):
+    r"""Mean over the scores that count of T softplus((lambda - h)/T) - sigma lambda, with lambda = base - shift.
+
+    Its derivative in lambda is :math:`\sigma((\lambda - h)/T) - \sigma`. Inputs are the scores h and their bases, ``(N,)``.
+
+    Args:
+        row: cell * C + class of each score, ``(N,)``.
+        share: weight of each score, ``(N,)``; those of one class sum to 1.
+        target: of each score, ``(N,)``.
+        tilt: membership of the cells, ``(c, a)``.
+        columns: C.
+        temperature: T.
+        widest: temperature at which the fit begins (it cools down to T).
+    """
+
+    def __init__(
+        self, row: Tensor, share: Tensor, target: Tensor, tilt: Tensor, columns: int, temperature: float, widest: float
+    ) -> None:
+        super().__init__(tilt, columns)
+        self.row, self.share, self.target, self.temperature, self.widest = row, share, target, temperature, widest
+
+    def _excess(self, shift: Tensor, scores: Tensor, base: Tensor) -> tuple[Tensor, Tensor]:
+        """lambda and (lambda - h) / T of each score."""
+        lam = base.to(torch.float64) - shift.flatten()[self.row]
+        return lam, (lam - scores.to(torch.float64)) / self.temperature
+
+    def measure(self, shift: Tensor, *inputs: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean smooth pinball loss, and minus the excess of the risk in each cell."""
+        lam, x = self._excess(shift, *inputs)
+        value = (self.share * (self.temperature * torch.nn.functional.softplus(x) - self.target * lam)).sum()
+        return value, cell_sums((self.share * (self.target - torch.sigmoid(x)))[:, None], self.row, shift.flatten()).view_as(
+            shift
+        )
+
+    def spread(self, shift: Tensor, *inputs: Tensor) -> Tensor:
+        """Density of the smoothed scores at the thresholds; classes do not mix."""
+        _, x = self._excess(shift, *inputs)
+        values = self.share * torch.sigmoid(x) * torch.sigmoid(-x) / self.temperature
+        return torch.diag_embed(cell_sums(values[:, None], self.row, shift.flatten()).view_as(shift))
+
+    def stages(self) -> Iterator[CellProblem]:
+        """From a temperature as wide as the scores down to T: far from its scores a sharp step has no slope to follow."""
+        width = self.widest
+        while width > 2 * self.temperature:
+            yield SoftPinball(self.row, self.share, self.target, self.tilt, self.columns, width, width)
+            width /= 4
+        yield self
+
+
+def slack_of(own: float, alpha: Any, like: Tensor) -> Tensor:
+    """alpha, or the head's own for None, as a float64 scalar tensor; a tensor keeps its derivative."""
+    if isinstance(alpha, Tensor):
+        if alpha.dim() != 0 or not alpha.is_floating_point():
+            raise ValueError(f"`alpha` must be a number or a floating tensor of shape (), got shape {tuple(alpha.shape)}.")
+        return alpha.to(like.device, torch.float64)
+    if alpha is not None and (isinstance(alpha, bool) or not isinstance(alpha, int | float) or not 0 <= alpha < float("inf")):
+        raise ValueError(f"`alpha` must be a finite number of at least 0, got {alpha!r}.")
+    return torch.tensor(own if alpha is None else alpha, dtype=torch.float64, device=like.device)
+
+
+def check_members(groups: list[str], share: Tensor) -> None:
+    """Every group has examples; share is P(A), ``(a, ...)``."""
+    empty = (share.detach() <= 0).flatten(1).any(1).nonzero() if share.dim() > 1 else (share.detach() <= 0).nonzero()
+    if len(empty):
+        raise ValueError(
+            f"group {groups[int(empty[0])]!r} has no examples in this batch ({len(empty)} such in all): its offset has "
+            "nothing to be fitted to. Use larger (or stratified) batches, or leave the group out."
+        )
+
+
+def check_some(name: str, tensor: Tensor) -> None:
+    """There are examples."""
+    if len(tensor) == 0:
+        raise ValueError(f"`{name}` holds no examples: there is nothing to fit.")

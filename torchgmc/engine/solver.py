@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from torchgmc.engine.folds import Pair, Splits
+from torchgmc.engine.hashing import places64
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
@@ -72,8 +75,8 @@ class Problem(Protocol):
     #: Membership depends on f: steps are damped and the best iterate is kept.
     dynamic: bool
 
-    def violations(self, split: int | None = None) -> Tensor:
-        """Signed violations at the current f, (a, u); over splits 2t - 1 and 2t of the data if ``split`` = t."""
+    def violations(self, split: Pair | None = None) -> Tensor:
+        """Signed violations at the current f, (a, u); over two splits of the data if ``split`` is given."""
         ...
 
     def line_search(self, who: Tensor, what: Tensor, violation: Tensor) -> Tensor:
@@ -116,6 +119,7 @@ def run(
     max_iter: int = 1000,
     tolerance: Tensor | None = None,
     patience: int = 50,
+    splits: Splits | None = None,
 ) -> Result:
     r"""Run Algorithm 1 (``"paper"``), its exact line-search form (``"exact"``) or Algorithm 2 (``"fresh"``).
 
@@ -136,6 +140,7 @@ def run(
         tolerance: largest |violation| of each g, shape ``(a, u)``; alpha everywhere if omitted.
         patience: with dynamic groups, or where steps are as small as the grid of f, stop after so many steps without a better
             worst violation.
+        splits: of the data, for ``"fresh"``.
 
     Returns:
         The report, and the log of the steps that lead to the f left in ``problem``.
@@ -144,7 +149,7 @@ def run(
     before = problem.violations()
     if tolerance is None:
         tolerance = torch.full_like(before, alpha)
-    search = _Search(problem, tolerance, solver, eta, before)
+    search = _Search(problem, tolerance, solver, eta, before, splits)
     reason = search.until_done(max_iter, patience)
     after = problem.violations()
     worst = int((after.abs() / tolerance).argmax()) if after.numel() else 0
@@ -163,8 +168,16 @@ def run(
 class _Search:
     """The loop's bookkeeping: every quantity stays on the device and is read once per batch of steps."""
 
-    def __init__(self, problem: Problem, tolerance: Tensor, solver: str, eta: float | None, before: Tensor) -> None:
-        self.problem, self.tolerance, self.solver = problem, tolerance, solver
+    def __init__(
+        self,
+        problem: Problem,
+        tolerance: Tensor,
+        solver: str,
+        eta: float | None,
+        before: Tensor,
+        splits: Splits | None,
+    ) -> None:
+        self.problem, self.tolerance, self.solver, self.splits = problem, tolerance, solver, splits
         self.eta = before.new_tensor(eta if eta is not None else 0.0)
         self.bar = 0.75 if solver == "fresh" else 1.0
         self.blocked = torch.zeros_like(before, dtype=torch.bool)
@@ -179,7 +192,7 @@ class _Search:
         self.least = 2.0 * float(getattr(problem, "unit", 0.0))  # where f lives on a grid: steps that are rounding
 
     def step(self, t: int) -> None:
-        table = self.problem.violations(t if self.solver == "fresh" else None)
+        table = self.problem.violations(None if self.splits is None else self.splits.pair(t))
         ratio = (table.abs() / self.tolerance).flatten()
         free = ratio.masked_fill(self.blocked.flatten(), -1.0)
         index = free.argmax()
@@ -265,10 +278,7 @@ def fingerprint(state: Tensor, quantum: Tensor) -> Tensor:
     f is taken in millionths of the step, so that rounding does not tell two visits apart.
     """
     levels = torch.round(state.flatten() / quantum * 1e6).to(torch.int64)
-    weight = torch.arange(1, levels.numel() + 1, device=levels.device) * -7046029254386353131
-    weight = (weight ^ (weight >> 30)) * -4658895280553007687  # the finaliser of splitmix64: weights without a pattern
-    weight = (weight ^ (weight >> 27)) * -7723592293110705685
-    return (levels * (weight ^ (weight >> 31))).sum()
+    return (levels * places64(levels.numel(), levels.device)).sum()
 
 
 def _worst_tensor(table: Tensor) -> Tensor:

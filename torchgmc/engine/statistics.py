@@ -9,9 +9,14 @@ _Same = TypeVar("_Same", bound="PerExample")
 
 
 class PerExample:
-    """Base of a dataclass whose fields are tensors with one row an example, ``weight`` ``(n,)`` among them."""
+    """Base of a dataclass whose fields are tensors with one row per example, membership and ``weight`` ``(n,)`` among them."""
 
+    member: Tensor
     weight: Tensor
+
+    def cells(self) -> tuple[Tensor, Tensor]:
+        """Membership and weight of each example."""
+        return self.member, self.weight
 
     def __add__(self: _Same, other: _Same) -> _Same:
         """Both sets of examples."""
@@ -20,6 +25,10 @@ class PerExample:
     def clone(self: _Same) -> _Same:
         """A copy: the batch it was made from may be overwritten."""
         return type(self)(*(tensor.clone() for tensor in vars(self).values()))
+
+    def content(self) -> tuple[Tensor, ...]:
+        """What tells examples apart."""
+        return tuple(vars(self).values())
 
     @property
     def rows(self) -> int:

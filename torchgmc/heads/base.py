@@ -1,35 +1,49 @@
-"""What every head shares: names, options, the fitted flag, fit = reset + observe + calibrate."""
+"""The contract of a head: what it must give, and all that follows from it."""
 
 import copy
 import functools
-import warnings
-from dataclasses import replace
-from typing import Any, ClassVar, Optional
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Optional, TypeVar
 
 import torch
 from torch import Tensor
 
 from torchgmc import distributed
-from torchgmc.audits import overlap
-from torchgmc.audits.audit import Audit, Tally
+from torchgmc.audits import measure, overlap
+from torchgmc.audits.audit import Audit
+from torchgmc.audits.page import Table
 from torchgmc.engine import checks
 from torchgmc.engine.float64 import Float64Module
 from torchgmc.engine.scripting import is_scripting
 from torchgmc.engine.solver import SOLVERS, Report
+from torchgmc.engine.values import Names, Values
 from torchgmc.groups.groups import Groups, check_groups
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_Same = TypeVar("_Same", bound="Head")
+#: Held while statistics are added: several threads may observe.
+_KEEPING = threading.RLock()
 
 
 class Head(Float64Module):
     """A small module behind a trained model, fitted so that a promise holds for every group at once.
 
-    A subclass gives ``observe`` (a batch becomes statistics), ``calibrate`` (statistics become buffers), ``forward`` (buffers
-    change an output) and ``audit`` (a promise is measured on held-out data).
+    A subclass must give
 
-    ``observe`` gives the statistics of a batch to ``self._keep``: a dataclass with ``__add__`` whose fields are tensors of its
-    own (the caller may use the batch's memory again). Their sum is ``self.statistics``, None before the first example;
-    statistics that keep something of every example say of how many in ``rows``. ``calibrate`` is decorated with
-    :func:`torchgmc.distributed.pooled`: under ``torch.distributed`` it finds the sum over all ranks there, so that every rank
-    ends with the state of one process over all the data. A new head need do no more for it.
+    - ``observe(...)``: a batch becomes statistics, passed to :meth:`keep`, and is forgotten. They are a dataclass with
+      ``__add__`` whose fields are tensors of their own (the caller may overwrite the batch); their sum is ``self.statistics``.
+      Statistics that keep something of every example say of how many in ``rows``;
+    - ``calibrate(...)``: ``self.statistics`` become fitted buffers. It ends with :meth:`mark_fitted`. Decorated with
+      :func:`torchgmc.distributed.pooled` it finds the statistics of all ranks;
+    - ``forward(...)``: buffers change an output;
+    - ``reset()``: buffers as they were before the fit; it ends with :meth:`mark_unfitted`;
+    - ``values(...)``: what the promise is about, s and who, on a batch.
+
+    From these follow ``fit``, ``fit_batches``, ``audit``, reports, metrics, penalties, monitoring, saving, attaching and
+    exporting. What else a subclass may say of itself are the class attributes below and the methods of the second part.
 
     Args:
         alpha: largest violation allowed.
@@ -39,14 +53,31 @@ class Head(Float64Module):
     """
 
     fitted: Tensor
-    seen: Tensor
     #: Arguments of ``__init__`` that rebuild the head; their values are written to saved files.
     settings: ClassVar[tuple[str, ...]] = ("alpha", "groups", "conditional", "jitter")
+    #: Of them, those that matter for a fit only: heads that differ in them have the same ``forward``.
+    fit_only: ClassVar[tuple[str, ...]] = ("alpha", "conditional")
+    #: Names of what ``observe`` takes, in order: what comes from the model, the truth if there is one, groups, weight.
+    arguments: ClassVar[tuple[str, ...]] = ("scores", "groups", "weight")
+    #: Which of them is the truth; empty if the head learns without.
+    truth: ClassVar[str] = ""
+    #: Names of what ``audit`` takes besides, to measure costs.
+    audit_only: ClassVar[tuple[str, ...]] = ()
+    #: What ``forward`` takes of the model: ``"scores"`` as they are, ``"probs"``, ``"logits"``, or only ``"groups"``.
+    takes: str = "scores"
+    #: The groups do not depend on f: each must have examples.
+    static: bool = True
+    #: The promise compares with everybody's mean: :attr:`Values.mean` is given.
+    relative: ClassVar[bool] = False
+    #: ``forward`` takes the probability of one event, ``(n,)``.
+    one_event: bool = False
     #: Buffers that grow in a fit along their first dimension (a log); a saved state may be of any length.
-    _growing: ClassVar[tuple[str, ...]] = ()
+    growing: ClassVar[tuple[str, ...]] = ()
+    #: Buffers that older files call otherwise: from the old name to the new.
+    renamed: ClassVar[dict[str, str]] = {}
     #: Does ``calibrate`` fit something to the data? If not, an audit may use the same data.
-    _fits: ClassVar[bool] = True
-    __jit_unused_properties__: ClassVar[list[str]] = ["statistics"]
+    fits: ClassVar[bool] = True
+    __jit_unused_properties__: ClassVar[list[str]] = ["statistics", "member_argument", "needs_groups", "may_take_groups"]
 
     def __init__(self, alpha: float, groups: Any = None, conditional: bool = False, jitter: float = 0.0) -> None:
         super().__init__()
@@ -61,11 +92,26 @@ class Head(Float64Module):
         self.register_buffer("fitted", torch.tensor(False))
         self.is_fitted = False  # mirrors the buffer: forward may read it without looking at a tensor's value
         self.report: Optional[Report] = None  # noqa: UP045  # TorchScript reads Optional
-        self.register_buffer("seen", overlap.nothing())  # keys of the calibration data, for audits
-        self._parts: tuple[Any, ...] = ()  # statistics, see `_keep`
-        self.observed: overlap.Sketch | None = None  # the same of this process's examples, while they come in
+        self._parts: tuple[Any, ...] = ()  # statistics, see `keep`
+        self.observed: overlap.Sketch | None = None  # keys of the examples observed by this process
+        self.calibrated_on: overlap.Sketch | None = None  # keys of the calibration data; in no file unless asked for
 
-    # -- what a subclass gives ---------------------------------------------------------------------------------------
+    @property
+    def member_argument(self) -> str:
+        """The argument that says who is in which group."""
+        return "groups" if "groups" in self.arguments else "x"
+
+    @property
+    def needs_groups(self) -> bool:
+        """Must every call be given a membership?"""
+        return self.grouped and (self.static or "groups" in self.arguments)
+
+    @property
+    def may_take_groups(self) -> bool:
+        """May a call be given something that the sets are computed from?"""
+        return not self.static and "x" in self.arguments
+
+    # -- what a subclass must give -----------------------------------------------------------------------------------
 
     def observe(self, *args: Any, **kwargs: Any) -> None:
         """Turn a batch into statistics and forget the batch."""
@@ -77,62 +123,185 @@ class Head(Float64Module):
 
     def reset(self) -> None:
         """Forget the statistics, the fitted state and the report."""
-        raise NotImplementedError  # abstract
+        self.mark_unfitted()
 
-    def _tally(self, *args: Any, **kwargs: Any) -> Tally:
-        """What an audit needs of one batch: takes the arguments of ``audit`` but ``delta``."""
-        raise NotImplementedError  # abstract
+    def values(self, *args: Any, **kwargs: Any) -> Values:
+        """s and who of a batch, given by the arguments of ``observe`` without ``weight``.
 
-    def _audit(self, tally: Tally, delta: float) -> Audit:
-        """The audit of all batches."""
-        raise NotImplementedError  # abstract
+        At the fitted f, or at f0 before the fit. ``softness=None`` gives the hard values that the promise is about; a number is
+        the width of soft steps, for values with a derivative.
+        """
+        raise NotImplementedError(f"a {type(self).__name__} does not say what its promise is about: write `values`.")
 
-    # -- what is shared ----------------------------------------------------------------------------------------------
+    # -- what a subclass may say -------------------------------------------------------------------------------------
+
+    def test_functions(self) -> Names:
+        """Names of the sets and of the directions: the rows and columns of every table of violations."""
+        return Names(self.groups, [""])
+
+    def s_range(self) -> tuple[Any, Any] | None:
+        """Smallest and largest s that can occur: numbers, or tensors ``(u,)``. None if unknown: then the data tell.
+
+        Of a promise about everybody's mean, the range before the mean is taken off.
+        """
+        return None
+
+    def s_target(self) -> Tensor | float:
+        """What was taken off the risk to give s: a number, or ``(u,)``; tables show both."""
+        return 0.0
+
+    def softness(self) -> float:
+        """Default width of a soft step."""
+        return 0.1
+
+    def audit_sums(self, weight: Tensor, **batch: Any) -> dict[str, Tensor]:
+        """Sums over a batch from which costs follow; they are added over batches."""
+        return {}
+
+    def audit_rows(self, **batch: Any) -> dict[str, Tensor]:
+        """Numbers of each example that :meth:`audit_summary` needs besides s, first dimension n."""
+        return {}
+
+    def audit_summary(self, tally: measure.Tally) -> dict[str, Any]:
+        """Parts of an :class:`~torchgmc.Audit` that this head knows about: ``cost``, ``note``, ``details``, ``columns``."""
+        return {}
+
+    def group_thresholds(self, member: Tensor, fitted: bool = True) -> Tensor:
+        """Threshold of each membership ``(c, a)``, ``(c, C)`` on the CPU, where it depends on the groups only; or f0's."""
+        raise TypeError(f"the output of a {type(self).__name__} is not a threshold per combination of groups.")
+
+    def figures(self, audit: Audit | None) -> dict[str, "Callable[[bool], Figure]"]:
+        """Figures of what was fitted, for the report: from a caption to a function of ``dark`` that draws."""
+        return {}
+
+    def tables(self, audit: Audit | None) -> list[Table]:
+        """Tables of what was fitted, for the report."""
+        return []
+
+    def prepare(self, solver: str, eta: float | None, max_iter: int | None) -> None:
+        """Choose the statistics that a solver needs, before the first batch."""
+
+    # -- fit ---------------------------------------------------------------------------------------------------------
+
+    def fit(
+        self: _Same,
+        *data: Any,
+        solver: str = "exact",
+        eta: float | None = None,
+        max_iter: int | None = None,
+        **options: Any,
+    ) -> _Same:
+        """:meth:`fit_batches` with one batch, given as to ``observe``; returns the head."""
+        return self.fit_batches([self.bind(*data, **options)], solver, eta, max_iter)
+
+    def fit_batches(
+        self: _Same,
+        batches: Iterable[Any],
+        solver: str = "exact",
+        eta: float | None = None,
+        max_iter: int | None = None,
+    ) -> _Same:
+        """Fit from data that come in batches; returns the head.
+
+        Each batch becomes statistics and is forgotten. Until all is done the head stays as it was: a fit that raises changes
+        nothing, and another thread may go on using the old state. Under ``torch.distributed`` every rank gives its own
+        batches and ends with the same state; an error on one rank is raised on all.
+
+        Args:
+            batches: an iterable of tuples, or mappings, of the arguments of ``observe``: a ``DataLoader``, a generator.
+            solver: ``"exact"``, ``"paper"`` (Algorithm 1) or ``"fresh"`` (Algorithm 2).
+            eta: fixed step of the latter two.
+            max_iter: cap on the steps.
+
+        Example:
+            >>> masks = torch.rand(200, 8, 8) < 0.5
+            >>> scores = torch.sigmoid(2 * masks + torch.randn(200, 8, 8))
+            >>> head = gmc.ThresholdHead(target=0.1, alpha=0.01)
+            >>> head.fit_batches(zip(scores.split(64), masks.split(64))).report.converged
+            True
+        """
+        with distributed.together():
+            self.check_solver(solver, eta, max_iter)
+            fresh = self.twin()
+            fresh.reset()
+            fresh.prepare(solver, eta, max_iter)
+            for place, batch in enumerate(measure.each(batches)):
+                fresh.observe(**self.bind_batch(batch, place))
+            fresh.calibrate(solver=solver, eta=eta, max_iter=max_iter)
+        self.__dict__.update(fresh.__dict__)
+        return self
+
+    def twin(self: _Same) -> _Same:
+        """A copy with the same statistics that can be calibrated without changing this head."""
+        twin = copy.copy(self)
+        twin._buffers = {name: None if b is None else b.clone() for name, b in self._buffers.items()}
+        return twin
+
+    def bind(self, *batch: Any, **named: Any) -> dict[str, Any]:
+        """A batch by the names of the arguments of ``observe`` (and ``audit``)."""
+        known = (*self.arguments, *self.audit_only)
+        wanted = ", ".join(f"`{name}`" for name in known)
+        if len(batch) > len(known):
+            raise TypeError(f"a batch must be {wanted}, as for `observe`, got {len(batch)} entries.")
+        found = dict(zip(known, batch, strict=False))
+        for name in named:
+            if name not in known or name in found:
+                why = "is given twice" if name in found else "is unknown"
+                raise TypeError(f"`{name}` {why}: a batch of a {type(self).__name__} is {wanted}.")
+        found |= named
+        missing = [name for name in (known[0], self.truth) if name and name not in found]
+        if missing:
+            raise TypeError(f"`{missing[0]}` is missing: a batch of a {type(self).__name__} is {wanted}.")
+        return found
+
+    def bind_batch(self, batch: Any, place: int = 0) -> dict[str, Any]:
+        """:meth:`bind` for a tuple or mapping out of many."""
+        if isinstance(batch, Mapping):
+            return self.bind(**batch)
+        if isinstance(batch, tuple | list):
+            return self.bind(*batch)
+        if isinstance(batch, Tensor) and len(self.arguments) - ("weight" in self.arguments) <= 2 and not self.truth:
+            return self.bind(batch)  # loaders of one tensor
+        raise TypeError(
+            f"batch {place} of `batches` must be a tuple of {', '.join(self.arguments)}, or a mapping from these names, "
+            f"got {type(batch).__name__}."
+        )
 
     @property
     def statistics(self) -> Any:
         """Of all batches observed; None before the first example."""
-        parts = self.__dict__.get("_parts", ())
-        if len(parts) > 1:
-            parts = self._parts = (functools.reduce(lambda late, early: early + late, reversed(parts)),)
+        with _KEEPING:
+            parts = self.__dict__.get("_parts", ())
+            if len(parts) > 1:
+                parts = self._parts = (functools.reduce(lambda late, early: early + late, reversed(parts)),)
         return parts[0] if parts else None
 
     @statistics.setter
     def statistics(self, value: Any) -> None:
         self._parts = () if value is None else (value,)
 
-    def _keep(self, batch: Any) -> None:
-        """Add a batch's statistics to those of the others.
+    def keep(self, batch: Any, *content: Tensor) -> None:
+        """Add a batch's statistics to those of the others; threads may call it at the same time.
 
         Rows are joined once the later ones are half as many as those before, so n examples are copied O(log n) times each in
         however many batches they come, and lie in O(log n) pieces; sums (no ``rows``) are added at once.
+
+        Args:
+            batch: the statistics.
+            content: scores and truth of the examples, one row each: an audit that meets them again says so.
         """
-        parts = [*self.__dict__.get("_parts", ()), batch]
-        while len(parts) > 1 and 2 * getattr(parts[-1], "rows", 0) >= getattr(parts[-2], "rows", 0):
-            late = parts.pop()
-            parts[-1] = parts[-1] + late
-        self._parts = tuple(parts)
+        sketch = overlap.Sketch.of(*content) if content else None
+        with _KEEPING:
+            parts = [*self.__dict__.get("_parts", ()), batch]
+            while len(parts) > 1 and 2 * getattr(parts[-1], "rows", 0) >= getattr(parts[-2], "rows", 0):
+                late = parts.pop()
+                parts[-1] = parts[-1] + late
+            self._parts = tuple(parts)
+            if sketch is not None:
+                self.observed = sketch if self.observed is None else self.observed + sketch
 
-    def fit(
-        self, *data: Any, solver: str = "exact", eta: float | None = None, max_iter: int | None = None, **options: Any
-    ) -> Any:
-        """``reset``, ``observe`` and ``calibrate`` in one call; returns the head.
-
-        A fit that raises leaves the head as it was.
-        """
-        with _unchanged_on_error(self), distributed.together():
-            self._check_solver(solver, eta, max_iter)
-            self.reset()
-            rows = next((len(t) for t in (*data, *options.values()) if _has_rows(t)), 0)
-            self._prepare(solver, eta, max_iter, distributed.total(rows))
-            self.observe(*data, **options)
-            self.calibrate(solver=solver, eta=eta, max_iter=max_iter)
-        return self
-
-    def _prepare(self, solver: str, eta: float | None, max_iter: int | None, n: int) -> None:
-        """Choose the statistics that this solver needs for n examples; nothing to choose by default."""
-
-    def _check_solver(self, solver: str, eta: float | None, max_iter: int | None) -> None:
+    def check_solver(self, solver: str, eta: float | None, max_iter: int | None) -> None:
+        """Raise for options that no solver takes."""
         checks.option("solver", solver, SOLVERS)
         if eta is not None:
             checks.positive("eta", eta, "It is the size of a fixed step.")
@@ -140,7 +309,38 @@ class Head(Float64Module):
                 raise ValueError("`eta` is the fixed step of solver='paper' or 'fresh'; solver='exact' finds its own.")
         checks.count("max_iter", max_iter, 1)
 
-    def _check_groups(self, groups: Any, n: int, device: torch.device) -> Tensor:
+    def mark_fitted(self, report: Report | None) -> None:
+        """The buffers hold a fitted state."""
+        self.calibrated_on = self.observed if self.fits else None
+        self.fitted.fill_(True)
+        self.is_fitted = True
+        self.report = report
+
+    def mark_unfitted(self) -> None:
+        """The buffers hold nothing, and no examples were seen."""
+        self.statistics = None
+        self.observed = self.calibrated_on = None
+        self.fitted.fill_(False)
+        self.is_fitted = False
+        self.report = None
+
+    # -- audit -------------------------------------------------------------------------------------------------------
+
+    def audit(self, *batch: Any, delta: float = 0.05, **named: Any) -> Audit:
+        """Measure the promise on held-out data, given as to ``observe``, with intervals that hold for every g at once.
+
+        Args:
+            batch, named: arguments of ``observe``; some heads take more, to measure costs.
+            delta: 1 - confidence.
+
+        Returns:
+            The audit: a row per g, worst first, the certificate, and what the promise cost.
+        """
+        return measure.audit(self, [self.bind(*batch, **named)], delta)
+
+    # -- checks ------------------------------------------------------------------------------------------------------
+
+    def check_groups(self, groups: Any, n: int, device: torch.device) -> Tensor:
         """Membership (n, a), bool, on the device of the scores."""
         if groups is None and not self.grouped:
             return torch.ones(n, 1, dtype=torch.bool, device=device)
@@ -154,34 +354,6 @@ class Head(Float64Module):
         if member.device != device:
             raise ValueError(f"`groups` is on {member.device} but `scores` is on {device}; move them to one device.")
         return member
-
-    def _remember(self, *parts: Tensor) -> None:
-        """Note which examples were observed, for :meth:`_conclude`; each part has one row per example."""
-        sketch = overlap.Sketch.of(*parts)
-        self.observed = sketch if self.observed is None else self.observed + sketch
-
-    def _conclude(self, tally: Tally, delta: float) -> Audit:
-        """The audit of all batches, with a warning if their examples were calibrated on."""
-        found = self._audit(tally, delta)
-        text = "" if tally.sketch is None else overlap.warning_text(self.seen, tally.sketch.keys)
-        if not text:
-            return found
-        warnings.warn(text, overlap.OverlapWarning, stacklevel=3)
-        return replace(found, note=f"{found.note} {text}".strip())
-
-    def _mark_fitted(self, report: Report | None) -> None:
-        if self._fits and self.observed is not None:
-            self.seen.copy_(self.observed.keys)
-        self.fitted.fill_(True)
-        self.is_fitted = True
-        self.report = report
-
-    def _mark_unfitted(self) -> None:
-        self.observed = None
-        self.seen.fill_(torch.inf)
-        self.fitted.fill_(False)
-        self.is_fitted = False
-        self.report = None
 
     def membership(self, groups: Optional[Tensor], n: int, like: Tensor) -> Tensor:  # noqa: UP045
         """Membership as float64 (n, a) inside ``forward``: checks shapes alone, so that it scripts and exports."""
@@ -252,7 +424,7 @@ class Head(Float64Module):
         if not isinstance(value, Tensor) or value.dtype != own.dtype or value.device != own.device:
             kind = f"{value.dtype} on {value.device}" if isinstance(value, Tensor) else type(value).__name__
             raise TypeError(f"`state` must have {name!r} as a tensor, {own.dtype} on {own.device}, got {kind}.")
-        if name not in self._growing and value.shape != own.shape:
+        if name not in self.growing and value.shape != own.shape:
             raise ValueError(f"`state` must have {name!r} of shape {tuple(own.shape)}, got {tuple(value.shape)}.")
 
     def config(self) -> dict[str, Any]:
@@ -265,8 +437,9 @@ class Head(Float64Module):
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "Head":
         """The head that :meth:`config` describes, not fitted."""
+        kept = {name: value for name, value in config.items() if name != "splits"}  # an option of version 0.1
         try:
-            return cls(**config)
+            return cls(**kept)
         except (TypeError, ValueError) as error:
             raise ValueError(f"the configuration of this {cls.__name__} cannot be used: {error}") from error
 
@@ -277,31 +450,13 @@ class Head(Float64Module):
         return f"alpha={self.alpha:g}{kind}, groups=[{shown}] ({self.num_groups}), fitted={self.is_fitted}"
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        for name in self._growing:
+        for old, new in self.renamed.items():
+            if prefix + old in state_dict:
+                state_dict[prefix + new] = state_dict.pop(prefix + old)
+        for name in self.growing:
             if prefix + name in state_dict:
                 old = getattr(self, name)
                 setattr(self, name, old.new_empty(state_dict[prefix + name].shape[0], *old.shape[1:]))
-        if prefix + "fitted" in state_dict:  # files of version 0.1 have no keys of the calibration data
-            state_dict.setdefault(prefix + "seen", torch.full_like(self.seen, torch.inf))
+        state_dict.pop(prefix + "seen", None)  # keys of the calibration data, which files of version 0.1 held
         super()._load_from_state_dict(state_dict, prefix, *args)
         self.is_fitted = bool(self.fitted)
-
-
-def _has_rows(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.dim() > 0
-
-
-class _unchanged_on_error:  # reads as a phrase
-    """Put a head's attributes and buffers back if the block raises."""
-
-    def __init__(self, head: Head) -> None:
-        self.head = head
-
-    def __enter__(self) -> None:
-        self.attributes = dict(self.head.__dict__)
-        self.buffers = {k: None if b is None else b.clone() for k, b in self.head._buffers.items()}
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is not None:
-            self.head.__dict__.update(self.attributes)
-            self.head._buffers.update(self.buffers)

@@ -6,17 +6,12 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
-
 from torchgmc.audits.audit import Audit
 from torchgmc.audits.comparison import Comparison
 from torchgmc.engine import checks
 from torchgmc.engine.extras import require
-from torchgmc.groups.groups import Groups, check_groups
 from torchgmc.heads.base import Head
-from torchgmc.heads.quantile.head import QuantileHead
-from torchgmc.heads.threshold.head import ThresholdHead
+from torchgmc.heads.combinations import combination_names, combinations
 from torchgmc.plots.style import (
     DARK,
     LIGHT,
@@ -137,8 +132,11 @@ def thresholds(
     """
     named: Mapping[str, Any] = heads if isinstance(heads, Mapping) else {"threshold": heads}
     for name, head in named.items():
-        if not isinstance(head, ThresholdHead | QuantileHead):
-            raise TypeError(f"`heads`[{name!r}] must be a ThresholdHead or a QuantileHead, got {type(head).__name__}.")
+        if not isinstance(head, Head) or type(head).group_thresholds is Head.group_thresholds:
+            raise TypeError(
+                f"`heads`[{name!r}] must be a head with a threshold per combination of groups, such as ThresholdHead or "
+                f"QuantileHead, got {type(head).__name__}."
+            )
     if not named:
         raise ValueError("`heads` must have at least one head, as in {'GMC': head}, got none.")
     first, top = next(iter(named.values())), checks.count("top", top, 12)
@@ -148,13 +146,17 @@ def thresholds(
     patterns, mass = combinations(first, groups)
     left_out = max(len(patterns) - top, 0)
     patterns, mass = patterns[:top], mass[:top]
-    values = {name: _values(head, patterns) for name, head in named.items()}  # (rows, C) each
+    values = {name: head.group_thresholds(patterns) for name, head in named.items()}  # (rows, C) each
     classes = max(v.shape[1] for v in values.values())
     theme = DARK if dark else LIGHT
     rows = len(patterns) * classes
     figure, (axes,) = new_figure(theme, (10, max(3.4, 1.7 + rows * (0.36 + 0.14 * len(named)))))
     finite = [v for table in values.values() for v in table.flatten().tolist() if math.isfinite(v)]
-    starts = {name: float(head.base.flatten()[0]) for name, head in named.items() if classes == len(named) == 1}
+    starts = {
+        name: float(head.group_thresholds(patterns[:1], fitted=False)[0, 0])
+        for name, head in named.items()
+        if classes == len(named) == 1
+    }
     low, high = spread([*finite, *(v for v in starts.values() if math.isfinite(v))] or [0.0, 1.0])
     for k, (name, table) in enumerate(values.items()):
         colour = theme.series[(k + 2 if len(named) == 1 else k) % len(theme.series)]
@@ -189,59 +191,10 @@ def thresholds(
     )
     axes.set_xlim(low, high + 0.06 * (high - low))
     axes.grid(axis="x", color=theme.faint, lw=0.8)
-    kind = "conformity score" if isinstance(first, QuantileHead) else "score"
-    axes.set_xlabel(f"threshold on the {kind}" + (f"; {left_out} rarer combinations not shown" if left_out else ""))
+    axes.set_xlabel("threshold on the score" + (f"; {left_out} rarer combinations not shown" if left_out else ""))
     set_title(figure, title, theme)
     set_legend(figure, axes, theme)
     return figure
-
-
-def combinations(head: Head, groups: Any = None) -> tuple[Tensor, Tensor]:
-    """Combinations of groups ``(c, a)``, most frequent first, and the share of each ``(c,)`` (NaN if nobody was counted)."""
-    if not head.grouped:
-        return torch.ones(1, 1, dtype=torch.bool), torch.ones(1)
-    statistics = getattr(head, "statistics", None)
-    if groups is not None:
-        rows = groups.num_rows if isinstance(groups, Groups) else _length(groups)
-        member = checks.ordinary("groups", check_groups(groups, rows, head.groups))
-        if not rows:
-            raise ValueError("`groups` must have at least one row.")
-        weight = torch.ones(len(member))
-    elif statistics is not None and hasattr(statistics, "patterns"):
-        member, weight = statistics.patterns, statistics.mass.sum((0, 2))
-    elif statistics is not None:
-        member = statistics.membership if hasattr(statistics, "membership") else statistics.member
-        weight = torch.ones(len(member))
-    else:
-        return torch.eye(head.num_groups, dtype=torch.bool), torch.full((head.num_groups,), math.nan)
-    patterns, place = torch.unique(member.cpu(), dim=0, return_inverse=True)
-    total = torch.zeros(len(patterns), dtype=torch.float64).index_add_(0, place, weight.double().cpu())
-    order = total.argsort(descending=True, stable=True)
-    return patterns[order], (total / total.sum())[order]
-
-
-def _length(table: Any) -> int:
-    return len(table) if hasattr(table, "__len__") and getattr(table, "shape", True) != () else 0
-
-
-def _values(head: Any, patterns: Tensor) -> Tensor:
-    """Thresholds of each combination, ``(c, C)``, on the CPU."""
-    member = patterns.to(head.base.device)
-    find = head.forward if isinstance(head, QuantileHead) else head.threshold
-    with torch.no_grad():
-        found: Tensor = find(member if head.grouped else None)
-    return found.detach().cpu().reshape(len(patterns), -1)
-
-
-def combination_names(head: Head, patterns: Tensor) -> list[str]:
-    """Name of each combination; a group that all of them belong to is named only where there is no other."""
-    common = patterns.all(0).tolist() if len(patterns) > 1 else [False] * head.num_groups
-    names = []
-    for pattern in patterns.tolist():
-        inside = [name for name, member in zip(head.groups, pattern, strict=True) if member]
-        own = [name for name, member, shared in zip(head.groups, pattern, common, strict=True) if member and not shared]
-        names.append(" + ".join(own or inside) or "none of the groups")
-    return names
 
 
 def _row_names(axes: Any, names: list[str]) -> None:

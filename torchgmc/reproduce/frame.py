@@ -28,7 +28,7 @@ from torch import Tensor
 
 import torchgmc as gmc
 from torchgmc.demo.stage import Bar, one_thread, progress_bar
-from torchgmc.deploy.io import write_atomically
+from torchgmc.engine.files import write_atomically
 from torchgmc.reproduce import EXPERIMENTS
 
 __all__ = ["Experiment", "Prepared", "Results", "cached", "data_root", "digest", "load", "reproduce"]

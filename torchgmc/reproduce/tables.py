@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 import torchgmc as gmc
-from torchgmc.deploy.io import write_atomically
+from torchgmc.engine.files import write_atomically
 from torchgmc.reproduce.measures import MEASURES
 
 __all__ = ["WORST", "Summary", "summarize", "write"]

@@ -139,13 +139,15 @@ def calibrate_masked_lm(
     find = find.to(device)
     head.to(device)
     weights = None if weight is None else torch.as_tensor(weight, dtype=torch.float64, device=device)
-    head.reset()
-    head._prepare(solver, eta, max_iter, len(sentences))
-    for batch in masked_logits(model, tokenizer, sentences, batch_size, max_length, progress, "calibrate"):
-        member = find[batch.sentence] if isinstance(find, Tensor) else find(batch.input_ids)
-        head.observe(batch.logits, member, None if weights is None else weights[batch.sentence])
-    head.calibrate(solver=solver, eta=eta, max_iter=max_iter)
-    return head
+    batches = (
+        (
+            batch.logits,
+            find[batch.sentence] if isinstance(find, Tensor) else find(batch.input_ids),
+            None if weights is None else weights[batch.sentence],
+        )
+        for batch in masked_logits(model, tokenizer, sentences, batch_size, max_length, progress, "calibrate")
+    )
+    return head.fit_batches(batches, solver, eta, max_iter)
 
 
 def apply_to_output(output: Any, head: DistributionHead, membership: Tensor, positions: Tensor | str = "all") -> Any:

@@ -39,7 +39,7 @@ class Quality:
             groups: membership ``(n, a)``.
             labels: the true tokens, ``(n,)``.
         """
-        head._check_batch(logits, groups, None)
+        head.check_batch(logits, groups)
         if checks.ordinary("labels", labels).is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
             raise TypeError(f"`labels` must be token ids, int64, got {labels.dtype}.")
         if labels.shape != logits.shape[:1]:
@@ -91,12 +91,12 @@ def bias_table(head: DistributionHead, logits: Tensor, groups: Tensor, weight: T
     Returns:
         Columns ``group``, ``list``, ``before``, ``after``, and ``P(U) before``, ``P(U) after``.
     """
-    _, member, weights = head._check_batch(logits, groups, weight)
+    _, member, weights = head.check_batch(logits, groups, weight)
     average = weights / weights.sum()
     plain = torch.log_softmax(logits.float() if logits.dtype != torch.float64 else logits, -1)
     masses = {
         "before": plain[:, head.ids].double().exp() @ head.directions.T,
-        "after": head._measure(logits, member, None)[0],
+        "after": head.measure(logits, member)[0],
     }
     rows = [(a, k) for a in range(head.num_groups) for k in range(len(head.attributes))]
     lists = list(head.attributes)

@@ -7,15 +7,14 @@ from typing import Any, ClassVar, Optional
 import torch
 from torch import Tensor, nn
 
-from torchgmc.audits.audit import Audit, Tally, summarize
-from torchgmc.audits.intervals import Moments
-from torchgmc.audits.overlap import Sketch
+from torchgmc.audits.measure import Tally
 from torchgmc.distributed import pooled
 from torchgmc.engine import checks, soft
 from torchgmc.engine.scripting import is_scripting
 from torchgmc.engine.search import violations
 from torchgmc.engine.solver import Log
 from torchgmc.engine.statistics import PerExample
+from torchgmc.engine.values import Names, Values
 from torchgmc.heads.base import Head
 from torchgmc.heads.custom.solve import solve
 from torchgmc.mappings import Mapping
@@ -25,13 +24,18 @@ CUSTOM = "pass it again"
 
 
 @dataclass
-class Rows(PerExample):
+class CustomStatistics(PerExample):
     """The examples themselves: f0 ``(n, m)``, outcomes ``(n, ...)``, x ``(n, ...)`` and weights ``(n,)``."""
 
     f0: Tensor
     y: Tensor
     x: Tensor
     weight: Tensor
+
+    @property
+    def member(self) -> Tensor:  # type: ignore[override]  # x is what the sets follow from
+        """What the sets follow from."""
+        return self.x
 
 
 class _Static(nn.Module):
@@ -121,8 +125,10 @@ class GMCHead(Head):
     log_step: Tensor
     scale: Tensor
     directions: Tensor
-    __jit_unused_properties__: ClassVar[list[str]] = ["statistics"]
-    _growing: ClassVar[tuple[str, ...]] = ("log_who", "log_what", "log_step", "scale")
+    growing: ClassVar[tuple[str, ...]] = ("log_who", "log_what", "log_step", "scale")
+    fit_only: ClassVar[tuple[str, ...]] = ("alpha", "conditional", "bounds")
+    arguments: ClassVar[tuple[str, ...]] = ("f0", "y", "x", "weight")
+    truth: ClassVar[str] = "y"
     settings: ClassVar[tuple[str, ...]] = ("alpha", "groups", "conditional", "bounds")
 
     def __init__(
@@ -148,6 +154,8 @@ class GMCHead(Head):
         if table.dim() != 2:
             raise ValueError(f"`what` must have shape (u, m), got {tuple(table.shape)}.")
         self.register_buffer("directions", table.detach().clone().double(), persistent=False)
+        #: Sets, directions, and whether the sets are general test functions: known once s was measured.
+        self._shape = (self.num_groups, max(len(table), 1), False)
         self.register_buffer("log_who", torch.zeros(0, dtype=torch.int64))
         self.register_buffer("log_what", torch.zeros(0, dtype=torch.int64))
         self.register_buffer("log_step", torch.zeros(0, dtype=torch.float64))
@@ -158,10 +166,9 @@ class GMCHead(Head):
 
     def reset(self) -> None:
         """Forget the examples, the log and the report."""
-        self.statistics: Rows | None = None
-        for name in ("log_who", "log_what", "log_step", "scale"):
+        for name in self.growing:
             setattr(self, name, getattr(self, name)[:0].clone())
-        self._mark_unfitted()
+        self.mark_unfitted()
 
     def observe(self, f0: Tensor, y: Any, x: Any = None, weight: Any = None) -> None:
         """Keep a batch of examples.
@@ -172,12 +179,12 @@ class GMCHead(Head):
             x: what ``who`` looks at, one row per example; the membership ``(n, a)`` for static sets.
             weight: weight of each example, ``(n,)``.
         """
-        rows = self._check_batch(f0, y, x, weight)
+        rows = self.check_batch(f0, y, x, weight)
         if len(rows.f0):
-            self._keep(rows.clone())
-            self._remember(rows.f0, rows.y)
+            self.keep(rows.clone(), rows.f0, rows.y)
 
-    def _check_batch(self, f0: Any, y: Any, x: Any, weight: Any) -> Rows:
+    def check_batch(self, f0: Any, y: Any, x: Any = None, weight: Any = None) -> CustomStatistics:
+        """A batch as the head needs it, or an error that says what is wrong with it."""
         f0 = checks.scores("f0", f0).detach()
         if f0.dim() > 2:
             raise ValueError(f"`f0` must have shape (n, m) or (n,), got {tuple(f0.shape)}.")
@@ -187,7 +194,7 @@ class GMCHead(Head):
         if y.dim() == 0 or len(y) != len(f0):
             raise ValueError(f"`y` must have one row for each of the {len(f0)} examples, got shape {tuple(y.shape)}.")
         if self.static:
-            x = self._check_groups(x, len(f0), f0.device) if self.grouped or x is None else x
+            x = self.check_groups(x, len(f0), f0.device) if self.grouped or x is None else x
         x = f0 if x is None else checks.numbers("x", x)
         if x.dim() == 0 or len(x) != len(f0):
             raise ValueError(f"`x` must have one row for each of the {len(f0)} examples, got shape {tuple(x.shape)}.")
@@ -198,13 +205,13 @@ class GMCHead(Head):
             raise ValueError(
                 f"`what` has directions of length {self.directions.shape[1]}, but f0 has {f0.shape[1]} columns; make it (u, m)."
             )
-        return Rows(f0.double(), y, x, checks.weights(weight, len(f0), f0).detach())
+        return CustomStatistics(f0.double(), y, x, checks.weights(weight, len(f0), f0).detach())
 
     @pooled
     def calibrate(self, solver: str = "exact", eta: float | None = None, max_iter: int | None = None) -> "GMCHead":
         """Run the algorithm of :func:`torchgmc.solve` on the examples."""
-        self._check_solver(solver, eta, max_iter)
-        rows = self.statistics
+        self.check_solver(solver, eta, max_iter)
+        rows: CustomStatistics | None = self.statistics
         if rows is None:
             raise ValueError("no examples observed: call `observe` (or `fit`) with at least one example first.")
         x = rows.x
@@ -229,10 +236,10 @@ class GMCHead(Head):
         self.log_who, self.log_what, self.log_step = (t.to(device) for t in log)
         self.scale = solution.scale.to(device)
         details = {"examples": len(rows.f0), "steps": len(solution.log.who), "log": len(log.who)}
-        self._mark_fitted(replace(solution.report, details=details))
+        self.mark_fitted(replace(solution.report, details=details))
         with torch.no_grad():
             after = self._table(self(rows.f0, x), rows)
-        self._mark_fitted(replace(solution.report, violations_after=after, details=details))
+        self.mark_fitted(replace(solution.report, violations_after=after, details=details))
         return self
 
     def _membership(self, f: Tensor, x: Tensor) -> Tensor:
@@ -245,12 +252,12 @@ class GMCHead(Head):
             raise ValueError(f"`who` gives {member.shape[1]} sets, but `groups` names {self.num_groups}.")
         return member
 
-    def _value(self, f: Tensor, rows: Rows) -> Tensor:
+    def _value(self, f: Tensor, rows: CustomStatistics) -> Tensor:
         mapping = self._mapping(rows.y)
         value: Tensor = mapping.value(f, rows.weight) if isinstance(mapping, Mapping) else mapping(f)
         return value[:, None] if value.dim() == 1 else value
 
-    def _table(self, f: Tensor, rows: Rows) -> Tensor:
+    def _table(self, f: Tensor, rows: CustomStatistics) -> Tensor:
         member = self._membership(f, rows.x)
         what = self.directions if self.directed else None
         return violations(member, self._value(f, rows), what, rows.weight) / self.scale.to(f.device)[:, None]
@@ -301,62 +308,46 @@ class GMCHead(Head):
             vector = (torch.arange(f.shape[1], device=f.device) == self.log_what[t]).to(f.dtype)[None]
         return chosen[:, None] * vector / self.scale.index_select(0, self.log_who[t : t + 1])
 
-    def audit(self, f0: Tensor, y: Any, x: Any = None, delta: float = 0.05, weight: Any = None) -> Audit:
-        """Measure the promise on held-out data, with intervals that hold for all g at once.
+    # -- the promise -------------------------------------------------------------------------------------------------
 
-        They rest on the range of <s, v>: give ``bounds`` if you know it; otherwise the range seen in the data is used, and
-        the audit says so.
-        """
-        checks.fraction("delta", delta)
-        return self._conclude(self._tally(f0, y, x, weight), delta)
+    def test_functions(self) -> Names:
+        """The sets and directions; of general test functions each is a column of everyone."""
+        count, columns, general = self._shape
+        sets = self.groups if self.grouped else [f"set {j}" for j in range(count)]
+        if general:
+            return Names(["all"], sets)
+        return Names(sets, [f"direction {k}" for k in range(columns)] if columns > 1 else [""])
 
-    def _tally(self, f0: Tensor, y: Any, x: Any = None, weight: Any = None) -> Tally:
-        rows = self._check_batch(f0, y, x, weight)
-        if len(rows.f0) == 0:
-            raise ValueError("`f0` holds no examples to audit.")
-        with torch.no_grad():
-            f = self(rows.f0, rows.x)
-            member, s = self._membership(f, rows.x), self._value(f, rows)
-        if member.dim() == 3:
-            s = torch.einsum("nal,nl->na", member.to(s.dtype), s)
-        else:
-            s = s @ self.directions.to(s).T if self.directed else s
+    def s_range(self) -> tuple[float, float] | None:
+        """``bounds``."""
+        return self.bounds
+
+    def values(self, f0: Tensor, y: Any, x: Any = None, softness: float | None = None) -> Values:
+        """s along each direction, and the sets; of general test functions <s, g> of each. ``softness`` is yours to build in."""
+        rows = self.check_batch(checks.detached(f0), y, x)
+        f = rows.f0 if softness is None else f0 if f0.dim() == 2 else f0[:, None]
+        if self.is_fitted:
+            f = self(f, rows.x)
+        who, s = self._membership(f, rows.x), self._value(f, rows)
         if not bool(s.isfinite().all()):
-            raise ValueError("`mapping` gave NaN or infinite values on these data; look at `f0`, `y` and `x` of the audit.")
-        # Each example's s, not its moments: the range may have to come from all of them.
-        kept = {"member": member, "s": s, "weight": rows.weight}
-        return Tally(len(f), rows=kept, sketch=Sketch.of(rows.f0, rows.y))
+            raise ValueError("`mapping` gave NaN or infinite values on these data; look at `f0`, `y` and `x`.")
+        if who.dim() == 2:
+            s = s @ self.directions.to(s).T if self.directed else s
+        self._shape = (who.shape[1], s.shape[1], who.dim() == 3)
+        if who.dim() == 2:
+            return Values(s, who)
+        everyone = torch.ones(len(s), 1, dtype=torch.bool, device=s.device)
+        return Values(torch.einsum("nal,nl->na", who.to(s.dtype), s), everyone)
 
-    def _audit(self, tally: Tally, delta: float) -> Audit:
-        member, s, weight = tally.rows["member"], tally.rows["s"], tally.rows["weight"]
-        sets = self.groups if self.grouped else [f"set {j}" for j in range(member.shape[1])]
-        if member.dim() == 3:
-            who = member.new_ones(len(s), 1)
-            groups, what = ["all"], sets
-        else:
-            who, groups = member, sets
-            what = [""] if s.shape[1] == 1 else [f"direction {k}" for k in range(s.shape[1])]
-        least, most = (float(v) for v in s.aminmax())
-        bounds = self.bounds or (least, max(most, least + 1e-12))
-        if least < bounds[0] - 1e-9 or most > bounds[1] + 1e-9:  # intervals that rest on them would be too short
+    def audit_summary(self, tally: Tally) -> dict[str, Any]:
+        """Nothing but a check of ``bounds``."""
+        least, most = (float(v) for v in tally.s.aminmax())
+        if self.bounds and (least < self.bounds[0] - 1e-9 or most > self.bounds[1] + 1e-9):  # intervals would be too short
             raise ValueError(
-                f"`bounds` = ({bounds[0]:g}, {bounds[1]:g}) must hold for every example, but s reaches from {least:g} to "
-                f"{most:g}; give the range of s, or leave `bounds` out."
+                f"`bounds` = ({self.bounds[0]:g}, {self.bounds[1]:g}) must hold for every example, but s reaches from "
+                f"{least:g} to {most:g}; give the range of s, or leave `bounds` out."
             )
-        note = "" if self.bounds else "The range of s was taken from these data, so the intervals are a guide, not a guarantee."
-        return summarize(
-            Moments.of(who, s, weight[:, None].expand_as(s)),
-            self.alpha,
-            delta,
-            self.conditional,
-            groups,
-            what,
-            torch.zeros(s.shape[1], dtype=torch.float64, device=s.device),
-            bounds,
-            tally.examples,
-            name=type(self).__name__,
-            note=note,
-        )
+        return {}
 
     # -- files -------------------------------------------------------------------------------------------------------
 

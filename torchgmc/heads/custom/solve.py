@@ -8,6 +8,8 @@ from torch import Tensor
 
 from torchgmc import theory
 from torchgmc.engine import checks
+from torchgmc.engine.folds import Pair, Splits, fresh_steps
+from torchgmc.engine.roots import MAX_TRIALS, falling_root
 from torchgmc.engine.search import Cells, Structured, masses, violations
 from torchgmc.engine.solver import SOLVERS, Log, Report, run
 from torchgmc.mappings import Mapping
@@ -15,8 +17,6 @@ from torchgmc.mappings import Mapping
 Sets = Tensor | Cells | Structured
 Who = Sets | Callable[[Tensor], Sets]
 Projection = Callable[[Tensor], Tensor]
-#: Evaluations of s that one line search may use.
-MAX_TRIALS = 60
 
 
 @dataclass(frozen=True)
@@ -103,11 +103,10 @@ def solve(
         )
     elif eta is not None:
         raise ValueError("`eta` is the fixed step of solver='paper' or 'fresh'; solver='exact' finds its own.")
-    default = {"exact": 1000, "paper": 10_000, "fresh": min(200, max(1, len(f) // 100))}[solver]
-    steps = checks.count("max_iter", max_iter, default)
-    if solver == "fresh":
-        problem.divide(2 * steps, seed)
-    report, log = run(problem, alpha, solver, eta, steps)
+    checks.count("max_iter", max_iter, 1)
+    steps = fresh_steps(max_iter, len(f)) if solver == "fresh" else max_iter or {"exact": 1000, "paper": 10_000}[solver]
+    splits = Splits(steps, f, problem.value(f, weights), weights, seed=seed) if solver == "fresh" else None
+    report, log = run(problem, alpha, solver, eta, steps, splits=splits)
     f = problem.f.to(f0.dtype)
     return Solution(f[:, 0] if flat else f, log, report, problem.scale)
 
@@ -174,7 +173,6 @@ class DenseProblem:
         self.projection: Projection = projection or (lambda x: x)
         self.dynamic = callable(who)
         self.names = names
-        self.split: Tensor | None = None
         first = _membership(who, f)
         general = isinstance(first, Tensor) and first.dim() == 3
         if conditional and general:
@@ -187,7 +185,7 @@ class DenseProblem:
             raise ValueError(f"set {self._name(where)} has no examples; leave it out, or use conditional=False.")
         if not f.shape[1]:
             raise ValueError(f"`f0` must have at least one column, got shape {tuple(f.shape)}.")
-        value = self._value(f, weight)
+        value = self.value(f, weight)
         if value.shape[0] != len(f) or not bool(value.isfinite().all()):
             raise ValueError(f"`mapping` must give one finite row per example, got shape {tuple(value.shape)}.")
         wide = f.shape[1]
@@ -200,7 +198,8 @@ class DenseProblem:
     def _masses(self, who: Sets) -> Tensor:
         return masses(who, self.weight, self.num_sets)
 
-    def _value(self, f: Tensor, weight: Tensor) -> Tensor:
+    def value(self, f: Tensor, weight: Tensor) -> Tensor:
+        """s at f, ``(n, m)``."""
         value = self.mapping.value(f, weight) if isinstance(self.mapping, Mapping) else self.mapping(f)
         value = value.detach()
         return value[:, None] if value.dim() == 1 else value
@@ -213,30 +212,13 @@ class DenseProblem:
         longest = 1.0 if self.what is None else float(self.what.square().sum(1).max())
         return longest * float((self._masses(who) / self.scale.square()).max())
 
-    def divide(self, splits: int, seed: int) -> None:
-        """Deal the examples at random to the splits of Algorithm 2."""
-        n = len(self.f)
-        if n < splits:
-            raise ValueError(
-                f"solver='fresh' needs 2 T = {splits} splits but there are {n} examples; lower `max_iter` or give more "
-                "(theory.sample_size tells how many the theorem asks for)."
-            )
-        order = torch.randperm(n, generator=torch.Generator().manual_seed(seed)).to(self.f.device)
-        self.split = order % splits
-
-    def _weights(self, split: int | None) -> tuple[Tensor, Tensor]:
-        """Weights that measure the violation, and weights inside the functional s."""
-        if split is None or self.split is None:
-            return self.weight, self.weight
-        return self.weight * (self.split == 2 * split), self.weight * (self.split == 2 * split + 1)
-
-    def violations(self, split: int | None = None) -> Tensor:
+    def violations(self, split: Pair | None = None) -> Tensor:
         """Signed violations at the current f, (a, u)."""
         return self._table(self.f, split)
 
-    def _table(self, f: Tensor, split: int | None = None) -> Tensor:
-        measure, inside = self._weights(split)
-        s = self._value(f, inside)
+    def _table(self, f: Tensor, split: Pair | None = None) -> Tensor:
+        measure, inside = (self.weight, self.weight) if split is None else (self.weight * part for part in split)
+        s = self.value(f, inside)
         return violations(_membership(self.who, f), s, self.what, measure, self.num_sets) / self.scale[:, None]
 
     def _moved(self, test: Tensor, step: Tensor) -> Tensor:
@@ -248,11 +230,11 @@ class DenseProblem:
         test = sign * _test_function(_membership(self.who, self.f), who, what, self.what, self.scale, self.f)
 
         def slope(step: Tensor) -> Tensor:
-            s = self._value(self._moved(test, step), self.weight)
+            s = self.value(self._moved(test, step), self.weight)
             return (s * test).sum(1) @ self.weight / self.weight.sum()
 
         norm = (test.square().sum(1) @ self.weight / self.weight.sum()).clamp_min(1e-300)
-        step = _root(slope, violation.abs(), violation.abs() / norm)
+        step = falling_root(slope, violation.abs(), violation.abs() / norm)
         step = self._fall(test, step)
         return sign * (self._damp(test, step) if self.dynamic else step)
 
@@ -314,38 +296,6 @@ class DenseProblem:
             "constant (an unreachable target), or the projection may undo the step. Try a larger `alpha`, more data, or noise "
             "that breaks ties."
         )
-
-
-def _root(slope: Callable[[Tensor], Tensor], start: Tensor, guess: Tensor) -> Tensor:
-    """First step at which a slope that falls from ``start`` > 0 changes sign; the side with the smaller |slope|.
-
-    Doubling, then secant and bisection in turn. A slope that comes to rest above 0 ends the search there.
-    """
-    low, high = torch.zeros_like(guess), guess
-    at_low, at_high = start, slope(high)
-    trials = 1
-    while bool(at_high > 0) and trials < MAX_TRIALS:
-        further = slope(2 * high)
-        trials += 1
-        if bool(further >= at_high) and bool(at_high < start):
-            return high  # at rest: going on changes nothing
-        low, at_low, high, at_high = high, at_high, 2 * high, further
-    if bool(at_high > 0):
-        return high if bool(at_high < start) else torch.zeros_like(high)
-    while trials < MAX_TRIALS and bool(high - low > 1e-12 * high):
-        if bool(torch.minimum(at_low, -at_high) <= 1e-12 * start):
-            break
-        secant = low + (high - low) * at_low / (at_low - at_high)
-        middle = secant if trials % 2 else (low + high) / 2
-        value = slope(middle)
-        trials += 1
-        if bool(value > 0):
-            low, at_low = middle, value
-        else:
-            high, at_high = middle, value
-    if bool(torch.minimum(at_low, -at_high) >= start):
-        return torch.zeros_like(high)  # a jump: neither side is nearer to 0 than the start
-    return high if bool(-at_high < at_low) else low
 
 
 def _membership(who: Who, f: Tensor) -> Sets:

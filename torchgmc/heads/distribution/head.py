@@ -2,21 +2,22 @@
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
 from torchgmc import theory
-from torchgmc.audits.audit import Audit, Tally, summarize
-from torchgmc.audits.intervals import Moments
-from torchgmc.audits.overlap import Sketch
+from torchgmc.audits.measure import Tally
+from torchgmc.audits.page import Table
 from torchgmc.distributed import pooled
-from torchgmc.engine import checks, hashing, soft
+from torchgmc.engine import checks, soft
+from torchgmc.engine.folds import Splits, fresh_steps
 from torchgmc.engine.scripting import is_scripting
 from torchgmc.engine.solver import Log, Report, run
-from torchgmc.heads import implicit_problems
+from torchgmc.engine.values import Names, Values
 from torchgmc.heads.base import Head
+from torchgmc.heads.distribution import training
 from torchgmc.heads.distribution.problem import MassStatistics, SimplexProblem, TiltProblem
 from torchgmc.heads.distribution.simplex import Tail, cells_of, start, step, tail_from_cells, tail_of
 from torchgmc.heads.distribution.tilt import CHUNK, Dual, Projection, atoms, log_masses, project
@@ -24,6 +25,14 @@ from torchgmc.heads.distribution.tilt import CHUNK, Dual, Projection, atoms, log
 GEOMETRIES = ("kl", "euclidean")
 #: Longest run of fixed steps when `max_iter` is not given.
 MAX_FIXED_STEPS = 10_000
+
+
+class Batch(NamedTuple):
+    """Checked arguments of ``observe``: logits ``(n, vocabulary)``, membership ``(n, a)``, weights ``(n,)``."""
+
+    logits: Tensor
+    member: Tensor
+    weight: Tensor
 
 
 class DistributionHead(Head):
@@ -51,7 +60,6 @@ class DistributionHead(Head):
             probability (6 % with 512 cells) share one. A vocabulary with no more such tokens is kept exactly; None keeps every
             token of any vocabulary, which takes n x vocabulary numbers. It matters for the fit alone: the head applies
             the steps exactly.
-        splits: number of data splits for ``solver="fresh"``; ``fit`` sets it by itself.
 
     Shapes: ``fit(logits (n, vocabulary), groups (n, a))``; ``head(logits (n, ..., vocabulary), groups (n, a))`` ->
     log-probabilities like logits.
@@ -78,10 +86,15 @@ class DistributionHead(Head):
     log_who: Tensor
     log_what: Tensor
     log_step: Tensor
-    _growing: ClassVar[tuple[str, ...]] = ("log_who", "log_what", "log_step")
+    growing: ClassVar[tuple[str, ...]] = ("log_who", "log_what", "log_step")
     settings: ClassVar[tuple[str, ...]] = (
-        *("attributes", "alpha", "groups", "geometry", "conditional", "temperature", "cells", "splits"),
+        *("attributes", "alpha", "groups", "geometry", "conditional", "temperature", "cells"),
     )
+    fit_only: ClassVar[tuple[str, ...]] = ("alpha", "conditional", "cells")
+    arguments: ClassVar[tuple[str, ...]] = ("logits", "groups", "weight")
+    audit_only: ClassVar[tuple[str, ...]] = ("labels",)
+    takes = "logits"
+    relative: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -92,7 +105,6 @@ class DistributionHead(Head):
         conditional: bool = False,
         temperature: float = 1.0,
         cells: int | None = 512,
-        splits: int = 1,
     ) -> None:
         if groups is None:
             raise ValueError("`groups` is missing: with one group of everyone there is no bias to remove; name the groups.")
@@ -102,7 +114,6 @@ class DistributionHead(Head):
         self.euclidean = geometry == "euclidean"
         self.temperature = checks.positive("temperature", temperature, "It divides the logits.")
         self.cells = None if cells is None else checks.count("cells", cells, 1)
-        self.splits = checks.count("splits", splits, 1)
         found = atoms(list(self.attributes.values()))
         self.largest = int(found.ids[-1])
         self.register_buffer("ids", found.ids, persistent=False)
@@ -119,16 +130,10 @@ class DistributionHead(Head):
 
     def reset(self) -> None:
         """Forget statistics, offsets, steps and report."""
-        self.statistics: MassStatistics | None = None
-        self._working_splits = self.splits
         self.offsets.zero_()
         self.mean_membership.zero_()
         self._write_log(Log(self.log_who[:0], self.log_what[:0], self.log_step[:0]))
-        self._mark_unfitted()
-
-    def _prepare(self, solver: str, eta: float | None, max_iter: int | None, n: int) -> None:
-        if solver == "fresh":
-            self._working_splits = 2 * (max_iter or min(200, max(1, n // 100)))
+        self.mark_unfitted()
 
     def observe(self, logits: Tensor, groups: Any = None, weight: Any = None) -> None:
         """Add a batch of prompts; of the logits only the mass of each atom is kept (``euclidean``: see ``cells``).
@@ -138,26 +143,23 @@ class DistributionHead(Head):
             groups: membership ``(n, a)``, bool, or a :class:`~torchgmc.Groups`.
             weight: weight of each prompt, ``(n,)``.
         """
-        logits, member, weights = self._check_batch(logits, groups, weight)
+        logits, member, weights = self.check_batch(logits, groups, weight)
         if len(logits) == 0:
             return
         log_mass = log_masses(logits, self.ids, self.atom, len(self.atom_lists), self.temperature)
         _check_rows(logits, log_mass)
-        key = hashing.keys(log_mass.clamp_min(-1e3)) / 4194304.0
         none = log_mass[:, :0]
         words, counts, masses = self._tail(logits) if self.euclidean else (none, none, none)
         if any(part.counts.shape[1] != counts.shape[1] for part in self._parts[:1]):
             raise ValueError(f"`logits` have {logits.shape[1]} tokens, another vocabulary than the batches before.")
-        batch = MassStatistics(log_mass, member.clone(), weights.clone(), key, words, counts, masses)
-        self._keep(batch)
-        self._remember(logits)
+        self.keep(MassStatistics(log_mass, member.clone(), weights.clone(), words, counts, masses), logits)
 
     def _tail(self, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Tokens in lists, and all others in cells: (n, J), (n, K), (n, K)."""
         rest = logits.shape[1] - len(self.ids)
         parts = []
         for part in torch.split(logits, max(1, 8 * CHUNK // logits.shape[1])):
-            p = self._probs(part)
+            p = self.start(part)
             words = p[:, self.ids].double()
             if self.cells is None or rest <= self.cells:
                 values = tail_of(p.index_fill(1, self.ids, -1.0)).values[:, :rest]
@@ -167,11 +169,17 @@ class DistributionHead(Head):
         words, counts, masses = (torch.cat(column) for column in zip(*parts, strict=True))
         return words, counts, masses
 
-    def _probs(self, logits: Tensor) -> Tensor:
+    def _start(self, log_probs: Tensor) -> Tensor:
+        """f0 as log-probabilities."""
+        return log_probs if self.temperature == 1.0 else torch.log_softmax(log_probs / self.temperature, -1)
+
+    def start(self, logits: Tensor) -> Tensor:
+        """f0: probabilities before the fit."""
         x = logits if logits.dtype == torch.float64 else logits.float()
         return torch.softmax(x / self.temperature, -1)
 
-    def _check_batch(self, logits: Any, groups: Any, weight: Any) -> tuple[Tensor, Tensor, Tensor]:
+    def check_batch(self, logits: Any, groups: Any = None, weight: Any = None) -> Batch:
+        """A batch as the head needs it, or an error that says what is wrong with it."""
         logits = checks.ordinary("logits", logits)
         if not logits.is_floating_point():
             raise TypeError(f"`logits` must be floating point, got {logits.dtype}; convert it with `.float()`.")
@@ -190,8 +198,8 @@ class DistributionHead(Head):
             raise ValueError(
                 "`logits` are probabilities, it seems: none is negative and each row sums to 1; give their logarithm, `.log()`."
             )
-        member = self._check_groups(groups, len(logits), logits.device)
-        return logits, member, checks.weights(weight, len(logits), logits).detach()
+        member = self.check_groups(groups, len(logits), logits.device)
+        return Batch(logits, member, checks.weights(weight, len(logits), logits).detach())
 
     # -- fit ---------------------------------------------------------------------------------------------------------
 
@@ -207,9 +215,9 @@ class DistributionHead(Head):
                 K B = max P(A)(1 - P(A)) / 4 for ``kl``.
             max_iter: cap on the steps: 100 Newton steps, 1000 exact ones, 10,000 fixed ones.
         """
-        self._check_solver(solver, eta, max_iter)
+        self.check_solver(solver, eta, max_iter)
         began = time.perf_counter()
-        statistics = self.statistics
+        statistics: MassStatistics | None = self.statistics
         if statistics is None:
             raise ValueError("no prompts observed: call `observe` (or `fit`) with at least one prompt first.")
         device = statistics.weight.device
@@ -217,10 +225,9 @@ class DistributionHead(Head):
         dual = Dual(statistics.log_mass, self.atom_lists.to(device), member, weight, self.conditional)
         self._check_share(dual.mean, statistics.rows)
         if not self.euclidean and solver == "exact":
-            found = project(dual, self.alpha, checks.count("max_iter", max_iter, 100))
+            found = project(dual, self.alpha, max_iter or 100)
             return self._finish(dual, found.theta, None, self._newton_report(dual, found, began))
-        split = (statistics.key * self._working_splits).long()
-        common = (member, weight, self.conditional, split, self.groups, list(self.attributes))
+        common = (member, weight, self.conditional, self.test_functions())
         problem: TiltProblem | SimplexProblem
         if self.euclidean:
             tail = tail_from_cells(statistics.counts, statistics.masses)
@@ -230,11 +237,11 @@ class DistributionHead(Head):
         if solver != "exact":
             smoothness, bound = (1.0, problem.bound()) if isinstance(problem, SimplexProblem) else (problem.smoothness(), 1.0)
             eta = eta or theory.step_size(self.alpha, smoothness, bound, finite_sample=solver == "fresh")
-        default = {"exact": 1000, "paper": MAX_FIXED_STEPS, "fresh": max(1, self._working_splits // 2)}[solver]
-        steps = checks.count("max_iter", max_iter, default)
+        steps, splits = max_iter or (1000 if solver == "exact" else MAX_FIXED_STEPS), None
         if solver == "fresh":
-            self._check_splits(split, steps)
-        report, log = run(problem, self.alpha, solver, eta, steps)
+            steps = fresh_steps(max_iter, statistics.rows)
+            splits = Splits(steps, *statistics.content())
+        report, log = run(problem, self.alpha, solver, eta, steps, splits=splits)
         theta = problem.theta if isinstance(problem, TiltProblem) else None
         return self._finish(dual, theta, log, report)
 
@@ -246,25 +253,12 @@ class DistributionHead(Head):
                 "no promise can be fitted for it. Leave the group out, or calibrate on prompts that have it."
             )
 
-    def _check_splits(self, split: Tensor, max_iter: int) -> None:
-        if self._working_splits < 2 * max_iter:
-            raise ValueError(
-                f"solver='fresh' needs 2 T = {2 * max_iter} splits for max_iter={max_iter}, but the head has "
-                f"{self._working_splits}; make it with splits={2 * max_iter}, or use `fit`."
-            )
-        empty = int((torch.bincount(split, minlength=self._working_splits) == 0).sum())
-        if empty:
-            raise ValueError(
-                f"solver='fresh' divides the prompts into {self._working_splits} splits, and {empty} of them are empty with "
-                f"n = {len(split)}; lower `max_iter` or give more prompts."
-            )
-
     def _newton_report(self, dual: Dual, found: Projection, began: float) -> Report:
         before = dual.violation(dual.tilted(torch.zeros_like(found.theta))[1])
         worst = float(found.violation.abs().max())
         converged = worst <= self.alpha
         place = divmod(int(found.violation.abs().argmax()), found.theta.shape[1])
-        name = f"group {self.groups[place[0]]!r}, list {list(self.attributes)[place[1]]!r}"
+        name = self.test_functions().label(*place)
         if converged:
             message = f"every |violation| <= {self.alpha:.4g}; the worst is {worst:.4g} in {name}."
         else:
@@ -287,7 +281,7 @@ class DistributionHead(Head):
         elif log is not None:
             self._write_log(Log(log.who, log.what, log.step / dual.scale[log.who]))
         parts = {name: getattr(report, name) for name in Report.__dataclass_fields__}
-        self._mark_fitted(Report(**(parts | {"details": details})))
+        self.mark_fitted(Report(**(parts | {"details": details})))
         return self
 
     def _write_log(self, log: Log) -> None:
@@ -393,62 +387,53 @@ class DistributionHead(Head):
             >>> logits.grad.shape
             torch.Size([200, 20])
         """
-        return implicit_problems.solve_distribution(self, logits, groups, weight, alpha)
+        return training.solve(self, logits, groups, weight, alpha)
 
-    @torch.no_grad()
-    def audit(
-        self, logits: Tensor, groups: Any = None, delta: float = 0.05, weight: Any = None, labels: Tensor | None = None
-    ) -> Audit:
-        """Measure the promise on held-out prompts, with intervals that hold for all groups and lists at once.
+    # -- the promise -------------------------------------------------------------------------------------------------
 
-        The promise compares with the mean over all prompts, which is itself estimated: its own interval is part of each.
+    def test_functions(self) -> Names:
+        """Groups and lists."""
+        return Names(self.groups, list(self.attributes))
 
-        Args:
-            logits, groups, weight: as in ``observe``.
-            delta: 1 - confidence.
-            labels: true tokens, ``(n,)``; adds the negative log-likelihood to the cost.
+    def s_range(self) -> tuple[float, float]:
+        """A probability; everybody's mean is taken off."""
+        return 0.0, 1.0
 
-        Returns:
-            The audit, with ``cost``: mean KL from the model's own distribution, and NLL before and after.
-        """
-        checks.fraction("delta", delta)
-        return self._conclude(self._tally(logits, groups, weight, labels), delta)
+    def values(self, logits: Tensor, groups: Any = None, softness: float | None = None) -> Values:
+        """Probability of each list, minus its mean over the batch. Nothing is to be softened: it has a derivative as it is."""
+        batch = self.check_batch(checks.detached(logits), groups)
+        _check_rows(batch.logits, torch.logsumexp(batch.logits, 1, keepdim=True))
+        if softness is None:
+            masses = self.measure(batch.logits, batch.member)[0]
+        else:
+            x = logits if logits.dtype in (torch.float32, torch.float64) else logits.float()
+            probs = self(x, batch.member).exp() if self.is_fitted else self.start(x)
+            masses = probs.index_select(1, self.ids.to(x.device)).double() @ self.directions.T.to(x.device)
+        mean = masses.mean(0) if len(masses) else masses.new_zeros(masses.shape[1])
+        return Values(masses - mean, batch.member, mean=mean)
 
-    def _tally(self, logits: Tensor, groups: Any = None, weight: Any = None, labels: Tensor | None = None) -> Tally:
-        logits, member, weights = self._check_batch(logits, groups, weight)
-        if len(logits) == 0:
-            raise ValueError("`logits` holds no prompts to audit.")
-        _check_rows(logits, torch.logsumexp(logits, 1, keepdim=True))
-        p, kl, nll = self._measure(logits, member, labels)
-        sums = {"mean KL": weights @ kl}
-        if nll is not None:
-            sums |= {"NLL before": weights @ nll[:, 0], "NLL after": weights @ nll[:, 1]}
-        # Each prompt's p, not its moments: s subtracts the mean over all prompts, known only at the end.
-        rows = {"member": member, "p": p, "weight": weights}
-        return Tally(len(logits), sums=sums, rows=rows, sketch=Sketch.of(logits))
+    def audit_sums(self, weight: Tensor, **batch: Any) -> dict[str, Tensor]:
+        """Weighted sums of KL from the model's own distribution, and of the negative log-likelihood of ``labels``."""
+        labels = batch.pop("labels", None)
+        found = self.check_batch(**batch)
+        _, kl, nll = self.measure(found.logits, found.member, labels)
+        sums = {"weight": weight.sum(), "mean KL": weight @ kl}
+        return sums if nll is None else sums | {"NLL before": weight @ nll[:, 0], "NLL after": weight @ nll[:, 1]}
 
-    def _audit(self, tally: Tally, delta: float) -> Audit:
-        member, p, weights = tally.rows["member"], tally.rows["p"], tally.rows["weight"]
-        self._check_share(weights @ member.double() / weights.sum(), tally.examples)
-        mean = weights @ p / weights.sum()  # (u,)
-        everyone = torch.ones(len(p), 1, dtype=torch.bool, device=member.device)
-        moments = Moments.of(torch.cat([member, everyone], 1), p - mean, weights[:, None].expand_as(p))
-        return summarize(
-            moments,
-            self.alpha,
-            delta,
-            self.conditional,
-            self.groups,
-            list(self.attributes),
-            mean,
-            (-mean, 1.0 - mean),
-            tally.examples,
-            cost={key: float(total / weights.sum()) for key, total in tally.sums.items()},
-            name=type(self).__name__,
-            relative=True,
-        )
+    def audit_summary(self, tally: Tally) -> dict[str, Any]:
+        """Mean KL from the model's own distribution, and NLL before and after."""
+        total = tally.sums["weight"]
+        return {"cost": {key: float(value / total) for key, value in tally.sums.items() if key != "weight"}}
 
-    def _measure(self, logits: Tensor, member: Tensor, labels: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+    def tables(self, audit: Any) -> list[Table]:
+        """What is taken off the logits of each list, by group."""
+        if self.euclidean:
+            return []
+        rows = [[name, *(f"{v:+.4f}" for v in row)] for name, row in zip(self.groups, self.offsets.tolist(), strict=True)]
+        text = "Subtracted from the logits of each list, by group (natural logarithms; 0: left unchanged):"
+        return [Table(["group", *self.attributes], rows, list(self.attributes), caption=text)]
+
+    def measure(self, logits: Tensor, member: Tensor, labels: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor | None]:
         """Probability of each list (n, u), KL (n,) and NLL before and after (n, 2) of the head's own output, in blocks."""
         if labels is not None and (labels.shape != logits.shape[:1] or labels.dtype != torch.int64):
             raise ValueError(f"`labels` must be int64 token ids of shape ({len(logits)},), got {tuple(labels.shape)}.")
@@ -457,7 +442,7 @@ class DistributionHead(Head):
         for first in range(0, len(logits), rows):
             part = logits[first : first + rows]
             before = torch.log_softmax(part.float() if part.dtype != torch.float64 else part, -1)
-            after = self(before, member[first : first + rows])
+            after = self(before, member[first : first + rows]) if self.is_fitted else self._start(before)
             p = after.exp()
             lists.append(p[:, self.ids].double() @ self.directions.T)
             divergence.append(torch.where(p > 0, p * (after - before), torch.zeros_like(p)).sum(1).double())

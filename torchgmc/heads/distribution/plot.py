@@ -93,7 +93,7 @@ def words(
 @torch.no_grad()
 def mean_probabilities(head: DistributionHead, logits: Tensor, groups: Any) -> tuple[Tensor, Tensor]:
     """Mean probability of every token in each group before and after the head, ``(a, vocabulary)`` each, on the CPU."""
-    logits, member, _ = head._check_batch(logits, groups, None)
+    logits, member, _ = head.check_batch(logits, groups)
     count = member.sum(0)
     if not bool((count > 0).all()):
         empty = head.groups[int((count == 0).nonzero()[0])]
@@ -102,7 +102,7 @@ def mean_probabilities(head: DistributionHead, logits: Tensor, groups: Any) -> t
     rows = max(1, CHUNK // logits.shape[1])
     for start in range(0, len(logits), rows):
         part, inside = logits[start : start + rows], member[start : start + rows]
-        before = head._probs(part)
+        before = head.start(part)
         after = head(part, inside).to(before.dtype).exp()
         for total, p in zip(sums, (before, after), strict=True):
             total += (inside.to(p.dtype).T @ p).double()

@@ -1,13 +1,14 @@
 """What a head keeps of the prompts, and de-biasing as the solver sees it, in both geometries."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from torchgmc.engine.folds import Pair
+from torchgmc.engine.roots import falling_root
 from torchgmc.engine.statistics import PerExample
-from torchgmc.heads.custom.solve import _root
+from torchgmc.engine.values import Names
 from torchgmc.heads.distribution.simplex import Point, Tail, start, step
 from torchgmc.heads.distribution.tilt import Dual
 
@@ -20,7 +21,6 @@ class MassStatistics(PerExample):
         log_mass: log mass of each atom, ``(n, m)``.
         member: membership, bool, ``(n, a)``.
         weight: ``(n,)``.
-        key: a number in [0, 1) from the prompt's own masses, ``(n,)``: it deals the prompts to the splits of Algorithm 2.
         words: for ``euclidean``, probability of each token in a list, ``(n, J)``; else ``(n, 0)``.
         counts, masses: for ``euclidean``, number and mass of the tail's tokens in each cell, ``(n, K)``; else ``(n, 0)``.
     """
@@ -28,7 +28,6 @@ class MassStatistics(PerExample):
     log_mass: Tensor
     member: Tensor
     weight: Tensor
-    key: Tensor
     words: Tensor
     counts: Tensor
     masses: Tensor
@@ -41,17 +40,13 @@ class DistributionProblem:
         member: ``(n, a)``, bool.
         weight: ``(n,)``.
         conditional: divide the violation of a group by P(A).
-        split: split of each prompt, ``(n,)``.
-        groups, lists: names.
+        names: of the groups and lists.
     """
 
     dynamic = False
 
-    def __init__(
-        self, member: Tensor, weight: Tensor, conditional: bool, split: Tensor, groups: Sequence[str], lists: Sequence[str]
-    ) -> None:
-        self.member, self.weight, self.split = member.double(), weight, split
-        self.groups, self.lists = groups, lists
+    def __init__(self, member: Tensor, weight: Tensor, conditional: bool, names: Names) -> None:
+        self.member, self.weight, self.names = member.double(), weight, names
         self.share = weight @ self.member / weight.sum()  # P(A), (a,)
         self.scale = self.share if conditional else torch.ones_like(self.share)
 
@@ -71,11 +66,9 @@ class DistributionProblem:
         """Set p."""
         raise NotImplementedError  # abstract
 
-    def violations(self, split: int | None = None) -> Tensor:
+    def violations(self, split: Pair | None = None) -> Tensor:
         """E[1_A (p(U) - E p(U))] / scale; the inner expectation from the second of two splits in Algorithm 2."""
-        outer = inner = self.weight
-        if split is not None:
-            outer, inner = (self.weight * (self.split == 2 * split + k) for k in (0, 1))
+        outer, inner = (self.weight, self.weight) if split is None else (self.weight * part for part in split)
         p = self.masses()
         s = p - inner @ p / inner.sum()
         return (self.member * outer[:, None]).T @ s / outer.sum() / self.scale[:, None]
@@ -94,7 +87,7 @@ class DistributionProblem:
             self.restore(here)
             return left
 
-        return sign * _root(slope, violation.abs(), self.guess(who, what, violation))
+        return sign * falling_root(slope, violation.abs(), self.guess(who, what, violation))
 
     def guess(self, who: Tensor, what: Tensor, violation: Tensor) -> Tensor:
         """Size of the first step to try."""
@@ -102,12 +95,12 @@ class DistributionProblem:
 
     def label(self, who: int, what: int) -> str:
         """Group and list."""
-        return f"group {self.groups[who]!r}, list {self.lists[what]!r}"
+        return self.names.label(who, what)
 
     def explain(self, who: int, what: int) -> str:
         """Why a violation may stay."""
         return (
-            f"The probability of list {self.lists[what]!r} can no longer be moved in group {self.groups[who]!r}: it may "
+            f"The probability of {self.names.what[what]} can no longer be moved in group {self.names.who[who]!r}: it may "
             "be 0 or 1 already in every prompt. Try a larger `alpha`, geometry='kl', or more prompts."
         )
 
@@ -115,10 +108,8 @@ class DistributionProblem:
 class TiltProblem(DistributionProblem):
     """Offsets theta ``(a, u)`` of the information projection: a step along g adds to one of them."""
 
-    def __init__(
-        self, dual: Dual, member: Tensor, weight: Tensor, conditional: bool, split: Tensor, *names: Sequence[str]
-    ) -> None:
-        super().__init__(member, weight, conditional, split, *names)
+    def __init__(self, dual: Dual, member: Tensor, weight: Tensor, conditional: bool, names: Names) -> None:
+        super().__init__(member, weight, conditional, names)
         self.dual = dual
         self.theta = dual.log_mass.new_zeros(dual.shape)
 
@@ -159,10 +150,9 @@ class SimplexProblem(DistributionProblem):
         member: Tensor,
         weight: Tensor,
         conditional: bool,
-        split: Tensor,
-        *names: Sequence[str],
+        names: Names,
     ) -> None:
-        super().__init__(member, weight, conditional, split, *names)
+        super().__init__(member, weight, conditional, names)
         self.tail, self.directions = tail, directions.double()  # (u, J)
         self.point = start(words, tail)
 

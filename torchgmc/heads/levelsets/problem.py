@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from torchgmc.engine.folds import Pair
+from torchgmc.engine.values import Names
 from torchgmc.heads.levelsets import steps as levelsets
 from torchgmc.heads.levelsets.steps import Table, cell_sums, levels, project
 
@@ -23,7 +25,7 @@ class LevelProblem:
         member: groups, bool ``(n, a)``.
         weight: float64 ``(n,)``.
         edges: inner edges of the level sets; empty for static groups.
-        names: of the groups.
+        names: of the test functions.
         conditional: divide by P(A).
         euclidean: project f after every step; None if f is free (quantiles).
         unit: steps are rounded to multiples of it.
@@ -35,7 +37,7 @@ class LevelProblem:
         member: Tensor,
         weight: Tensor,
         edges: Tensor,
-        names: list[str],
+        names: Names,
         conditional: bool,
         euclidean: bool | None,
         unit: float,
@@ -47,7 +49,6 @@ class LevelProblem:
         wide = member.double() if member.numel() <= WIDE else member  # what sums are made from
         self.mass = cell_sums(wide, self.share[:, None], torch.zeros_like(member[:, :1], dtype=torch.int64), 1)[:, 0, 0]  # P(A)
         self.scale = self.mass if conditional else torch.ones_like(self.mass)
-        self.split: Tensor | None = None
         self.sparse = z.device.type == "cpu"
         self.place = self.level(z)
         self.table = Table(wide, self.bins, self.read)
@@ -68,7 +69,7 @@ class LevelProblem:
 
     def check_groups(self) -> None:
         """Every group has examples."""
-        check_masses(self.mass, self.names)
+        check_masses(self.mass, self.names.who)
 
     # -- the protocol of the solver ----------------------------------------------------------------------------------
 
@@ -84,25 +85,15 @@ class LevelProblem:
             return torch.bucketize(z, self.edges, right=True)
         return levels(z, self.edges, bool(self.euclidean))
 
-    def violations(self, split: int | None = None) -> Tensor:
+    def violations(self, split: Pair | None = None) -> Tensor:
         """Signed violations at the current f, ``(a, b C)``; column k C + c is level set k of class c."""
-        if split is None or self.split is None:
+        if split is None:
             sums = self.table.sums
-        else:  # s is no functional of f: split 2t has no part in the measure on split 2t - 1
-            rows = (self.split == 2 * split).nonzero()[:, 0]
+        else:  # s is not a functional of f: the inner split has no part in it
+            rows = split.outer.nonzero()[:, 0]
             value, level = self.read(rows)
             sums = cell_sums(self.member[rows], value / self.share[rows].sum(), level, self.bins)
         return sums.flatten(1) / self.scale[:, None]
-
-    def divide(self, splits: int, seed: int = 0) -> None:
-        """Deal the examples at random to the splits of Algorithm 2."""
-        n = len(self.z)
-        if n < splits:
-            raise ValueError(
-                f"solver='fresh' needs 2 T = {splits} splits but there are {n} examples; lower `max_iter` or give more "
-                "(theory.sample_size tells how many the theorem asks for)."
-            )
-        self.split = torch.randperm(n, generator=torch.Generator().manual_seed(seed)).to(self.z.device) % splits
 
     def cell(self, who: Tensor, what: Tensor) -> tuple[Tensor, Tensor]:
         """Members of a cell, bool ``(n,)``, and its column of z as a one-hot row ``(C,)``."""
@@ -145,9 +136,7 @@ class LevelProblem:
 
     def label(self, who: int, what: int) -> str:
         """Group, level set and class."""
-        k, column = divmod(what, self.z.shape[1])
-        level = f", level set {k + 1} of {self.bins}" if self.bins > 1 else ""
-        return f"group {self.names[who]!r}{level}" + (f", class {column}" if self.z.shape[1] > 1 else "")
+        return self.names.label(who, what)
 
 
 def check_masses(mass: Tensor, names: list[str]) -> None:

@@ -2,26 +2,27 @@
 
 import dataclasses
 import math
+from itertools import pairwise
 from typing import Any, ClassVar, Optional
 
 import torch
 from torch import Tensor
 
 from torchgmc import theory
-from torchgmc.audits.audit import Audit, Tally, summarize
-from torchgmc.audits.intervals import Moments
-from torchgmc.audits.overlap import Sketch
+from torchgmc.audits.measure import Tally
 from torchgmc.distributed import pooled
 from torchgmc.engine import checks, soft
+from torchgmc.engine.folds import Splits, fresh_steps
 from torchgmc.engine.scripting import is_scripting
 from torchgmc.engine.solver import Log, run
-from torchgmc.heads import implicit_problems
+from torchgmc.engine.values import Names, Values
 from torchgmc.heads.base import Head
 from torchgmc.heads.levelsets import soft as soft_levels
 from torchgmc.heads.levelsets import steps as levelsets
 from torchgmc.heads.levelsets.problem import ResidualProblem
-from torchgmc.heads.probability import newton
+from torchgmc.heads.probability import newton, training
 from torchgmc.heads.probability import solver as probabilities
+from torchgmc.heads.probability.solver import ProbabilityStatistics
 
 GEOMETRIES = ("kl", "euclidean")
 #: Longest run of fixed steps when `max_iter` is not given.
@@ -69,7 +70,7 @@ class ProbabilityHead(Head):
     """
 
     offsets: Tensor
-    tables: Tensor
+    rounds: Tensor
     log_who: Tensor
     log_step: Tensor
     log_column: Tensor
@@ -77,7 +78,12 @@ class ProbabilityHead(Head):
     settings: ClassVar[tuple[str, ...]] = (
         *("alpha", "groups", "bins", "num_classes", "geometry", "conditional", "range", "noise_floor"),
     )
-    _growing: ClassVar[tuple[str, ...]] = ("tables", "log_who", "log_step", "log_column")
+    fit_only: ClassVar[tuple[str, ...]] = ("alpha", "conditional", "noise_floor")
+    arguments: ClassVar[tuple[str, ...]] = ("probs", "y", "groups", "weight")
+    truth: ClassVar[str] = "y"
+    takes = "probs"
+    growing: ClassVar[tuple[str, ...]] = ("rounds", "log_who", "log_step", "log_column")
+    renamed: ClassVar[dict[str, str]] = {"tables": "rounds"}
 
     def __init__(
         self,
@@ -98,6 +104,7 @@ class ProbabilityHead(Head):
         if self.num_classes == 1:
             raise ValueError("`num_classes` must be at least 2; leave it out for the probability of one event.")
         self.columns = self.num_classes or 1
+        self.one_event = not self.per_class
         self.geometry = checks.option("geometry", geometry, GEOMETRIES)
         self.euclidean = geometry == "euclidean"
         self.noise_floor = bool(noise_floor)
@@ -107,7 +114,7 @@ class ProbabilityHead(Head):
         self.low, self.high = _find_range(range, self.per_class)
         rows, shape = self.num_groups + 1, (self.num_bins, self.columns)
         self.register_buffer("offsets", torch.zeros(rows, self.columns, dtype=torch.float64))
-        self.register_buffer("tables", torch.zeros(0, rows, *shape, dtype=torch.float64))
+        self.register_buffer("rounds", torch.zeros(0, rows, *shape, dtype=torch.float64))
         self.register_buffer("log_who", torch.zeros(0, self.num_bins, dtype=torch.int64))
         self.register_buffer("log_step", torch.zeros(0, self.num_bins, dtype=torch.float64))
         self.register_buffer("log_column", torch.zeros(0, dtype=torch.int64))
@@ -119,11 +126,10 @@ class ProbabilityHead(Head):
 
     def reset(self) -> None:
         """Forget statistics, state and report."""
-        self.statistics: probabilities.Examples | None = None
         self.offsets.zero_()
-        for name in self._growing:
+        for name in self.growing:
             setattr(self, name, getattr(self, name)[:0])
-        self._mark_unfitted()
+        self.mark_unfitted()
 
     def observe(self, probs: Tensor, y: Tensor, groups: Any = None, weight: Any = None) -> None:
         """Add a batch to the statistics.
@@ -134,14 +140,12 @@ class ProbabilityHead(Head):
             groups: membership ``(n, a)``, bool, or a :class:`~torchgmc.Groups`.
             weight: weight of each example, ``(n,)``.
         """
-        z, outcome, member, weights = self._check_batch(probs, y, groups, weight)
-        if len(z) == 0:
-            return
-        self._keep(probabilities.Examples(z, outcome, member.clone(), weights.clone()))
-        self._remember(z, outcome)
+        batch = self.check_batch(probs, y, groups, weight)
+        if batch.rows:
+            self.keep(batch.clone(), probs, y)
 
-    def _check_batch(self, probs: Any, y: Any, groups: Any, weight: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Coordinates (n, C), outcomes (n, C), membership (n, a) and weights (n,)."""
+    def check_batch(self, probs: Any, y: Any, groups: Any = None, weight: Any = None) -> ProbabilityStatistics:
+        """A batch as the head needs it, or an error that says what is wrong with it."""
         probs = checks.scores("probs", probs).detach()
         wanted = "(n,)" if self.num_classes is None else f"(n, {self.num_classes})"
         if probs.dim() != (2 if self.per_class else 1) or (self.per_class and probs.shape[1] != self.num_classes):
@@ -155,8 +159,9 @@ class ProbabilityHead(Head):
         if self.per_class and probs.numel() and float((probs.double().sum(1) - 1).abs().max()) > 1e-2:
             raise ValueError("`probs` must sum to 1 over the classes; apply softmax to logits.")
         outcome = self._outcome(y, probs)
-        member = self._check_groups(groups, len(probs), probs.device)
-        return self.coordinates(probs), outcome, member, checks.weights(weight, len(probs), probs).detach()
+        member = self.check_groups(groups, len(probs), probs.device)
+        weights = checks.weights(weight, len(probs), probs).detach()
+        return ProbabilityStatistics(self.coordinates(probs), outcome, member, weights)
 
     def _outcome(self, y: Any, probs: Tensor) -> Tensor:
         """y in [0, 1], float64 ``(n, C)``."""
@@ -204,34 +209,34 @@ class ProbabilityHead(Head):
             eta: fixed step; by default alpha / (K B).
             max_iter: cap on the rounds (``"exact"``, 100) or steps (else the bound of Theorem 1, at most 100,000).
         """
-        self._check_solver(solver, eta, max_iter)
-        examples = self.statistics
+        self.check_solver(solver, eta, max_iter)
+        examples: ProbabilityStatistics | None = self.statistics
         if examples is None or len(examples.z) == 0:
             raise ValueError("no examples observed: call `observe` (or `fit`) with at least one example first.")
         with levelsets.calm(examples.member):
             if solver == "exact":
                 promise = self._promise(examples.z.device)
-                found = probabilities.fit(examples, promise, checks.count("max_iter", max_iter, 100), self.groups)
+                found = probabilities.fit(examples, promise, max_iter or 100, self.test_functions())
                 self._write(found.offsets, found.tables, None)
-                self._mark_fitted(found.report)
+                self.mark_fitted(found.report)
             else:
                 self._take_fixed_steps(examples, solver, eta, max_iter)
         return self
 
-    def _take_fixed_steps(self, examples: probabilities.Examples, solver: str, eta: float | None, max_iter: int | None) -> None:
+    def _take_fixed_steps(self, examples: ProbabilityStatistics, solver: str, eta: float | None, max_iter: int | None) -> None:
         """Algorithm 1 or 2."""
         width = self.high - self.low
         problem = self._problem(examples)
         problem.check_groups()
         eta, bound = self._fixed_step(problem, eta)
-        steps = checks.count("max_iter", max_iter, bound)
+        steps, splits = max_iter or bound, None
         if solver == "fresh":
-            steps = max_iter or min(200, max(1, len(examples.z) // 100))
-            problem.divide(2 * steps)
-        report, log = run(problem, self.alpha / width, solver, eta, steps)
+            steps = fresh_steps(max_iter, examples.rows)
+            splits = Splits(steps, *examples.content())
+        report, log = run(problem, self.alpha / width, solver, eta, steps, splits=splits)
         report = dataclasses.replace(report, details={"examples": len(examples.z), "eta": eta})
         self._write(None, None, self._lengths(problem, log))
-        self._mark_fitted(probabilities.in_units(report, width))
+        self.mark_fitted(probabilities.in_units(report, width))
 
     def _promise(self, device: torch.device) -> probabilities.Promise:
         width = self.high - self.low
@@ -246,7 +251,7 @@ class ProbabilityHead(Head):
             width,
         )
 
-    def _problem(self, examples: probabilities.Examples) -> ResidualProblem:
+    def _problem(self, examples: ProbabilityStatistics) -> ResidualProblem:
         smoothness = 1.0 if self.euclidean else 0.25 if self.columns == 1 else 0.5
         return ResidualProblem(
             examples.y,
@@ -255,7 +260,7 @@ class ProbabilityHead(Head):
             member=examples.member,
             weight=examples.weight,
             edges=self.edges.to(examples.z.device),
-            names=self.groups,
+            names=self.test_functions(),
             conditional=self.conditional,
             euclidean=self.euclidean,
             unit=levelsets.UNIT,
@@ -276,12 +281,12 @@ class ProbabilityHead(Head):
         level, column = log.what // self.columns, log.what % self.columns
         return levelsets.merge_log(log.who, level, column, step, problem.edges, self.columns)
 
-    def _write(self, offsets: Tensor | None, tables: Tensor | None, log: tuple[Tensor, Tensor, Tensor] | None) -> None:
+    def _write(self, offsets: Tensor | None, rounds: Tensor | None, log: tuple[Tensor, Tensor, Tensor] | None) -> None:
         device = self.offsets.device
         self.offsets.zero_()
         if offsets is not None:
             self.offsets.copy_(offsets)
-        self.tables = self.tables[:0] if tables is None else tables.to(device)
+        self.rounds = self.rounds[:0] if rounds is None else rounds.to(device)
         who, step, column = (self.log_who[:0], self.log_step[:0], self.log_column[:0]) if log is None else log
         self.log_who, self.log_step, self.log_column = who.to(device), step.to(device), column.to(device)
 
@@ -303,10 +308,10 @@ class ProbabilityHead(Head):
         everyone = torch.cat([torch.ones_like(member[:, :1]), member], 1)
         z = self.coordinates(probs) - everyone @ self.offsets
         if temperature > 0.0:
-            z = soft_levels.apply_tables(z, everyone, self.tables, self.edges, self.euclidean, temperature)
+            z = soft_levels.apply_tables(z, everyone, self.rounds, self.edges, self.euclidean, temperature)
             log = (self.log_who, self.log_step, self.log_column)
             return soft_levels.apply_log(z, member, log, self.edges, self.euclidean, temperature)
-        z = levelsets.apply_tables(z, everyone, self.tables, self.edges, self.euclidean)
+        z = levelsets.apply_tables(z, everyone, self.rounds, self.edges, self.euclidean)
         return levelsets.apply_log(z, member, self.log_who, self.log_step, self.log_column, self.edges, self.euclidean)
 
     def forward(
@@ -369,63 +374,61 @@ class ProbabilityHead(Head):
             >>> bool((logits.grad[:50] != 0).all())
             True
         """
-        return implicit_problems.solve_probability(self, probs, y, groups, weight, alpha)
+        return training.solve(self, probs, y, groups, weight, alpha)
 
-    def audit(self, probs: Tensor, y: Tensor, groups: Any = None, delta: float = 0.05, weight: Any = None) -> Audit:
-        """Measure the promise on held-out data: every group x level set (x class), with intervals that hold at once.
+    # -- the promise -------------------------------------------------------------------------------------------------
 
-        Level sets are those of the calibrated f. ``cost`` holds the Brier score (mean squared error) before and after, and the
-        log loss of events and classes.
-        """
-        checks.fraction("delta", delta)
-        return self._conclude(self._tally(probs, y, groups, weight), delta)
+    def test_functions(self) -> Names:
+        """Groups; level sets and classes."""
+        classes = [f"class {c}" for c in range(self.columns)] if self.per_class else [""]
+        if self.num_bins == 1:
+            return Names(self.groups, classes)
+        edges = [self.low + (self.high - self.low) * k / self.num_bins for k in range(self.num_bins + 1)]
+        levels = [f"f in [{low:.4g}, {high:.4g})" for low, high in pairwise(edges)]
+        levels[-1] = levels[-1][:-1] + "]"
+        return Names(self.groups, [f"{level}, {name}" if name else level for level in levels for name in classes])
 
-    def _tally(self, probs: Tensor, y: Tensor, groups: Any = None, weight: Any = None) -> Tally:
-        start, outcome, member, weights = self._check_batch(probs, y, groups, weight)
-        if len(start) == 0:
-            raise ValueError("`probs` holds no examples to audit.")
+    def s_range(self) -> tuple[Tensor, Tensor]:
+        """f - y with f in the level set."""
+        level = torch.arange(self.num_bins, device=self.edges.device, dtype=torch.float64).repeat_interleave(self.columns)
         width = self.high - self.low
-        z = self.calibrated(probs.detach(), member if self.grouped else None)
-        f = levelsets.probabilities(z, self.euclidean)
-        level = levelsets.levels(z, self.edges, self.euclidean)
-        place = level * self.columns + torch.arange(self.columns, device=z.device)
-        spread = z.new_zeros(len(z), self.num_bins * self.columns)
-        moments = Moments.of(member, spread.scatter(1, place, (f - outcome) * width), weights[:, None].expand_as(spread))
-        inside = spread.scatter(1, place, 1.0)
-        sums = {
-            "members": member.sum(0),
-            "cell mass": member.double().T @ (inside * weights[:, None]),
-            "cell count": member.double().T @ (inside * (weights > 0)[:, None]),
-        }
-        sums |= self._cost(levelsets.probabilities(start, self.euclidean), f, outcome, weights)
-        return Tally(len(z), moments, sums, sketch=Sketch.of(start, outcome))
+        return width * (level / self.num_bins - 1.0), width * (level + 1.0) / self.num_bins
 
-    def _audit(self, tally: Tally, delta: float) -> Audit:
-        assert tally.moments is not None
-        sums = dict(tally.sums)
-        empty = (sums.pop("members") == 0).nonzero()
-        if len(empty):
-            name = self.groups[int(empty[0])]
-            raise ValueError(f"group {name!r} has no examples to audit; leave it out or add data.")
-        cells = sums.pop("cell mass"), sums.pop("cell count")
-        device, columns = cells[0].device, self.num_bins * self.columns
-        promise = self._promise(device)
-        level = torch.arange(self.num_bins, device=device, dtype=torch.float64).repeat_interleave(self.columns)
-        bounds = tuple((self.high - self.low) * end for end in (level / self.num_bins - 1.0, (level + 1.0) / self.num_bins))
-        return summarize(
-            tally.moments,
-            self.alpha,
-            delta,
-            self.conditional,
-            self.groups,
-            [probabilities.cell_name(i, promise, self.columns).removeprefix(", ") for i in range(columns)],
-            cells[0].new_zeros(columns),
-            (bounds[0], bounds[1]),  # f - y with f in the level set
-            tally.examples,
-            cost={key: float(total / tally.moments.total[0]) for key, total in sums.items()},
-            name=type(self).__name__,
-            cells=cells,
-        )
+    def softness(self) -> float:
+        """A tenth of a level set."""
+        return 0.1 * (self.high - self.low) / self.num_bins
+
+    def values(self, probs: Tensor, y: Tensor, groups: Any = None, softness: float | None = None) -> Values:
+        """f - y of each example in its level set (and 0 in the others), for every class.
+
+        Soft, the level sets have soft edges.
+        """
+        batch = self.check_batch(checks.detached(probs), y, groups)
+        width = self.high - self.low
+        if softness is not None:
+            probs = probs if probs.dtype in (torch.float32, torch.float64) else probs.float()
+            f = (self(probs, batch.member if self.grouped else None) if self.is_fitted else probs).reshape(len(probs), -1)
+            s = f - (self.low + width * batch.y).to(f.dtype)
+            edges = self.low + width * torch.arange(1, self.num_bins, device=f.device, dtype=f.dtype) / self.num_bins
+            inside = soft_levels.level_sets(f, edges, softness) if self.num_bins > 1 else torch.ones_like(s)[:, None]
+            return Values((inside * s[:, None]).flatten(1), batch.member)
+        z = self.calibrated(probs.detach(), batch.member if self.grouped else None) if self.is_fitted else batch.z
+        level = levelsets.levels(z, self.edges, self.euclidean)
+        column = level * self.columns + torch.arange(self.columns, device=z.device)
+        s = (levelsets.probabilities(z, self.euclidean) - batch.y) * width
+        return Values(z.new_zeros(len(z), self.num_bins * self.columns).scatter(1, column, s), batch.member, column)
+
+    def audit_sums(self, weight: Tensor, **batch: Any) -> dict[str, Tensor]:
+        """Weighted sums of the losses before and after."""
+        found = self.check_batch(**batch)
+        z = self.calibrated(batch["probs"].detach(), found.member if self.grouped else None)
+        before, after = (levelsets.probabilities(x, self.euclidean) for x in (found.z, z))
+        return {"weight": weight.sum()} | self._cost(before, after, found.y, weight)
+
+    def audit_summary(self, tally: Tally) -> dict[str, Any]:
+        """Brier score (mean squared error) before and after, and the log loss of events and classes."""
+        total = tally.sums["weight"]
+        return {"cost": {key: float(value / total) for key, value in tally.sums.items() if key != "weight"}}
 
     def _cost(self, before: Tensor, after: Tensor, outcome: Tensor, weight: Tensor) -> dict[str, Tensor]:
         """Weighted sums of the losses."""
@@ -443,7 +446,7 @@ class ProbabilityHead(Head):
     def extra_repr(self) -> str:
         """Options and state."""
         kind = f"num_classes={self.num_classes}, " if self.per_class else ""
-        rounds = len(self.tables) + len(self.log_who)
+        rounds = len(self.rounds) + len(self.log_who)
         return f"bins={self.bins}, {kind}geometry={self.geometry}, {super().extra_repr()}, rounds={rounds}"
 
 

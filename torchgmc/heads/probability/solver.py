@@ -16,6 +16,7 @@ from torch import Tensor
 from torchgmc.engine.lasso import solve_lasso
 from torchgmc.engine.solver import Report
 from torchgmc.engine.statistics import PerExample
+from torchgmc.engine.values import Names
 from torchgmc.heads.levelsets import steps as levelsets
 from torchgmc.heads.levelsets.problem import check_masses
 from torchgmc.heads.levelsets.steps import LARGEST, ROWS, UNIT, cell_sums, exact_product, project, snap
@@ -30,7 +31,7 @@ SMALL = 1 << 20
 
 
 @dataclass
-class Examples(PerExample):
+class ProbabilityStatistics(PerExample):
     """What a calibration set is reduced to.
 
     Attributes:
@@ -101,7 +102,7 @@ class Sample:
         promise: what is asked.
     """
 
-    def __init__(self, examples: Examples, promise: Promise) -> None:
+    def __init__(self, examples: ProbabilityStatistics, promise: Promise) -> None:
         member = examples.member
         n, a = member.shape
         cpu = member.device.type == "cpu" and torch.get_float32_matmul_precision() == "highest"
@@ -170,7 +171,7 @@ def static_offsets(sample: Sample) -> Tensor:
     return newton.minimise(theta, slack, hessian, 50, 0.05)
 
 
-def fit(examples: Examples, promise: Promise, max_iter: int, names: list[str]) -> Solution:
+def fit(examples: ProbabilityStatistics, promise: Promise, max_iter: int, names: Names) -> Solution:
     """Newton on all offsets, then rounds on the level sets until every cell is within its tolerance.
 
     Every step lowers the potential and does not raise the Brier score. Of all rounds the best prefix is kept, and the result
@@ -178,7 +179,7 @@ def fit(examples: Examples, promise: Promise, max_iter: int, names: list[str]) -
     """
     started = time.perf_counter()
     sample = Sample(examples, promise)
-    check_masses(sample.mass[1:], names)
+    check_masses(sample.mass[1:], names.who)
     before = sample.measure(sample.z)
     start = float(sample.excess(before).max())
     found = _attempt(sample, before, max_iter, static=start > 1)
@@ -332,7 +333,7 @@ def _report(
     history: list[float],
     reason: str,
     max_iter: int,
-    names: list[str],
+    names: Names,
     seconds: float,
 ) -> Report:
     promise = sample.promise
@@ -346,10 +347,7 @@ def _report(
     converged = bool((last.abs() <= tolerance).all())
     spared = int(((last.abs() > alpha) & (last.abs() <= tolerance)).sum())
 
-    def name(who: int, what: int) -> str:
-        return f"group {names[who]!r}{cell_name(what, promise, after.violation.shape[2])}"
-
-    place = f"violation {abs(float(last[who, what])):.4g} > {float(tolerance[who, what]):.4g} in {name(who, what)}"
+    place = f"violation {abs(float(last[who, what])):.4g} > {float(tolerance[who, what]):.4g} in {names.label(who, what)}"
     note = ""
     if spared:
         note = (
@@ -357,7 +355,7 @@ def _report(
             "them would fit noise (noise_floor=False does)."
         )
     if converged:
-        text = f"asked alpha = {alpha:.4g}, met {met:.4g} on the sample (in {name(*divmod(largest, last.shape[1]))})."
+        text = f"asked alpha = {alpha:.4g}, met {met:.4g} on the sample (in {names.label(*divmod(largest, last.shape[1]))})."
     elif reason == "max_iter":
         text = f"`max_iter` = {max_iter} rounds reached with {place}; raise `max_iter`, or `alpha`."
     elif reason == "brier":
@@ -380,15 +378,6 @@ def _report(
     return Report(converged, len(history) - 1, first, last, values, seconds, text + note, details)
 
 
-def cell_name(what: int, promise: Promise, columns: int) -> str:
-    """Name of a column of the table: level set and class."""
-    k, column = divmod(what, columns)
-    bins = promise.bins
-    ends = [promise.low + promise.width * edge / bins for edge in (k, k + 1)]
-    level = f", f in [{ends[0]:.4g}, {ends[1]:.4g}{']' if k == bins - 1 else ')'}" if bins > 1 else ""
-    return level + (f", class {column}" if columns > 1 else "")
-
-
 def in_units(report: Report, width: float) -> Report:
     """A report on f and y in [0, 1], with violations in the units of a y that had a range of this width."""
     if width == 1.0:
@@ -398,5 +387,5 @@ def in_units(report: Report, width: float) -> Report:
         violations_before=report.violations_before * width,
         violations_after=report.violations_after * width,
         history=report.history * width,
-        message=f"{report.message} (This message counts in widths of `range`.)",
+        message=f"{report.message} (Values in this message are relative to the width of `range`.)",
     )

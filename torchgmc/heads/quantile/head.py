@@ -8,19 +8,21 @@ import torch
 from torch import Tensor
 
 from torchgmc import theory
-from torchgmc.audits.audit import Audit, Tally, summarize
-from torchgmc.audits.intervals import Moments
-from torchgmc.audits.overlap import Sketch
+from torchgmc.audits.measure import Tally
+from torchgmc.audits.page import Table
 from torchgmc.distributed import pooled
 from torchgmc.engine import checks, soft
+from torchgmc.engine.folds import Splits, fresh_steps
 from torchgmc.engine.scripting import is_scripting
 from torchgmc.engine.solver import Log, Report, run
-from torchgmc.heads import implicit_problems
+from torchgmc.engine.values import Names, Values
 from torchgmc.heads.base import Head
+from torchgmc.heads.combinations import threshold_figures, threshold_tables
 from torchgmc.heads.levelsets import soft as soft_levels
 from torchgmc.heads.levelsets import steps as levelsets
 from torchgmc.heads.quantile import problem as quantiles
-from torchgmc.heads.quantile.problem import QuantileProblem, ScoreExamples
+from torchgmc.heads.quantile import training
+from torchgmc.heads.quantile.problem import QuantileProblem, QuantileStatistics
 
 #: Longest run of fixed steps when `max_iter` is not given.
 MAX_FIXED_STEPS = 100_000
@@ -66,7 +68,10 @@ class QuantileHead(Head):
     edges: Tensor
     unit: Tensor
     settings: ClassVar[tuple[str, ...]] = ("target", "alpha", "groups", "bins", "conditional", "init", "range")
-    _growing: ClassVar[tuple[str, ...]] = ("log_who", "log_step", "log_column")
+    fit_only: ClassVar[tuple[str, ...]] = ("alpha", "target", "conditional", "init", "range")
+    arguments: ClassVar[tuple[str, ...]] = ("scores", "groups", "weight", "base")
+    takes = "groups"
+    growing: ClassVar[tuple[str, ...]] = ("log_who", "log_step", "log_column")
 
     def __init__(
         self,
@@ -103,12 +108,11 @@ class QuantileHead(Head):
 
     def reset(self) -> None:
         """Forget statistics, state and report."""
-        self.statistics: ScoreExamples | None = None
         self.base.zero_()
         self.offsets.zero_()
-        for name in self._growing:
+        for name in self.growing:
             setattr(self, name, getattr(self, name)[:0])
-        self._mark_unfitted()
+        self.mark_unfitted()
 
     def observe(self, scores: Tensor, groups: Any = None, weight: Any = None, base: Any = None) -> None:
         """Add a batch to the statistics.
@@ -119,15 +123,15 @@ class QuantileHead(Head):
             weight: weight of each example, ``(n,)``.
             base: threshold of each example to start from, ``(n,)``; the common q0 if omitted.
         """
-        batch = self._check_batch(scores, groups, weight, base)
-        if len(batch.scores) == 0:
+        batch = self.check_batch(scores, groups, weight, base)
+        if batch.rows == 0:
             return
         if any(bool(batch.base[0].isnan()) != bool(part.base[0].isnan()) for part in self._parts[:1]):
             raise ValueError("`base` must be given with every batch, or with none.")
-        self._keep(batch.clone())
-        self._remember(batch.scores)
+        self.keep(batch.clone(), batch.scores)
 
-    def _check_batch(self, scores: Any, groups: Any, weight: Any, base: Any) -> ScoreExamples:
+    def check_batch(self, scores: Any, groups: Any = None, weight: Any = None, base: Any = None) -> QuantileStatistics:
+        """A batch as the head needs it, or an error that says what is wrong with it."""
         scores = checks.scores("scores", scores).detach()
         if scores.dim() != 1:
             raise ValueError(f"`scores` must have shape (n,), one conformity score per example, got {tuple(scores.shape)}.")
@@ -138,8 +142,8 @@ class QuantileHead(Head):
                 raise ValueError(f"`base` must have shape ({n},) on {scores.device}, got {tuple(base.shape)} on {base.device}.")
         else:
             base = scores.new_full((n,), math.nan, dtype=torch.float64)
-        member = self._check_groups(groups, n, scores.device)
-        return ScoreExamples(scores.double(), base, member, checks.weights(weight, n, scores).detach())
+        member = self.check_groups(groups, n, scores.device)
+        return QuantileStatistics(scores.double(), base, member, checks.weights(weight, n, scores).detach())
 
     # -- fit ---------------------------------------------------------------------------------------------------------
 
@@ -152,8 +156,8 @@ class QuantileHead(Head):
             eta: fixed step; by default alpha / (K B) with K the largest density of the scores seen.
             max_iter: cap on the steps: 1000 for ``"exact"``; else the bound of Theorem 1, at most 100,000.
         """
-        self._check_solver(solver, eta, max_iter)
-        examples = self.statistics
+        self.check_solver(solver, eta, max_iter)
+        examples: QuantileStatistics | None = self.statistics
         if examples is None or len(examples.scores) == 0:
             raise ValueError("no examples observed: call `observe` (or `fit`) with at least one score first.")
         unit = quantiles.grid_unit(examples.scores)
@@ -167,7 +171,7 @@ class QuantileHead(Head):
         z = torch.where(examples.base.isnan(), start, levelsets.snap(examples.base, unit))[:, None]
         with levelsets.calm(examples.member):
             if solver == "exact":
-                offsets, log, report = self._exact(examples, z, edges, unit, checks.count("max_iter", max_iter, 1000))
+                offsets, log, report = self._exact(examples, z, edges, unit, max_iter or 1000)
             else:
                 offsets, log, report = self._fixed(examples, z, edges, unit, solver, eta, max_iter)
         device = self.offsets.device
@@ -177,10 +181,10 @@ class QuantileHead(Head):
         self.edges.copy_(edges)
         self.log_who, self.log_step, self.log_column = (t.to(device) for t in log)
         details = {"examples": len(z), "alpha_asked": self.alpha, "alpha_met": float(report.violations_after.abs().max())}
-        self._mark_fitted(dataclasses.replace(report, details=details | {"rounds": len(self.log_who)}))
+        self.mark_fitted(dataclasses.replace(report, details=details | {"rounds": len(self.log_who)}))
         return self
 
-    def _problem(self, examples: ScoreExamples, z: Tensor, edges: Tensor, unit: float) -> QuantileProblem:
+    def _problem(self, examples: QuantileStatistics, z: Tensor, edges: Tensor, unit: float) -> QuantileProblem:
         return QuantileProblem(
             examples.scores,
             self.target,
@@ -188,14 +192,14 @@ class QuantileHead(Head):
             member=examples.member,
             weight=examples.weight,
             edges=edges,
-            names=self.groups,
+            names=self.test_functions() if len(edges) else Names(self.groups, [""]),
             conditional=self.conditional,
             euclidean=None,
             unit=unit,
         )
 
     def _exact(
-        self, examples: ScoreExamples, z: Tensor, edges: Tensor, unit: float, max_iter: int
+        self, examples: QuantileStatistics, z: Tensor, edges: Tensor, unit: float, max_iter: int
     ) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor], Report]:
         """Group offsets first, then steps on the level sets for what is left; nothing if f0 keeps the promise."""
         dynamic = self._problem(examples, z, edges, unit)
@@ -227,7 +231,7 @@ class QuantileHead(Head):
 
     def _fixed(
         self,
-        examples: ScoreExamples,
+        examples: QuantileStatistics,
         z: Tensor,
         edges: Tensor,
         unit: float,
@@ -240,11 +244,12 @@ class QuantileHead(Head):
         slope, norm = problem.slope(), float((problem.mass / problem.scale.square()).max())
         low, high = (float(v) for v in torch.cat([problem.scores, z]).aminmax())
         bound = theory.iteration_bound(self.alpha, slope, norm, max(high - low, 1e-12))
-        steps = max_iter or min(MAX_FIXED_STEPS, max(1, bound))
+        steps, splits = max_iter or min(MAX_FIXED_STEPS, max(1, bound)), None
         if solver == "fresh":
-            steps = max_iter or min(200, max(1, len(z) // 100))
-            problem.divide(2 * steps)
-        report, log = run(problem, self.alpha, solver, eta or theory.step_size(self.alpha, slope, norm), steps)
+            steps = fresh_steps(max_iter, len(z))
+            splits = Splits(steps, *examples.content())
+        eta = eta or theory.step_size(self.alpha, slope, norm)
+        report, log = run(problem, self.alpha, solver, eta, steps, splits=splits)
         if problem.dynamic:
             return torch.zeros_like(problem.mass), self._rounds(problem, log), report
         return self._offsets(problem, log), self._rounds(problem, Log(log.who[:0], log.what[:0], log.step[:0])), report
@@ -379,63 +384,104 @@ class QuantileHead(Head):
             >>> round(float(scores.grad.sum()), 4)  # moving all scores moves their quantile
             1.0
         """
-        return implicit_problems.solve_quantile(self, scores, groups, weight, base, alpha, temperature)
+        return training.solve(self, scores, groups, weight, base, alpha, temperature)
 
-    def audit(self, scores: Tensor, groups: Any = None, delta: float = 0.05, weight: Any = None, base: Any = None) -> Audit:
-        r"""Measure the promise on held-out scores, with intervals that hold for all cells at once.
+    # -- the promise -------------------------------------------------------------------------------------------------
 
-        The column ``Q`` of the table is the metric :math:`Q(f, g')` of quantile multicalibration over the level sets (over the
-        distinct thresholds if ``bins=None``), see :func:`torchgmc.heads.quantile.problem.quantile_error`; f is multicalibrated
-        in that sense
-        when P(g') Q <= alpha for all groups, whose worst is in ``cost`` ("worst mean squared miscoverage"). ``cost`` also holds
-        the mean threshold before and after.
+    def test_functions(self) -> Names:
+        """Groups; level sets of q."""
+        levels = [f"q in level set {k + 1} of {self.num_bins}" for k in range(self.num_bins)]
+        return Names(self.groups, levels if self.bins else [""])
+
+    def s_range(self) -> tuple[float, float]:
+        """Covered or not, minus the target."""
+        return -self.target, 1.0 - self.target
+
+    def s_target(self) -> float:
+        """Coverage to hold."""
+        return self.target
+
+    def _start(self, batch: QuantileStatistics) -> Tensor:
+        """q before the fit: ``base``, ``init``, or the target quantile of these very scores."""
+        if self.is_fitted:
+            common = float(self.base)
+        elif self.init is not None:
+            common = self.init
+        else:
+            common = quantiles.weighted_quantile(batch.scores, batch.weight, self.target) if batch.rows else 0.0
+        return torch.where(batch.base.isnan(), common, batch.base)
+
+    def _thresholds(self, batch: QuantileStatistics) -> Tensor:
+        """q of each example, ``(n,)``."""
+        if not self.is_fitted:
+            return self._start(batch)
+        base = None if batch.rows == 0 or bool(batch.base[0].isnan()) else batch.base
+        return self.forward(batch.member if self.grouped else None, base).expand(batch.rows)
+
+    def _edges(self, scores: Tensor) -> Tensor:
+        """Inner edges of the level sets; before the fit over ``range``, or over these very scores."""
+        if self.is_fitted or self.num_bins == 1:
+            return self.edges.to(scores.device)
+        low, high = self.range or [float(v) for v in scores.aminmax()]
+        return low + (high - low) * torch.arange(1, self.num_bins, dtype=torch.float64, device=scores.device) / self.num_bins
+
+    def values(self, scores: Tensor, groups: Any = None, base: Any = None, softness: float | None = None) -> Values:
+        """1{score <= q} - target of each example in its level set of q (and 0 in the others).
+
+        Soft, both the step and the level sets have soft edges.
         """
-        checks.fraction("delta", delta)
-        return self._conclude(self._tally(scores, groups, weight, base), delta)
+        batch = self.check_batch(checks.detached(scores), groups, base=checks.detached(base))
+        q = self._thresholds(batch)
+        edges = self._edges(batch.scores)
+        if softness is not None:
+            if base is not None:  # with its derivative
+                q = self.forward(batch.member if self.grouped else None, base) if self.is_fitted else base
+            scores = scores if scores.dtype in (torch.float32, torch.float64) else scores.float()
+            s = (torch.sigmoid((q - scores) / softness) - self.target)[:, None]
+            inside = soft_levels.level_sets(q[:, None], edges.to(q), softness)[:, :, 0] if self.num_bins > 1 else 1.0
+            return Values(inside * s, batch.member)
+        column = levelsets.levels(q[:, None], edges, False)
+        s = ((batch.scores <= q).double() - self.target)[:, None]
+        return Values(q.new_zeros(len(q), self.num_bins).scatter(1, column, s), batch.member, column)
 
-    def _tally(self, scores: Tensor, groups: Any = None, weight: Any = None, base: Any = None) -> Tally:
-        batch = self._check_batch(scores, groups, weight, base)
-        n, member = len(batch.scores), batch.member
-        if n == 0:
-            raise ValueError("`scores` holds no examples to audit.")
-        q = self.forward(member if self.grouped else None, None if base is None else batch.base).expand(n)
-        start = torch.where(batch.base.isnan(), self.base, batch.base)
-        # Each example's q, not its moments: Q is taken over the distinct thresholds of all examples.
-        rows = {"q": q, "covered": batch.scores <= q, "member": member, "weight": batch.weight, "start": start}
-        return Tally(n, rows=rows, sketch=Sketch.of(batch.scores))
+    def audit_sums(self, weight: Tensor, **batch: Any) -> dict[str, Tensor]:
+        """Weighted sums of the thresholds before and after."""
+        found = self.check_batch(**batch)
+        return {"weight": weight.sum(), "before": weight @ self._start(found), "after": weight @ self._thresholds(found)}
 
-    def _audit(self, tally: Tally, delta: float) -> Audit:
-        q, covered, member, weight, start = (tally.rows[key] for key in ("q", "covered", "member", "weight", "start"))
-        if bool((member.sum(0) == 0).any()):
-            name = self.groups[int((member.sum(0) == 0).nonzero()[0])]
-            raise ValueError(f"group {name!r} has no examples to audit; leave it out or add data.")
-        level = levelsets.levels(q[:, None], self.edges, False)
-        spread = q.new_zeros(len(q), self.num_bins)
-        s = spread.scatter(1, level, (covered.double() - self.target)[:, None])
-        inside = spread.scatter(1, level, 1.0)
-        mass = member.double().T @ (inside * weight[:, None])
-        count = member.double().T @ (inside * (weight > 0)[:, None])
-        error = quantiles.quantile_error(level[:, 0] if self.bins else q, covered, member, self.target, weight)
-        share = weight / weight.sum()
-        return summarize(
-            Moments.of(member, s, weight[:, None].expand_as(s)),
-            self.alpha,
-            delta,
-            self.conditional,
-            self.groups,
-            [f"q in level set {k + 1} of {self.num_bins}" for k in range(self.num_bins)] if self.bins else [""],
-            q.new_full((self.num_bins,), self.target),
-            (-self.target, 1.0 - self.target),
-            tally.examples,
-            cost={
-                "mean threshold before": float(start @ share),
-                "mean threshold after": float(q @ share),
-                "worst mean squared miscoverage": float((error * (member.double().T @ share)).max()),
-            },
-            name=type(self).__name__,
-            cells=(mass, count),
-            columns={"Q": error},
-        )
+    def audit_rows(self, **batch: Any) -> dict[str, Tensor]:
+        """Each example's q: Q is taken over the distinct thresholds of all examples."""
+        return {"q": self._thresholds(self.check_batch(**batch))}
+
+    def audit_summary(self, tally: Tally) -> dict[str, Any]:
+        r"""Mean threshold before and after, and the metric :math:`Q(f, g')` of quantile multicalibration.
+
+        Q is taken over the level sets (over the distinct thresholds if ``bins=None``), see
+        :func:`torchgmc.heads.quantile.problem.quantile_error`; f is multicalibrated in that sense when P(g') Q <= alpha for
+        every group.
+        """
+        q, sums, share = tally.rows["q"], tally.sums, tally.weight / tally.weight.sum()
+        covered = tally.s.sum(1) > 0  # 1 - target, or -target
+        level = q if self.bins is None or tally.column is None else tally.column[:, 0]
+        error = quantiles.quantile_error(level, covered, tally.who, self.target, tally.weight)
+        cost = {f"mean threshold {when}": float(sums[when] / sums["weight"]) for when in ("before", "after")}
+        cost["worst mean squared miscoverage"] = float((error * (tally.who.double().T @ share)).max())
+        return {"cost": cost, "columns": {"Q": error}}
+
+    def group_thresholds(self, member: Tensor, fitted: bool = True) -> Tensor:
+        """Threshold of each combination."""
+        if not fitted:
+            return self.base.cpu().expand(len(member), 1)
+        found = self.forward(member.to(self.base.device) if self.grouped else None)
+        return found.cpu().expand(len(member))[:, None]
+
+    def figures(self, audit: Any) -> dict[str, Any]:
+        """The threshold of each combination of groups."""
+        return threshold_figures(self)
+
+    def tables(self, audit: Any) -> list[Table]:
+        """The same as a table."""
+        return threshold_tables(self)
 
     def extra_repr(self) -> str:
         """Options and state."""

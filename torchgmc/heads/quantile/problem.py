@@ -11,7 +11,7 @@ from torchgmc.heads.levelsets.problem import LevelProblem
 
 
 @dataclass
-class ScoreExamples(PerExample):
+class QuantileStatistics(PerExample):
     """Conformity scores ``(n,)`` float64, thresholds f0 to start from ``(n,)`` (NaN: the common one), groups and weights."""
 
     scores: Tensor

@@ -1,7 +1,7 @@
 """Baselines of thresholds: one for everyone (conformal risk control), and none fitted at all."""
 
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -47,17 +47,17 @@ class ConformalRiskControl(ThresholdHead):
         before = problem.violations()
         n = (int(self.statistics.examples) - self.statistics.excluded).double()  # (C,)
         rising = problem.curve.sum(0) / problem.total[:, None]  # (C, size)
-        risk = rising if self._risk.increasing else 1.0 - rising
-        valid = (n[:, None] * risk + 1.0) / (n[:, None] + 1.0) <= self._targets().to(risk)[:, None]
+        risk = rising if self.risk.increasing else 1.0 - rising
+        valid = (n[:, None] * risk + 1.0) / (n[:, None] + 1.0) <= self.s_target().to(risk)[:, None]
         for column in (~valid.any(1)).nonzero().flatten().tolist():
-            need = math.ceil(1.0 / float(self._targets()[column])) - 1
+            need = math.ceil(1.0 / float(self.s_target()[column])) - 1
             raise ValueError(
-                f"no threshold keeps the {self._risk.name} of class {column} at {self.target}: n = {int(n[column])} images and "
+                f"no threshold keeps the {self.risk.name} of class {column} at {self.target}: n = {int(n[column])} images and "
                 f"the bound 1/(n+1) + n/(n+1) risk is above it everywhere. It needs n >= {need} and a reachable risk."
             )
         size = risk.shape[1]
         place = torch.arange(size, device=risk.device)
-        best = torch.where(valid, place, -1).amax(1) if self._risk.increasing else torch.where(valid, place, size).amin(1)
+        best = torch.where(valid, place, -1).amax(1) if self.risk.increasing else torch.where(valid, place, size).amin(1)
         lattice = problem.lattice
         base = lattice.points(risk.device)[best]  # (C,)
         self._write(base, torch.zeros_like(self.offsets))
@@ -66,7 +66,7 @@ class ConformalRiskControl(ThresholdHead):
         history = torch.stack([before.abs().max(), after.abs().max()]).cpu()
         message = f"one threshold per class: {', '.join(f'{v:.4g}' for v in base.tolist())}; groups are not fitted."
         within = bool((after.abs() <= self.alpha).all())
-        self._mark_fitted(self._finish(Report(within, 1, before, after, history, 0.0, message)))
+        self.mark_fitted(self._finish(Report(within, 1, before, after, history, 0.0, message)))
         return self
 
 
@@ -85,7 +85,7 @@ class Unprocessed(ThresholdHead):
         [0.4]
     """
 
-    _fits = False
+    fits: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -106,5 +106,5 @@ class Unprocessed(ThresholdHead):
         self._write(self.base.new_full((self.columns,), self.init), torch.zeros_like(self.offsets))
         within = bool((table.abs() <= self.alpha).all())
         history = table.abs().max()[None].cpu()
-        self._mark_fitted(self._finish(Report(within, 0, table, table, history, 0.0, "nothing was fitted.")))
+        self.mark_fitted(self._finish(Report(within, 0, table, table, history, 0.0, "nothing was fitted.")))
         return self

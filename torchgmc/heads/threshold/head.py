@@ -1,22 +1,24 @@
 """Risk control of thresholds: the miss rate of a segmentation at its target for every group."""
 
 import math
-from typing import Any, ClassVar, Optional
+from typing import Any, ClassVar, NamedTuple, Optional
 
 import torch
 from torch import Tensor
 
 from torchgmc import theory
-from torchgmc.audits.audit import Audit, Tally, summarize
-from torchgmc.audits.intervals import Moments
-from torchgmc.audits.overlap import Sketch
+from torchgmc.audits.measure import Tally
+from torchgmc.audits.page import Table
 from torchgmc.distributed import pooled
 from torchgmc.engine import checks, hashing, soft
+from torchgmc.engine.folds import Splits, fresh_steps
 from torchgmc.engine.scripting import is_scripting
 from torchgmc.engine.solver import Report, run
-from torchgmc.groups.groups import pattern_ids
-from torchgmc.heads import implicit_problems
+from torchgmc.engine.values import Names, Values
+from torchgmc.groups.cells import pattern_ids
 from torchgmc.heads.base import Head
+from torchgmc.heads.combinations import threshold_figures, threshold_tables
+from torchgmc.heads.threshold import training
 from torchgmc.heads.threshold.problem import CurveProblem, CurveStatistics, SampleProblem, SampleStatistics
 from torchgmc.heads.threshold.risks import CHUNK, RISKS, Lattice, MonotoneRisk, Risk
 
@@ -24,6 +26,15 @@ from torchgmc.heads.threshold.risks import CHUNK, RISKS, Lattice, MonotoneRisk, 
 MAX_ELEMENTS = 1 << 24
 #: Longest run of fixed steps when `max_iter` is not given.
 MAX_FIXED_STEPS = 100_000
+
+
+class Batch(NamedTuple):
+    """Checked arguments of ``observe``: scores and masks ``(n, ...)``, membership ``(n, a)``, weights ``(n,)``."""
+
+    scores: Tensor
+    masks: Tensor
+    member: Tensor
+    weight: Tensor
 
 
 class ThresholdHead(Head):
@@ -49,7 +60,6 @@ class ThresholdHead(Head):
             own). ``"exact"`` keeps every relevant score instead: no rounding, but memory grows with the pixels.
         init: the threshold f0 to start from; the middle of the range by default.
         jitter: half-width of tie-breaking noise added to the scores, drawn from the image itself.
-        splits: number of data splits kept apart for ``solver="fresh"`` (2T for T steps); ``fit`` sets it by itself.
 
     Shapes: ``fit(scores (n, ...), masks (n, ...), groups (n, a))``; ``head(scores, groups)`` -> bool mask like scores;
     ``head.threshold(groups)`` -> ``(n,)`` or ``(n, C)``.
@@ -69,11 +79,14 @@ class ThresholdHead(Head):
     base: Tensor
     offsets: Tensor
     limits: Tensor
-    __jit_unused_properties__: ClassVar[list[str]] = ["lattice", "statistics"]
+    __jit_unused_properties__: ClassVar[list[str]] = ["lattice", *Head.__jit_unused_properties__]
     settings: ClassVar[tuple[str, ...]] = (
         *("target", "alpha", "groups", "num_classes", "conditional", "logits", "resolution", "init"),
-        *("jitter", "splits"),
+        "jitter",
     )
+    fit_only: ClassVar[tuple[str, ...]] = ("alpha", "target", "conditional", "init", "resolution", "risk")
+    arguments: ClassVar[tuple[str, ...]] = ("scores", "masks", "groups", "weight")
+    truth: ClassVar[str] = "masks"
 
     def __init__(
         self,
@@ -88,24 +101,24 @@ class ThresholdHead(Head):
         resolution: float | str | None = None,
         init: float | None = None,
         jitter: float = 0.0,
-        splits: int = 1,
     ) -> None:
         super().__init__(alpha, groups, conditional, jitter)
         self.num_classes = None if num_classes is None else checks.count("num_classes", num_classes, 1)
         self.columns = self.num_classes or 1
         self.per_class = self.num_classes is not None
         self.target = target
-        self._risk = _find_risk(risk)
-        self.logits, self.splits = bool(logits), checks.count("splits", splits, 1)
+        self.risk = _find_risk(risk)
+        self.logits = bool(logits)
         self.low, self.high = _find_range(range, self.logits)
         if init is not None and (isinstance(init, bool) or not isinstance(init, int | float) or not math.isfinite(init)):
             raise ValueError(f"`init` must be a finite threshold, got {init!r}.")
         self.init = float((self.low + self.high) / 2 if init is None else init)
         self.resolution = resolution
-        self._unit = _find_unit(resolution, self.high - self.low, self._risk)
+        self._unit = _find_unit(resolution, self.high - self.low, self.risk)
         self.probabilities = range is None and not self.logits
         self._range = None if range is None else [self.low, self.high]
-        self._targets()  # checks
+        self.takes = "probs" if self.probabilities else "scores"
+        self.s_target()  # checks
         self.register_buffer("base", torch.full((self.columns,), self.init, dtype=torch.float64))
         self.register_buffer("offsets", torch.zeros(self.num_groups, self.columns, dtype=torch.float64))
         self.register_buffer("limits", torch.tensor([-math.inf, math.inf], dtype=torch.float64))
@@ -115,16 +128,15 @@ class ThresholdHead(Head):
 
     def reset(self) -> None:
         """Forget statistics, thresholds and report."""
-        self.statistics: CurveStatistics | SampleStatistics | None = None
-        self._working_unit, self._working_splits = self._unit, self.splits
+        self._working_unit, self._apart = self._unit, False
         self.base.fill_(self.init)
         self.offsets.zero_()
-        self._mark_unfitted()
+        self.mark_unfitted()
 
-    def _prepare(self, solver: str, eta: float | None, max_iter: int | None, n: int) -> None:
-        if solver == "fresh":
-            self._working_splits = 2 * (max_iter or min(200, max(1, n // 100)))
-        if solver != "exact" and self.conditional and not isinstance(self._risk, MonotoneRisk):
+    def prepare(self, solver: str, eta: float | None, max_iter: int | None) -> None:
+        """Keep examples apart for ``"fresh"``, and curves at the thresholds that fixed steps visit."""
+        self._apart = solver == "fresh"
+        if solver != "exact" and self.conditional and not isinstance(self.risk, MonotoneRisk):
             self._working_unit = None  # steps of eta / P(A) lie on no lattice
         elif eta is not None and self._unit is not None:
             self._working_unit = eta  # every threshold visited is f0 + k eta
@@ -145,36 +157,22 @@ class ThresholdHead(Head):
             groups: membership ``(n, a)``, bool, or a :class:`~torchgmc.Groups`.
             weight: weight of each example, ``(n,)``.
         """
-        scores, masks, member, weights = self._check_batch(scores, masks, groups, weight)
-        if len(scores) == 0:
-            return
+        batch = self.check_batch(scores, masks, groups, weight)
         lattice = self.lattice
-        rows = len(scores) if lattice is None else max(1, MAX_ELEMENTS // (self.columns * lattice.size))
-        if self.jitter or self._working_splits > 1:  # noise and keys are many cheap operations: stay in the cache
-            rows = min(rows, max(1, CHUNK // max(1, math.prod(scores.shape[1:]))))
-        for start in range(0, len(scores), rows):
-            one = slice(start, start + rows)
-            values = self._flat(hashing.add(scores[one], self.jitter))
-            split = self._split(scores[one])
-            batch = self._summarize(values, self._flat(masks[one]), member[one], weights[one], split)
-            self._keep(batch)
-        self._remember(scores, masks)
+        rows = len(batch.scores) if lattice is None else max(1, MAX_ELEMENTS // (self.columns * lattice.size))
+        if self.jitter:  # noise is many cheap operations: stay in the cache
+            rows = min(rows, max(1, CHUNK // max(1, math.prod(batch.scores.shape[1:]))))
+        for start in range(0, len(batch.scores), max(rows, 1)):
+            part = Batch(*(t[start : start + rows] for t in batch))
+            self.keep(self._summarize(part, lattice), part.scores, part.masks)
 
-    def _split(self, scores: Tensor) -> Tensor:
-        """Split of each example, by its content: the order of the examples does not matter."""
-        if self._working_splits == 1:
-            return torch.zeros(len(scores), dtype=torch.int64, device=scores.device)
-        return torch.floor(hashing.keys(scores) * (self._working_splits / 4194304.0)).to(torch.int64)
-
-    def _summarize(
-        self, scores: Tensor, masks: Tensor, member: Tensor, weight: Tensor, split: Tensor
-    ) -> CurveStatistics | SampleStatistics:
-        """Statistics of one batch: scores and masks (n, C, ...), member (n, a), weight (n,), split (n,)."""
+    def _summarize(self, batch: Batch, lattice: Lattice | None) -> CurveStatistics | SampleStatistics:
+        """Statistics of one batch."""
+        scores, masks = self.flat(hashing.add(batch.scores, self.jitter)), self.flat(batch.masks)  # (n, C, ...)
+        member, weight = batch.member, batch.weight
         n = torch.tensor(len(scores), device=scores.device)
-        lattice = self.lattice
         if lattice is None:
-            assert not isinstance(self._risk, MonotoneRisk)
-            chosen = self._risk.relevant(masks)
+            chosen = self.risk.shares().relevant(masks)
             counts = chosen.sum(-1)
             example, label, _ = chosen.nonzero(as_tuple=True)
             share = (weight[:, None] / counts.clamp_min(1))[example, label]
@@ -182,7 +180,7 @@ class ThresholdHead(Head):
             return SampleStatistics(
                 member.clone(),
                 mass,
-                split,
+                hashing.row_keys(batch.scores, batch.masks),
                 scores[chosen].double(),
                 share,
                 example,
@@ -191,17 +189,17 @@ class ThresholdHead(Head):
                 n,
                 (counts == 0).sum(0),
             )
-        steps, counts = self._risk.curves(scores, masks, lattice)
+        steps, counts = self.risk.curves(scores, masks, lattice)
         mass = weight[:, None] * (counts > 0)  # (n, C)
+        excluded = (counts == 0).sum(0)
+        if self._apart:
+            return CurveStatistics(member.clone(), steps * mass[:, :, None], mass, n, excluded, True)
         cell, patterns = pattern_ids(member)
-        shape = (self._working_splits, len(patterns), self.columns)
-        place = split * len(patterns) + cell
-        sums = steps.new_zeros(shape[0] * shape[1], self.columns, lattice.size)
-        sums.index_add_(0, place, steps * mass[:, :, None])
-        masses = mass.new_zeros(shape[0] * shape[1], self.columns).index_add_(0, place, mass)
-        return CurveStatistics(patterns, sums.view(*shape, -1), masses.view(shape), n, (counts == 0).sum(0))
+        sums = steps.new_zeros(len(patterns), self.columns, lattice.size).index_add_(0, cell, steps * mass[:, :, None])
+        return CurveStatistics(patterns, sums, mass.new_zeros(sums.shape[:2]).index_add_(0, cell, mass), n, excluded)
 
-    def _check_batch(self, scores: Any, masks: Any, groups: Any, weight: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def check_batch(self, scores: Any, masks: Any, groups: Any = None, weight: Any = None) -> Batch:
+        """A batch as the head needs it, or an error that says what is wrong with it."""
         scores = checks.scores("scores", scores).detach()
         if self.num_classes is not None and (scores.dim() < 2 or scores.shape[1] != self.num_classes):
             raise ValueError(
@@ -216,15 +214,26 @@ class ThresholdHead(Head):
                     f"`scores` must be probabilities in [0, 1], got {low:.4g} to {high:.4g}; pass logits=True for logits, "
                     "or range=(low, high) for other scores."
                 )
-        member = self._check_groups(groups, len(scores), scores.device)
-        return scores, masks, member, checks.weights(weight, len(scores), scores).detach()
+        member = self.check_groups(groups, len(scores), scores.device)
+        return Batch(scores, masks, member, checks.weights(weight, len(scores), scores).detach())
 
-    def _flat(self, x: Tensor) -> Tensor:
-        """(n, C, m), or (n, C, ...) for a user's own risk, which may look at the image's shape."""
+    def flat(self, x: Tensor) -> Tensor:
+        """(n, C, m), or (n, C, ...) for a custom risk, which may look at the image's shape."""
         x = x if self.per_class else x[:, None]
-        return x if isinstance(self._risk, MonotoneRisk) else x.reshape(len(x), self.columns, math.prod(x.shape[2:]))
+        return x if isinstance(self.risk, MonotoneRisk) else x.reshape(len(x), self.columns, math.prod(x.shape[2:]))
 
-    def _targets(self) -> Tensor:
+    # -- the promise -------------------------------------------------------------------------------------------------
+
+    def test_functions(self) -> Names:
+        """Groups and classes."""
+        return Names(self.groups, [f"class {c}" for c in range(self.columns)] if self.per_class else [""])
+
+    def s_range(self) -> tuple[Tensor, Tensor]:
+        """A risk lies in [0, 1]."""
+        return -self.s_target(), 1.0 - self.s_target()
+
+    def s_target(self) -> Tensor:
+        """The risk to hold, one per class, float64."""
         values = self.target if isinstance(self.target, list | tuple) else [self.target] * self.columns
         if len(values) != self.columns:
             raise ValueError(f"`target` must be one number or {self.columns} of them, one per class, got {self.target!r}.")
@@ -241,17 +250,23 @@ class ThresholdHead(Head):
             eta: fixed step; by default alpha / (K B) with K the steepest slope of the risk seen in the data.
             max_iter: cap on the steps: 1000 for ``"exact"``; else the bound of Theorem 1, at most 100,000.
         """
-        self._check_solver(solver, eta, max_iter)
-        problem = self._problem()
+        self.check_solver(solver, eta, max_iter)
+        problem, splits = self._problem(), None
         if solver != "exact":
             eta, bound = self._fixed_step(problem, eta, solver == "fresh")
-            max_iter = max_iter or (self._working_splits // 2 if solver == "fresh" else bound)
+            max_iter = max_iter or bound
         if solver == "fresh":
-            self._check_splits(max_iter or 1)
-        report, _ = run(problem, self.alpha, solver, eta, checks.count("max_iter", max_iter, 1000))
+            splits = self._splits(max_iter)
+        report, _ = run(problem, self.alpha, solver, eta, splits.steps if splits else max_iter or 1000, splits=splits)
         self._write(self.base.new_full((self.columns,), self.init), problem.offsets)
-        self._mark_fitted(self._finish(report))
+        self.mark_fitted(self._finish(report))
         return self
+
+    def _splits(self, max_iter: int | None) -> Splits:
+        if not self._apart:
+            raise ValueError("solver='fresh' needs examples kept apart: use `fit` or `fit_batches` with solver='fresh'.")
+        assert self.statistics is not None
+        return Splits(fresh_steps(max_iter, int(self.statistics.examples)), *self.statistics.content())
 
     def _write(self, base: Tensor, offsets: Tensor) -> None:
         lattice = self.lattice
@@ -266,21 +281,21 @@ class ThresholdHead(Head):
         statistics = self.statistics
         if statistics is None or int(statistics.examples) == 0:
             raise ValueError("no examples observed: call `observe` (or `fit`) with at least one image first.")
-        target = self._targets().to(statistics.mass.device)
-        common = (target, self._risk.increasing, self.conditional, self.groups)
+        target = self.s_target().to(statistics.mass.device)
+        common = (target, self.risk.increasing, self.conditional, self.test_functions())
         problem: CurveProblem | SampleProblem
         if isinstance(statistics, CurveStatistics):
             lattice = self.lattice
             assert lattice is not None
             problem = CurveProblem(statistics, lattice, *common)
         else:
-            problem = SampleProblem(statistics, self.init, *common, splits=self._working_splits)
+            problem = SampleProblem(statistics, self.init, *common, apart=self._apart)
         empty = (problem.share <= 0).nonzero()
         if len(empty):
             row, column = empty[0].tolist()
             place = f" of class {column}" if self.per_class else ""
             raise ValueError(
-                f"group {self.groups[row]!r} has no examples with a {self._risk.name}{place} ({len(empty)} such in all; "
+                f"group {self.groups[row]!r} has no examples with a {self.risk.name}{place} ({len(empty)} such in all; "
                 f"{int(statistics.excluded.max())} of {int(statistics.examples)} images have no relevant pixel): no promise "
                 "can be fitted for it. Leave the group out, or calibrate on data that has it."
             )
@@ -297,41 +312,23 @@ class ThresholdHead(Head):
                 eta = max(1, math.floor(eta / unit)) * unit
         elif unit is not None and (round(eta / unit) == 0 or abs(eta / unit - round(eta / unit)) > 1e-9 * eta / unit):
             raise ValueError(
-                f"`eta` = {eta:g} is no multiple of the step {unit:g} between the thresholds observed; make the head with "
-                f"resolution={eta:g} (or 'exact') before `observe`, or use `fit`, which does."
+                f"`eta` = {eta:g} is not a multiple of the step {unit:g} between the thresholds observed; use `fit` or "
+                f"`fit_batches`, which observe at the right ones, or make the head with resolution={eta:g} (or 'exact')."
             )
         if unit is not None and self.conditional:
             raise ValueError(
-                "with conditional=True a fixed step is eta / P(A), which lies on no lattice; make the head with "
-                "resolution='exact' before `observe`, or use `fit`, which does."
+                "with conditional=True a fixed step is eta / P(A), which lies on no lattice; use `fit` or `fit_batches`, which "
+                "keep every score then, or make the head with resolution='exact'."
             )
         steps = theory.iteration_bound(self.alpha, slope, bound, self.high - self.low + abs(self.init))
         return eta, min(MAX_FIXED_STEPS, max(1, steps))
 
-    def _check_splits(self, max_iter: int) -> None:
-        assert self.statistics is not None
-        if self._working_splits < 2 * max_iter:
-            raise ValueError(
-                f"solver='fresh' needs 2 T = {2 * max_iter} splits for max_iter={max_iter}, but the statistics hold "
-                f"{self._working_splits}; make the head with splits={2 * max_iter} before `observe`, or use `fit`."
-            )
-        if isinstance(self.statistics, CurveStatistics):
-            filled = self.statistics.mass.sum((1, 2)) > 0
-        else:
-            filled = torch.bincount(self.statistics.split, minlength=self._working_splits) > 0
-        if not bool(filled.all()):
-            raise ValueError(
-                f"solver='fresh' divides the examples into {self._working_splits} splits, and {int((~filled).sum())} of them "
-                f"are empty with n = {int(self.statistics.examples)}; lower `max_iter` or give more examples "
-                "(theory.sample_size tells how many the theorem asks for)."
-            )
-
     def _finish(self, report: Report) -> Report:
         """Violations as risk - target, and what is known of the data."""
         assert self.statistics is not None
-        sign = 1.0 if self._risk.increasing else -1.0
+        sign = 1.0 if self.risk.increasing else -1.0
         excluded = self.statistics.excluded.tolist()
-        cells = self.statistics.patterns if isinstance(self.statistics, CurveStatistics) else None
+        cells = self.statistics.member if isinstance(self.statistics, CurveStatistics) else None
         details = {
             "examples": int(self.statistics.examples),
             "excluded": excluded if self.per_class else excluded[0],
@@ -430,64 +427,62 @@ class ThresholdHead(Head):
         """
         if type(self).calibrate is not ThresholdHead.calibrate:
             raise TypeError(f"a {type(self).__name__} is fitted in its own way; train through a ThresholdHead.")
-        return implicit_problems.solve_threshold(self, scores, masks, groups, weight, alpha, temperature)
+        return training.solve(self, scores, masks, groups, weight, alpha, temperature)
 
-    def audit(self, scores: Tensor, masks: Tensor, groups: Any = None, delta: float = 0.05, weight: Any = None) -> Audit:
-        """Measure the promise on held-out images, with intervals that hold for all groups at once.
+    def values(self, scores: Tensor, masks: Tensor, groups: Any = None, softness: float | None = None) -> Values:
+        """Risk - target of each image (and class) at its threshold; NaN for an image without a relevant pixel.
 
-        Returns:
-            The audit, with ``cost``: pixel accuracy at f0 (before) and with the fitted thresholds (after).
+        Soft, the risk is a smooth function of the scores.
         """
-        checks.fraction("delta", delta)
-        return self._conclude(self._tally(scores, masks, groups, weight), delta)
+        batch = self.check_batch(checks.detached(scores), masks, groups)
+        n = len(batch.scores)
+        if self.is_fitted:
+            lam = self.threshold(batch.member if self.grouped else None, n).reshape(n, self.columns)
+        else:
+            lam = self.base.new_full((n, self.columns), self.init).to(batch.scores.device)
+        masks, target = self.flat(batch.masks), self.s_target().to(batch.scores.device)
+        if softness is None:
+            risk = self.risk.values(self.flat(hashing.add(batch.scores, self.jitter)), masks, lam)
+        else:
+            risk = self.risk.soft(self.flat(scores), masks, lam, softness)
+        return Values(risk - target.to(risk.dtype), batch.member)
 
-    def _tally(self, scores: Tensor, masks: Tensor, groups: Any = None, weight: Any = None) -> Tally:
-        scores, masks, member, weights = self._check_batch(scores, masks, groups, weight)
-        if len(scores) == 0:
-            raise ValueError("`scores` holds no examples to audit.")
-        values = hashing.add(scores, self.jitter)
-        lam = self.threshold(member if self.grouped else None, len(scores)).reshape(len(scores), self.columns)
-        risk = self._risk.values(self._flat(values), self._flat(masks), lam)  # (n, C)
-        defined = ~risk.isnan()
-        sums = {
-            "excluded": (~defined).any(1).sum(),
+    def audit_sums(self, weight: Tensor, **batch: Any) -> dict[str, Tensor]:
+        """Pixels that are right at f0 and with the fitted thresholds."""
+        scores, masks, member, _ = self.check_batch(**batch)
+        return {
             "pixels": torch.tensor(scores.numel(), device=scores.device),
             "before": ((scores > self.init) == masks).sum(),
             "after": (self(scores, member if self.grouped else None) == masks).sum(),
         }
-        moments = Moments.of(member, risk - self._targets().to(risk), weights[:, None] * defined)
-        return Tally(len(scores), moments, sums, sketch=Sketch.of(scores, masks))
 
-    def _audit(self, tally: Tally, delta: float) -> Audit:
-        moments, sums = tally.moments, tally.sums
-        assert moments is not None
-        if bool((moments.count == 0).any()):
-            name = self.groups[int((moments.count == 0).nonzero()[0, 0])]
-            raise ValueError(f"group {name!r} has no examples with a {self._risk.name} to audit; leave it out or add data.")
-        cost = {f"accuracy {when}": float(sums[when].double() / sums["pixels"]) for when in ("before", "after")}
-        target = self._targets().to(moments.first)
-        return summarize(
-            moments,
-            self.alpha,
-            delta,
-            self.conditional,
-            self.groups,
-            [f"class {c}" for c in range(self.columns)] if self.per_class else [""],
-            target,
-            (-target, 1.0 - target),
-            tally.examples,
-            int(sums["excluded"]),
-            cost=cost,
-            name=type(self).__name__,
-        )
+    def audit_summary(self, tally: Tally) -> dict[str, Any]:
+        """What the promise cost: pixel accuracy before and after."""
+        sums = tally.sums
+        return {"cost": {f"accuracy {when}": float(sums[when].double() / sums["pixels"]) for when in ("before", "after")}}
+
+    def group_thresholds(self, member: Tensor, fitted: bool = True) -> Tensor:
+        """Threshold of each combination and class."""
+        if not fitted:
+            return self.base.cpu().expand(len(member), self.columns)
+        member = member.to(self.base.device)
+        return self.threshold(member if self.grouped else None, len(member)).cpu().reshape(len(member), self.columns)
+
+    def figures(self, audit: Any) -> dict[str, Any]:
+        """The threshold of each combination of groups."""
+        return threshold_figures(self)
+
+    def tables(self, audit: Any) -> list[Table]:
+        """The same as a table."""
+        return threshold_tables(self)
 
     def config(self) -> dict[str, Any]:
         """Arguments that rebuild this head; a risk of your own is named, not stored."""
-        return super().config() | {"risk": self._risk.name, "range": self._range}
+        return super().config() | {"risk": self.risk.name, "range": self._range}
 
     def extra_repr(self) -> str:
         """Options and state."""
-        return f"target={self.target}, risk={self._risk.name}, {super().extra_repr()}"
+        return f"target={self.target}, risk={self.risk.name}, {super().extra_repr()}"
 
 
 def _find_risk(risk: Any) -> Risk:

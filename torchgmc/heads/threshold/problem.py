@@ -10,7 +10,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from torchgmc.groups.groups import pattern_ids
+from torchgmc.engine.folds import Pair
+from torchgmc.engine.values import Names
+from torchgmc.groups.cells import pattern_ids
 from torchgmc.heads.threshold.risks import Lattice
 
 #: Candidate shifts evaluated at once by a line search; 4 rounds cover 64^4 lattice points.
@@ -19,38 +21,48 @@ FANOUT, ROUNDS = 64, 4
 
 @dataclass
 class CurveStatistics:
-    """Sums over the examples of each cell (equal membership) and split.
+    """Sums over the examples of each cell (equal membership), or one cell per example where examples must stay apart.
 
     Attributes:
-        patterns: membership of each cell, bool, ``(c, a)``.
-        steps: sum of weighted increments of the risk curve, ``(splits, c, C, size)``.
-        mass: sum of weights of the examples that count for a class, ``(splits, c, C)``.
+        member: membership of each cell, bool, ``(c, a)``.
+        steps: sum of weighted increments of the risk curve, ``(c, C, size)``.
+        mass: sum of weights of the examples that count for a class, ``(c, C)``.
         examples: number of examples seen; ``excluded``: of them, without a relevant pixel, per class.
     """
 
-    patterns: Tensor
+    member: Tensor
     steps: Tensor
     mass: Tensor
     examples: Tensor
     excluded: Tensor
+    apart: bool = False
 
     def __add__(self, other: "CurveStatistics") -> "CurveStatistics":
         """Statistics of both sets of examples; cells of equal membership are joined."""
-        both = torch.cat([self.patterns, other.patterns])
+        both = torch.cat([self.member, other.member])
+        counts = (self.examples + other.examples, self.excluded + other.excluded, self.apart)
+        if self.apart:
+            return CurveStatistics(both, torch.cat([self.steps, other.steps]), torch.cat([self.mass, other.mass]), *counts)
         place, patterns = pattern_ids(both)
-        old, new = place[: len(self.patterns)], place[len(self.patterns) :]
+        old, new = place[: len(self.member)], place[len(self.member) :]
 
         def merge(a: Tensor, b: Tensor) -> Tensor:
-            table = a.new_zeros(a.shape[0], len(patterns), *a.shape[2:])
-            return table.index_add_(1, old, a).index_add_(1, new, b)
+            return a.new_zeros(len(patterns), *a.shape[1:]).index_add_(0, old, a).index_add_(0, new, b)
 
-        return CurveStatistics(
-            patterns,
-            merge(self.steps, other.steps),
-            merge(self.mass, other.mass),
-            self.examples + other.examples,
-            self.excluded + other.excluded,
-        )
+        return CurveStatistics(patterns, merge(self.steps, other.steps), merge(self.mass, other.mass), *counts)
+
+    @property
+    def rows(self) -> int:
+        """Number of examples kept; sums keep none."""
+        return len(self.member) if self.apart else 0
+
+    def content(self) -> tuple[Tensor, ...]:
+        """What tells examples apart."""
+        return self.member, self.steps, self.mass
+
+    def cells(self) -> tuple[Tensor, Tensor]:
+        """Membership and weight of each cell."""
+        return self.member, self.mass.sum(1)
 
 
 @dataclass
@@ -58,17 +70,17 @@ class SampleStatistics:
     """Every relevant score, for the exact mode: memory grows with the relevant pixels.
 
     Attributes:
-        membership: groups of each example, bool, ``(n, a)``; ``mass``: its weight for each class, ``(n, C)``, 0 if excluded.
-        split: split of each example, ``(n,)``.
+        member: groups of each example, bool, ``(n, a)``; ``mass``: its weight for each class, ``(n, C)``, 0 if excluded.
+        key: a number of each example that depends on its content only, int64 ``(n,)``.
         scores, share: each relevant score and its part of the example's risk, ``(N,)``.
         example, label: the example and the class it belongs to, ``(N,)``.
         dtype: type of the scores; thresholds are compared in it.
         examples, excluded: as in :class:`CurveStatistics`.
     """
 
-    membership: Tensor
+    member: Tensor
     mass: Tensor
-    split: Tensor
+    key: Tensor
     scores: Tensor
     share: Tensor
     example: Tensor
@@ -84,12 +96,12 @@ class SampleStatistics:
             return torch.cat([getattr(self, name), getattr(other, name)])
 
         return SampleStatistics(
-            both("membership"),
+            both("member"),
             both("mass"),
-            both("split"),
+            both("key"),
             both("scores"),
             both("share"),
-            torch.cat([self.example, other.example + len(self.membership)]),
+            torch.cat([self.example, other.example + len(self.member)]),
             both("label"),
             torch.promote_types(self.dtype, other.dtype),
             self.examples + other.examples,
@@ -99,21 +111,27 @@ class SampleStatistics:
     @property
     def rows(self) -> int:
         """Number of scores and examples kept."""
-        return len(self.scores) + len(self.split)
+        return len(self.scores) + len(self.key)
 
-    def curves(self, cells: Tensor, num_cells: int, chosen: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def content(self) -> tuple[Tensor, ...]:
+        """What tells examples apart."""
+        return self.member, self.mass, self.key
+
+    def cells(self) -> tuple[Tensor, Tensor]:
+        """Membership and weight of each example."""
+        return self.member, self.mass.sum(1)
+
+    def curves(self, cells: Tensor, num_cells: int) -> tuple[Tensor, Tensor, Tensor]:
         """Sorted scores ``(c, C, k)`` padded with +inf, cumulative shares ``(c, C, k + 1)`` and masses ``(c, C)``.
 
         Args:
             cells: cell of each example, ``(n,)``.
             num_cells: number of cells.
-            chosen: examples to use, bool, ``(n,)``.
         """
         num_classes = self.mass.shape[1]
-        mass = self.mass.new_zeros(num_cells, num_classes).index_add_(0, cells, self.mass * chosen[:, None])
-        used = chosen[self.example]
-        scores, share = self.scores[used], self.share[used]
-        row = (cells[self.example] * num_classes + self.label)[used]
+        mass = self.mass.new_zeros(num_cells, num_classes).index_add_(0, cells, self.mass)
+        scores, share = self.scores, self.share
+        row = cells[self.example] * num_classes + self.label
         order = scores.argsort()
         order = order[row[order].argsort(stable=True)]
         scores, share, row = scores[order], share[order], row[order]
@@ -137,7 +155,7 @@ class ThresholdProblem:
     dynamic = False
 
     def __init__(
-        self, patterns: Tensor, mass: Tensor, target: Tensor, increasing: bool, conditional: bool, names: list[str]
+        self, patterns: Tensor, mass: Tensor, target: Tensor, increasing: bool, conditional: bool, names: Names
     ) -> None:
         self.member, self.mass, self.increasing, self.names = patterns.to(torch.float64), mass, increasing, names
         self.total = mass.sum(0).clamp_min(torch.finfo(torch.float64).tiny)  # (C,)
@@ -145,10 +163,19 @@ class ThresholdProblem:
         self.share = (self.member.T @ mass) / self.total  # (a, C): P(A)
         self.scale = self.share if conditional else torch.ones_like(self.share)  # g = 1_A / scale
 
-    def tabulate(self, risk: Tensor, mass: Tensor) -> Tensor:
+    def tabulate(self, risk: Tensor, mass: Tensor, split: Pair | None = None) -> Tensor:
         """Violations (a, C) from the sums of weighted risks of each cell (c, C)."""
+        if split is not None:  # the risk is not a functional of f: the inner split has no part in it
+            risk, mass = risk * split.outer[:, None], mass * split.outer[:, None]
         total = mass.sum(0).clamp_min(torch.finfo(torch.float64).tiny)
         return (self.member.T @ (risk - mass * self.target)) / total / self.scale
+
+    def largest_slope(self, rise: Tensor, width: float) -> float:
+        """Steepest slope of the risk of all examples of equal membership, from its rise ``(c, C, k)`` over ``width``."""
+        place, patterns = pattern_ids(self.member > 0)
+        rise = rise.new_zeros(len(patterns), *rise.shape[1:]).index_add_(0, place, rise)
+        mass = self.mass.new_zeros(len(patterns), self.mass.shape[1]).index_add_(0, place, self.mass)
+        return max(float((rise / mass.clamp_min(torch.finfo(torch.float64).tiny)[..., None]).max()), 1e-6) / width
 
     def bracket(self, who: Tensor, what: Tensor, sign: Tensor) -> tuple[Tensor, Tensor]:
         """Neighbouring shifts (of the sign given) between which the violation changes sign, or comes to rest."""
@@ -172,10 +199,9 @@ class ThresholdProblem:
 
     def label(self, who: int, what: int) -> str:
         """Group (and class)."""
-        name = f"group {self.names[who]!r}"
-        return name if self.share.shape[1] == 1 else f"{name}, class {what}"
+        return self.names.label(who, what)
 
-    def violations(self, split: int | None = None) -> Tensor:
+    def violations(self, split: Pair | None = None) -> Tensor:
         """Signed violations of the rising risk, (a, C)."""
         raise NotImplementedError  # abstract
 
@@ -215,13 +241,12 @@ class CurveProblem(ThresholdProblem):
         target: Tensor,
         increasing: bool,
         conditional: bool,
-        names: list[str],
+        names: Names,
     ) -> None:
-        super().__init__(statistics.patterns, statistics.mass.sum(0), target, increasing, conditional, names)
+        super().__init__(statistics.member, statistics.mass, target, increasing, conditional, names)
         self.lattice = lattice
-        self.shift = statistics.patterns.to(torch.int64)
-        self.split_mass, self.split_curve = statistics.mass, statistics.steps.cumsum(-1)  # (splits, c, C, size)
-        self.curve = self.split_curve.sum(0)
+        self.shift = statistics.member.to(torch.int64)
+        self.curve = statistics.steps.cumsum(-1)  # (c, C, size)
         #: Whole units of threshold taken off for each group and class.
         self.levels = torch.zeros(self.share.shape, dtype=torch.int64, device=self.share.device)
         self._cells = torch.arange(len(self.shift), device=self.shift.device)
@@ -232,12 +257,10 @@ class CurveProblem(ThresholdProblem):
         # A sum in place of an integer product, which CUDA lacks.
         return -self.lattice.first - (self.shift[:, :, None] * self.levels).sum(1)
 
-    def violations(self, split: int | None = None) -> Tensor:
+    def violations(self, split: Pair | None = None) -> Tensor:
         """Signed violations of the rising risk, (a, C)."""
-        # The risk is no functional of f, so split 2t has no part in the measure on split 2t - 1.
-        curve, mass = (self.curve, self.mass) if split is None else (self.split_curve[2 * split], self.split_mass[2 * split])
-        risk = curve.gather(-1, self.places.clamp(0, self.lattice.size - 1)[..., None])[..., 0]
-        return self.tabulate(risk, mass)
+        risk = self.curve.gather(-1, self.places.clamp(0, self.lattice.size - 1)[..., None])[..., 0]
+        return self.tabulate(risk, self.mass, split)
 
     def along(self, who: Tensor, what: Tensor, shifts: Tensor) -> Tensor:
         """Violation of (who, what) after taking ``shifts`` (q,) units off its members: shape ``(q,)``."""
@@ -277,7 +300,7 @@ class CurveProblem(ThresholdProblem):
         """Steepest slope K of a cell's risk, over windows of a 64th of the range."""
         window = max(1, self.lattice.size // 64)
         rise = self.curve[..., window:] - self.curve[..., :-window]
-        return _largest_slope(rise, self.mass, window * self.lattice.unit)
+        return self.largest_slope(rise, window * self.lattice.unit)
 
     def state(self) -> Tensor:
         """The levels."""
@@ -303,16 +326,14 @@ class SampleProblem(ThresholdProblem):
         target: Tensor,
         increasing: bool,
         conditional: bool,
-        names: list[str],
-        splits: int = 1,
+        names: Names,
+        apart: bool = False,
     ) -> None:
-        cells, patterns = pattern_ids(statistics.membership)
-        everyone = torch.ones_like(statistics.split, dtype=torch.bool)
-        self.scores, self.weights, mass = statistics.curves(cells, len(patterns), everyone)
+        cells, patterns = pattern_ids(statistics.member)
+        if apart:
+            cells, patterns = torch.arange(len(cells), device=cells.device), statistics.member
+        self.scores, self.weights, mass = statistics.curves(cells, len(patterns))
         super().__init__(patterns, mass, target, increasing, conditional, names)
-        self.splits = [
-            statistics.curves(cells, len(patterns), statistics.split == split) for split in range(splits if splits > 1 else 0)
-        ]
         self.origin, self.dtype = origin, statistics.dtype
         self.offsets = torch.zeros_like(self.share)
         low, high = statistics.scores.aminmax() if len(statistics.scores) else (mass.sum() * 0, mass.sum() * 0)
@@ -328,11 +349,10 @@ class SampleProblem(ThresholdProblem):
         """Threshold of each cell and class, (c, C)."""
         return self.origin - self.member @ self.offsets
 
-    def violations(self, split: int | None = None) -> Tensor:
+    def violations(self, split: Pair | None = None) -> Tensor:
         """Signed violations of the rising risk, (a, C)."""
-        scores, weights, mass = (self.scores, self.weights, self.mass) if split is None else self.splits[2 * split]
-        place = torch.searchsorted(scores, self._round(self.thresholds)[..., None], side="right")
-        return self.tabulate(weights.gather(-1, place)[..., 0], mass)
+        place = torch.searchsorted(self.scores, self._round(self.thresholds)[..., None], side="right")
+        return self.tabulate(self.weights.gather(-1, place)[..., 0], self.mass, split)
 
     def along(self, who: Tensor, what: Tensor, shifts: Tensor) -> Tensor:
         """Violation of (who, what) after taking ``shifts`` (q,) off the thresholds of its members."""
@@ -373,7 +393,7 @@ class SampleProblem(ThresholdProblem):
         low, high = (float(v) for v in finite.aminmax()) if len(finite) else (0.0, 1.0)
         points = torch.linspace(low, high, 65, dtype=torch.float64, device=self.scores.device)
         place = torch.searchsorted(self.scores, points.expand(*self.mass.shape, -1).contiguous(), side="right")
-        return _largest_slope(self.weights.gather(-1, place).diff(dim=-1), self.mass, max(high - low, 1e-12) / 64)
+        return self.largest_slope(self.weights.gather(-1, place).diff(dim=-1), max(high - low, 1e-12) / 64)
 
     def state(self) -> Tensor:
         """The offsets."""
@@ -382,7 +402,3 @@ class SampleProblem(ThresholdProblem):
     def restore(self, state: Tensor) -> None:
         """Set the offsets."""
         self.offsets = state
-
-
-def _largest_slope(rise: Tensor, mass: Tensor, width: float) -> float:
-    return max(float((rise / mass.clamp_min(torch.finfo(torch.float64).tiny)[..., None]).max()), 1e-6) / width

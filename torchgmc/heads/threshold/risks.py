@@ -95,6 +95,27 @@ class ShareRisk:
         at_or_below = (scores <= thresholds[..., None].to(scores.dtype)) == self.increasing
         return (chosen & at_or_below).sum(-1).double() / chosen.sum(-1).double()
 
+    def shares(self) -> "ShareRisk":
+        """This risk, where a share of pixels is needed."""
+        return self
+
+    def soft(self, scores: Tensor, masks: Tensor, thresholds: Tensor, temperature: float) -> Tensor:
+        r"""The risk with soft sides, differentiable in the scores: :math:`\sigma((\lambda - h_i) / T)` for 1{h_i <= lambda}.
+
+        Shapes as in :meth:`values`; float32 or float64, as the scores. NaN where no pixel counts.
+
+        Example:
+            >>> scores, masks = torch.tensor([[[0.9, 0.4, 0.1]]]), torch.tensor([[[True, True, False]]])
+            >>> RISKS["fnr"].soft(scores, masks, torch.tensor([[0.5]]), 0.01)
+            tensor([[0.5000]])
+        """
+        scores = scores if scores.dtype in (torch.float32, torch.float64) else scores.float()
+        chosen = self.relevant(masks)
+        gap = (thresholds.to(scores.dtype)[..., None] - scores) / temperature
+        wrong = torch.sigmoid(gap if self.increasing else -gap)
+        count = chosen.sum(-1)
+        return torch.where(count > 0, torch.where(chosen, wrong, 0.0).sum(-1) / count.clamp_min(1), torch.nan)
+
     def curves(self, scores: Tensor, masks: Tensor, lattice: Lattice) -> tuple[Tensor, Tensor]:
         """Histogram of the relevant scores per image, as shares: ``(n, C, size)`` and number of relevant pixels."""
         n, num_classes, m = scores.shape
@@ -150,6 +171,17 @@ class MonotoneRisk:
         if bool(((risk < 0) | (risk > 1)).any()):
             raise ValueError(f"risk {self.name!r} must lie in [0, 1], got {risk.min():.4g} to {risk.max():.4g}; scale it.")
         return risk
+
+    def shares(self) -> "ShareRisk":
+        """Not a share of pixels."""
+        raise ValueError(
+            f"the custom risk {self.name!r} is only defined at hard thresholds and has no gradient; 'fnr' and 'fpr' have a "
+            "smooth form. Train with one of them, and calibrate with the custom risk afterwards."
+        )
+
+    def soft(self, scores: Tensor, masks: Tensor, thresholds: Tensor, temperature: float) -> Tensor:
+        """See :meth:`shares`."""
+        return self.shares().soft(scores, masks, thresholds, temperature)
 
     def curves(self, scores: Tensor, masks: Tensor, lattice: Lattice) -> tuple[Tensor, Tensor]:
         """Increments of (1 -) risk along the lattice ``(n, C, size)``, and 1 for the images it is defined on."""

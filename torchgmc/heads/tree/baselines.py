@@ -1,7 +1,7 @@
 """Baselines on a label tree: one threshold for everyone (split conformal), and the best leaf as it is."""
 
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -70,7 +70,7 @@ class UnprocessedTree(TreeHead):
         tensor([2, 0])
     """
 
-    _fits = False
+    fits: ClassVar[bool] = False
 
     def __init__(self, parents: Any, target: float, alpha: float = 0.025, sets: Any = None, **options: Any) -> None:
         super().__init__(parents, target, alpha, sets, **options)
@@ -88,4 +88,4 @@ def _finish(head: TreeHead, problem: TreeProblem, lam: float, message: str) -> N
     after = problem.violations()
     within = bool((after.abs() <= head.alpha).all())
     history = torch.stack([before.abs().max(), after.abs().max()]).cpu()
-    head._write(problem, Report(within, 0, before, after, history, 0.0, message), lam)
+    head.write(problem, Report(within, 0, before, after, history, 0.0, message), lam)

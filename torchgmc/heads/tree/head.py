@@ -1,20 +1,19 @@
 """Coverage on a label tree that holds for every set of answers: "when we answer Medical, we are right 95 % of the time"."""
 
-import dataclasses
 import math
-from typing import Any, ClassVar, Optional
+from typing import Any, ClassVar, NamedTuple, Optional
 
 import torch
 from torch import Tensor
 
 from torchgmc import theory
-from torchgmc.audits.audit import Audit, Tally, summarize
-from torchgmc.audits.intervals import Moments
-from torchgmc.audits.overlap import Sketch
+from torchgmc.audits.measure import Tally
 from torchgmc.distributed import pooled
-from torchgmc.engine import checks, hashing, soft
+from torchgmc.engine import checks, soft
+from torchgmc.engine.folds import Splits, fresh_steps
 from torchgmc.engine.scripting import is_scripting
 from torchgmc.engine.solver import Report, run
+from torchgmc.engine.values import Names, Values
 from torchgmc.heads.base import Head
 from torchgmc.heads.tree import soft as soft_answers
 from torchgmc.heads.tree.solver import TreeProblem, TreeStatistics, descend
@@ -24,6 +23,15 @@ from torchgmc.heads.tree.tree import Tree, answers, path_levels, replay, rounds
 MAX_FIXED_STEPS = 10_000
 #: Scores summed at a time while observing (64 MB in float64).
 CHUNK = 1 << 23
+
+
+class Batch(NamedTuple):
+    """Checked arguments of ``observe``: scores of the leaves ``(n, K)``, labels, membership ``(n, a)``, weights."""
+
+    probs: Tensor
+    labels: Tensor
+    member: Tensor
+    weight: Tensor
 
 
 class TreeHead(Head):
@@ -53,7 +61,6 @@ class TreeHead(Head):
         init: the lambda to start from.
         jitter: half-width of the noise on the summed scores, drawn from the input itself. Probabilities give every root the
             score 1, an atom: without noise a lambda sends everyone to the root or nobody.
-        splits: number of data splits kept apart for ``solver="fresh"``; ``fit`` sets it by itself.
 
     Shapes: ``fit(probs (n, K), labels (n,), groups (n, a))``; ``head(probs, groups)`` -> node ids ``(n,)``;
     ``head.leaves(nodes)`` -> bool ``(n, K)``; ``head.names(nodes)`` -> names; ``head.threshold(probs, groups)`` -> lambda,
@@ -88,9 +95,14 @@ class TreeHead(Head):
     order: Tensor
     spans: Tensor
     place: Tensor
-    __jit_unused_properties__: ClassVar[list[str]] = ["promises", "statistics"]
-    _growing: ClassVar[tuple[str, ...]] = ("shifts",)
-    settings: ClassVar[tuple[str, ...]] = ("target", "alpha", "conditional", "init", "jitter", "splits")
+    __jit_unused_properties__: ClassVar[list[str]] = ["promises", *Head.__jit_unused_properties__]
+    growing: ClassVar[tuple[str, ...]] = ("shifts",)
+    settings: ClassVar[tuple[str, ...]] = ("target", "alpha", "conditional", "init", "jitter")
+    fit_only: ClassVar[tuple[str, ...]] = ("alpha", "target", "conditional", "init", "sets")
+    arguments: ClassVar[tuple[str, ...]] = ("probs", "labels", "groups", "weight")
+    truth: ClassVar[str] = "labels"
+    takes = "probs"
+    static = False  # who is in a set depends on the answer
 
     def __init__(
         self,
@@ -103,13 +115,12 @@ class TreeHead(Head):
         conditional: bool = False,
         init: float = 0.5,
         jitter: float = 0.005,
-        splits: int = 1,
     ) -> None:
         super().__init__(alpha, groups, conditional, jitter)
         self.target = checks.fraction("target", target)
         if isinstance(init, bool) or not isinstance(init, int | float) or not math.isfinite(init):
             raise ValueError(f"`init` must be a finite threshold, got {init!r}.")
-        self.init, self.splits = float(init), checks.count("splits", splits, 1)
+        self.init = float(init)
         self.tree = Tree(parents, names)
         self.sets = self.tree.node_sets(sets)
         self.num_leaves, self.num_nodes = self.tree.num_leaves, self.tree.num_nodes
@@ -130,15 +141,9 @@ class TreeHead(Head):
 
     def reset(self) -> None:
         """Forget statistics, update log and report."""
-        self.statistics: TreeStatistics | None = None
-        self._working_splits = self.splits
         self.base.fill_(self.init)
         self.shifts = self.shifts[:0].clone()
-        self._mark_unfitted()
-
-    def _prepare(self, solver: str, eta: float | None, max_iter: int | None, n: int) -> None:
-        if solver == "fresh":
-            self._working_splits = 2 * (max_iter or min(200, max(1, n // 100)))
+        self.mark_unfitted()
 
     def observe(self, probs: Tensor, labels: Any, groups: Any = None, weight: Any = None) -> None:
         """Add a batch to the statistics: per example the levels along one path, whatever the number of leaves.
@@ -149,27 +154,23 @@ class TreeHead(Head):
             groups: membership ``(n, a)`` if the head has groups.
             weight: weight of each example, ``(n,)``.
         """
-        probs, labels, member, weights = self._check_batch(probs, labels, groups, weight)
+        batch = self.check_batch(probs, labels, groups, weight)
         rows = max(1, CHUNK // self.num_leaves)
-        for start in range(0, len(probs), rows):
-            one = slice(start, start + rows)
-            batch = self._summarize(probs[one], labels[one], member[one], weights[one])
-            self._keep(batch)
-        self._remember(probs, labels)
+        for start in range(0, len(batch.probs), rows):
+            part = Batch(*(t[start : start + rows] for t in batch))
+            self.keep(self._summarize(part), part.probs, part.labels)
 
-    def _summarize(self, probs: Tensor, labels: Tensor, member: Tensor, weight: Tensor) -> TreeStatistics:
-        leaves, levels = path_levels(probs, *self._structure(probs.device), self.jitter)
-        paths = self.paths.to(probs.device)
-        common = (paths[leaves] == paths[labels]).sum(1) - 1
-        split = torch.zeros_like(leaves)
-        if self._working_splits > 1:  # by content: the order of the examples does not matter
-            split = torch.floor(hashing.keys(probs) * (self._working_splits / 4194304.0)).to(torch.int64)
-        return TreeStatistics(levels, leaves, common, labels.clone(), member.clone(), weight.clone(), split)
+    def _summarize(self, batch: Batch) -> TreeStatistics:
+        leaves, levels = path_levels(batch.probs, *self._structure(batch.probs.device), self.jitter)
+        paths = self.paths.to(batch.probs.device)
+        common = (paths[leaves] == paths[batch.labels]).sum(1) - 1
+        return TreeStatistics(levels, leaves, common, batch.labels.clone(), batch.member.clone(), batch.weight.clone())
 
     def _structure(self, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         return self.paths.to(device), self.depths.to(device), self.order.to(device), self.spans.to(device)
 
-    def _check_batch(self, probs: Any, labels: Any, groups: Any, weight: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def check_batch(self, probs: Any, labels: Any, groups: Any = None, weight: Any = None) -> Batch:
+        """A batch as the head needs it, or an error that says what is wrong with it."""
         probs = checks.scores("probs", probs).detach()
         if probs.dim() != 2 or probs.shape[1] != self.num_leaves:
             raise ValueError(f"`probs` must have shape (n, {self.num_leaves}), one column per leaf, got {tuple(probs.shape)}.")
@@ -188,12 +189,8 @@ class TreeHead(Head):
         if labels.numel() and (int(labels.min()) < 0 or int(labels.max()) >= self.num_leaves):
             wrong = labels[(labels < 0) | (labels >= self.num_leaves)][0]
             raise ValueError(f"`labels` must be leaves, counted from 0 to {self.num_leaves - 1}, got {int(wrong)}.")
-        return (
-            probs,
-            labels,
-            self._check_groups(groups, len(probs), probs.device),
-            checks.weights(weight, len(probs), probs).detach(),
-        )
+        member = self.check_groups(groups, len(probs), probs.device)
+        return Batch(probs, labels, member, checks.weights(weight, len(probs), probs).detach())
 
     # -- fit ---------------------------------------------------------------------------------------------------------
 
@@ -208,15 +205,17 @@ class TreeHead(Head):
             eta: fixed step; by default alpha / (K B) with K the steepest slope of coverage seen in the data.
             max_iter: cap on the steps; 1000 for ``"exact"``, 10,000 for ``"paper"``.
         """
-        self._check_solver(solver, eta, max_iter)
+        self.check_solver(solver, eta, max_iter)
         problem = self._problem()
         if solver == "exact":
-            report = descend(problem, checks.count("max_iter", max_iter, 1000))
+            report = descend(problem, max_iter or 1000)
         else:
+            splits = None
             if solver == "fresh":
-                max_iter = self._check_splits(max_iter)
-            report = run(problem, self.alpha, solver, eta or self._fixed_step(problem), max_iter or MAX_FIXED_STEPS).report
-        self._write(problem, report)
+                splits = Splits(fresh_steps(max_iter, problem.stats.rows), *problem.stats.content())
+            steps = splits.steps if splits else max_iter or MAX_FIXED_STEPS
+            report = run(problem, self.alpha, solver, eta or self._fixed_step(problem), steps, splits=splits).report
+        self.write(problem, report)
         return self
 
     def _problem(self) -> TreeProblem:
@@ -229,7 +228,7 @@ class TreeHead(Head):
                 f"group {self.groups[int(empty[0])]!r} has no examples; leave it out, or calibrate on data that has it."
             )
         sets = self._sets(statistics.levels.device)
-        options = (self.target, self.conditional, self.alpha, self.promises, self.init, self.jitter)
+        options = (self.target, self.conditional, self.alpha, self.test_functions(), self.init, self.jitter)
         return TreeProblem(statistics, self.tree, sets, *options)
 
     def _sets(self, device: torch.device) -> Tensor:
@@ -255,23 +254,7 @@ class TreeHead(Head):
         bound = float((1 / share[share > 0]).max()) if self.conditional and bool((share > 0).any()) else 1.0
         return theory.step_size(self.alpha, max(slope, 1e-6), bound)
 
-    def _check_splits(self, max_iter: int | None) -> int:
-        assert self.statistics is not None
-        steps = max_iter or max(1, self._working_splits // 2)
-        if self._working_splits < 2 * steps:
-            raise ValueError(
-                f"solver='fresh' needs 2 T = {2 * steps} splits for max_iter={steps}, but the statistics hold "
-                f"{self._working_splits}; make the head with splits={2 * steps} before `observe`, or use `fit`."
-            )
-        filled = torch.bincount(self.statistics.split, minlength=self._working_splits) > 0
-        if not bool(filled.all()):
-            raise ValueError(
-                f"solver='fresh' divides the examples into {self._working_splits} splits, and {int((~filled).sum())} of them "
-                f"are empty with n = {len(self.statistics.split)}; lower `max_iter` or give more examples."
-            )
-        return steps
-
-    def _write(self, problem: TreeProblem, report: Report, base: float | None = None) -> None:
+    def write(self, problem: TreeProblem, report: Report, base: float | None = None) -> None:
         """Store f0 and the log as rounds, and report what replaying them gives."""
         steps = report.iterations
         before = self.answer_levels(problem.stats.levels, problem.stats.leaves, torch.full_like(problem.lam, self.init))
@@ -298,7 +281,7 @@ class TreeHead(Head):
             report.message + _warning(details["answers: root"]),
             details,
         )
-        self._mark_fitted(report)
+        self.mark_fitted(report)
 
     def _describe(self, nodes: Tensor, weight: Tensor) -> dict[str, float]:
         """Mean set size, and the share of answers at each depth, at the root and at a leaf."""
@@ -406,56 +389,86 @@ class TreeHead(Head):
         except IndexError:
             raise ValueError(f"`nodes` must be from 0 to {self.num_nodes - 1}, got others.") from None
 
-    def _judge(self, nodes: Tensor, labels: Tensor, member: Tensor) -> tuple[Tensor, Tensor]:
-        """Whether each answer covers its label, ``(n,)`` of 0 and 1, and who is in each promised (group, set), ``(n, a q)``."""
-        covered = self.leaves(nodes).gather(1, labels[:, None])[:, 0].double()
-        inside = self._sets(nodes.device)[nodes]  # (n, q)
-        return covered, (member[:, :, None] & inside[:, None, :]).flatten(1)
+    # -- the promise -------------------------------------------------------------------------------------------------
 
-    def audit(self, probs: Tensor, labels: Any, groups: Any = None, delta: float = 0.05, weight: Any = None) -> Audit:
-        """Measure the coverage of every set of answers on held-out data, with intervals that hold for all at once.
+    def test_functions(self) -> Names:
+        """Every set of answers, within each static group."""
+        return Names(self.promises, [""])
 
-        Returns:
-            The audit. ``risk`` is the coverage of the set, ``cost`` says how precise the answers are: mean set size (from 1, a
-            leaf, to K, the root), and the share of answers at each depth. A set nobody answers with is undecided.
+    def s_range(self) -> tuple[float, float]:
+        """Covered or not, minus the target."""
+        return -self.target, 1.0 - self.target
+
+    def s_target(self) -> float:
+        """Coverage to hold."""
+        return self.target
+
+    def _answered(self, batch: Batch) -> Tensor:
+        """The answers, at f0 before the fit."""
+        if self.is_fitted:
+            return self.forward(batch.probs, batch.member if self.grouped else None)
+        return self.answer(batch.probs, self.base.to(batch.probs.device).expand(len(batch.probs)))
+
+    def values(self, probs: Tensor, labels: Any, groups: Any = None, softness: float | None = None) -> Values:
+        r"""1{answer covers the label} - target of each example, and which promised sets its answer lies in.
+
+        Soft, the answer is a distribution over the path to the best leaf and the columns are the sets:
+        :math:`\sum_k P(o = v_k) 1\{v_k \in U\} (1\{v_k \ge y\} - \sigma)`. An answer covers y if it lies at or above the node
+        where both paths part.
         """
-        checks.fraction("delta", delta)
-        return self._conclude(self._tally(probs, labels, groups, weight), delta)
+        batch = self.check_batch(checks.detached(probs), labels, groups)
+        if softness is not None:
+            return self._soft_values(probs, batch, softness)
+        nodes = self._answered(batch)
+        covered = self.leaves(nodes).gather(1, batch.labels[:, None]).double()  # (n, 1)
+        inside = self._sets(nodes.device)[nodes]  # (n, q)
+        return Values(covered - self.target, (batch.member[:, :, None] & inside[:, None, :]).flatten(1))
 
-    def _tally(self, probs: Tensor, labels: Any, groups: Any = None, weight: Any = None) -> Tally:
-        probs, labels, member, weights = self._check_batch(probs, labels, groups, weight)
-        if len(probs) == 0:
-            raise ValueError("`probs` holds no examples to audit.")
-        with torch.no_grad():
-            nodes = self(probs, member if self.grouped else None)
-        covered, who = self._judge(nodes, labels, member)
-        moments = Moments.of(who, (covered - self.target)[:, None], weights[:, None])
-        answered = weights.new_zeros(self.num_nodes).index_add_(0, nodes, weights)  # weight of each answer
-        right = torch.zeros_like(answered).index_add_(0, nodes, weights * covered)
-        sums = {"answered": answered, "covered": right}
-        return Tally(len(probs), moments, sums, sketch=Sketch.of(probs, labels))
+    def _soft_values(self, probs: Tensor, batch: Batch, softness: float) -> Values:
+        probs = probs if probs.dtype in (torch.float32, torch.float64) else probs.float()
+        paths, depths, order, spans = self._structure(probs.device)
+        leaves, levels = path_levels(probs, paths, depths, order, spans, 0.0)  # noise breaks ties; soft answers have none
+        routes = paths[leaves]
+        lam = torch.full_like(levels[:, 0], self.init)
+        if self.is_fitted:
+            shifts, base = self.shifts.to(probs.device), self.base.to(probs.device)
+            lam = soft_answers.replay_tree(levels, routes, batch.member.double(), shifts, base, softness)
+        chance = soft_answers.path(levels, lam, softness)  # (n, height + 1)
+        common = (routes == paths[batch.labels]).sum(1) - 1  # depth at which the paths part
+        covers = torch.arange(routes.shape[1], device=probs.device) <= common[:, None]
+        sets = self._sets(probs.device)[routes].to(chance.dtype)  # (n, height + 1, q)
+        s = ((chance * (covers.to(chance.dtype) - self.target))[:, :, None] * sets).sum(1)  # (n, q)
+        inside = (chance[:, :, None] * sets).sum(1)
+        member = batch.member.to(chance.dtype)[:, :, None]
+        everyone = torch.ones(len(s), 1, dtype=torch.bool, device=s.device)
+        return Values((member * s[:, None]).flatten(1), everyone, inside=(member * inside[:, None]).flatten(1))
 
-    def _audit(self, tally: Tally, delta: float) -> Audit:
-        assert tally.moments is not None
+    def audit_sums(self, weight: Tensor, **batch: Any) -> dict[str, Tensor]:
+        """Weight of each answer, and of those that cover."""
+        found = self.check_batch(**batch)
+        nodes = self._answered(found)
+        covered = self.leaves(nodes).gather(1, found.labels[:, None])[:, 0].double()
+        answered = weight.new_zeros(self.num_nodes)
+        return {
+            "answered": answered.index_add(0, nodes, weight),
+            "covered": answered.index_add(0, nodes, weight * covered),
+        }
+
+    def audit_summary(self, tally: Tally) -> dict[str, Any]:
+        """How precise the answers are: mean set size (from 1, a leaf, to K, the root), and the share at each depth."""
         answered = tally.sums["answered"]
-        target = torch.tensor([self.target], dtype=torch.float64, device=answered.device)
         cost = {"coverage": float(tally.sums["covered"].sum() / answered.sum())}
         cost |= self._describe(torch.arange(self.num_nodes, device=answered.device), answered)
-        found = summarize(
-            tally.moments,
-            self.alpha,
-            delta,
-            self.conditional,
-            self.promises,
-            [""],
-            target,
-            (-self.target, 1.0 - self.target),
-            tally.examples,
-            cost=cost,
-            name=type(self).__name__,
-            note=_warning(cost["answers: root"]).strip(),
-        )
-        return dataclasses.replace(found, details={key: tally.sums[key] for key in ("answered", "covered")})
+        return {"cost": cost, "note": _warning(cost["answers: root"]).strip(), "details": tally.sums}
+
+    def figures(self, audit: Any) -> dict[str, Any]:
+        """Coverage at each node of the tree."""
+        if audit is None or "answered" not in audit.details:
+            return {}
+        from torchgmc import plots
+
+        text = "Coverage of the answers at each node and below it: colour says how far from the target, size how often"
+        return {text: lambda dark: plots.tree(self, audit, dark=dark)}
 
     # -- files -------------------------------------------------------------------------------------------------------
 

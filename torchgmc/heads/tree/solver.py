@@ -11,9 +11,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from torchgmc.engine.folds import Pair
 from torchgmc.engine.search import MAX_ELEMENTS
 from torchgmc.engine.solver import Report
 from torchgmc.engine.statistics import PerExample
+from torchgmc.engine.values import Names
+from torchgmc.groups.cells import pattern_ids
 from torchgmc.heads.tree.tree import Tree, answers
 
 #: Violated promises looked at per step, and shifts tried for each move (twice: coarse, then between the best's neighbours).
@@ -38,7 +41,7 @@ class TreeStatistics(PerExample):
         levels: of :func:`~torchgmc.heads.tree.tree.path_levels`, ``(n, height)``.
         leaves: best leaf, ``(n,)``.
         common: depth of the lowest common ancestor of the best leaf and the label, ``(n,)``: answers down to it cover.
-        labels: ``(n,)``; ``member``: static groups, bool, ``(n, a)``; ``weight``: ``(n,)``; ``split``: ``(n,)``.
+        labels: ``(n,)``; ``member``: static groups, bool, ``(n, a)``; ``weight``: ``(n,)``.
     """
 
     levels: Tensor
@@ -47,7 +50,6 @@ class TreeStatistics(PerExample):
     labels: Tensor
     member: Tensor
     weight: Tensor
-    split: Tensor
 
 
 class TreeProblem:
@@ -60,7 +62,7 @@ class TreeProblem:
         target: coverage sigma.
         conditional: the violation of a set is divided by its mass at the current lambda; 0 for a set nobody answers with.
         alpha: tolerance. If ``conditional``, a set's tolerance is at least one standard error of its own coverage.
-        names: names of the a * q promises.
+        names: of the a * q promises.
         init: f0.
         jitter: half-width of the noise, for messages.
     """
@@ -75,7 +77,7 @@ class TreeProblem:
         target: float,
         conditional: bool,
         alpha: float,
-        names: list[str],
+        names: Names,
         init: float,
         jitter: float,
     ) -> None:
@@ -83,7 +85,7 @@ class TreeProblem:
         self.stats, self.tree, self.target, self.names = statistics, tree, target, names
         self.conditional, self.alpha, self.jitter = conditional, alpha, jitter
         self.routes = tree.paths.to(device)[statistics.leaves]  # (n, height + 1)
-        self.patterns, self.cell = torch.unique(statistics.member, dim=0, return_inverse=True)
+        self.cell, self.patterns = pattern_ids(statistics.member)
         everyone = torch.ones(1, len(self.patterns), dtype=torch.float64, device=device)
         self.groups = torch.cat([self.patterns.double().T, everyone])  # (a + 1, c): cells of each group, and all of them
         self.weight, self.total = statistics.weight, statistics.weight.sum()
@@ -147,9 +149,9 @@ class TreeProblem:
         error = (self.target * (1 - self.target) / (counted * self.effective).clamp_min(1.0)).sqrt()
         return value, torch.maximum(tolerance, error)
 
-    def violations(self, split: int | None = None) -> Tensor:
+    def violations(self, split: Pair | None = None) -> Tensor:
         """Signed violations at the current lambda, (a * q, 1)."""
-        weight = self.weight if split is None else self.weight * (self.stats.split == 2 * split)
+        weight = self.weight if split is None else self.weight * split.outer
         sums, mass = self.sums(weight=weight)
         return self.measure(sums, mass, weight.sum().clamp_min(1e-300))[0][:, None]
 
@@ -189,7 +191,7 @@ class TreeProblem:
 
     def line_search(self, who: Tensor, what: Tensor, violation: Tensor) -> Tensor:
         """Not used: the tree's exact solver is :func:`descend`."""
-        raise NotImplementedError("use torchgmc.tree_solver.descend")
+        raise NotImplementedError("use torchgmc.heads.tree.solver.descend")
 
     def state(self) -> Tensor:
         """Lambda."""
@@ -201,7 +203,7 @@ class TreeProblem:
 
     def label(self, who: int, what: int) -> str:
         """The promise."""
-        return f"set {self.names[who]!r}"
+        return self.names.label(who, what)
 
     def explain(self, who: int, what: int) -> str:
         """Why no step helps: an atom at the root, or too few examples."""
