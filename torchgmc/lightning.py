@@ -295,18 +295,13 @@ class CalibrationCallback(Callback):
 
     def state_dict(self) -> dict[str, Any]:
         """The head: kind, configuration and fitted state; plain types and tensors only."""
-        head = self._head
-        return {
-            "schema": io.SCHEMA,
-            "head": type(head).__name__,
-            "config": json.dumps(head.config(), sort_keys=True, default=str),
-            "state": {name: value.detach().cpu().clone() for name, value in head.state_dict().items()},
-        }
+        body, tensors = io.pack(self._head)
+        return body | {"config": json.dumps(body["config"], sort_keys=True, default=str), "state": tensors}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """The head of a checkpoint into this callback's own."""
         _check_schema(state_dict)
-        kind = type(self._head).__name__
+        kind = self._head.kind()
         if state_dict["head"] != kind:
             raise ValueError(
                 f"the checkpoint holds a {state_dict['head']}, this callback a {kind}; give it the head it was saved with."
@@ -357,15 +352,7 @@ def head_from_checkpoint(path: str | os.PathLike[str], name: str = "calibration"
             f"{', '.join(map(repr, saved)) or 'none'}."
         )
     state = saved[key]
-    _check_schema(state)
-    kinds = io._kinds()
-    if state["head"] not in kinds:
-        raise ValueError(
-            f"{Path(path).name!r} holds a head of unknown kind {state['head']!r}; known: {', '.join(sorted(kinds))}."
-        )
-    head = kinds[state["head"]].from_config(json.loads(state["config"]) | options)
-    head.load_state_dict(state["state"])
-    return head
+    return io.unpack(state | {"config": json.loads(state["config"])}, state["state"], Path(path).name, **options)
 
 
 class _Plain(nn.Module):

@@ -130,9 +130,7 @@ def audit(
         >>> audit.num_examples, abs(audit.max_violation - head.audit(scores, masks).max_violation) < 1e-12
         (200, True)
     """
-    from torchgmc.heads.base import Head
-
-    if not isinstance(head, Head):
+    if not all(hasattr(head, name) for name in ("bind_batch", "values", "is_fitted")):
         raise TypeError(f"`head` must be a head or a baseline, got {type(head).__name__}.")
     checks.fraction("delta", delta)
     if not head.is_fitted:
@@ -156,7 +154,7 @@ def _conclude(head: "Head", tally: Tally, delta: float) -> Audit:
     evidence, guessed = _evidence(head, tally, summary.get("columns", {}))
     excluded = int(tally.s.isnan().any(1).sum())
     notes = [summary.get("note", ""), UNKNOWN_RANGE if guessed else ""]
-    warning = "" if head.calibrated_on is None else overlap.warning_text(head.calibrated_on.keys, tally.sketch.keys)
+    warning = "" if head.calibrated_on is None else overlap.warning_text(head.calibrated_on, tally.sketch)
     if warning:
         warnings.warn(warning, overlap.OverlapWarning, stacklevel=4)
     assert (len(names.who), len(names.what)) == tuple(evidence.moments.rows(len(names.who)).first.shape)

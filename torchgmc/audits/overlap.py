@@ -1,5 +1,7 @@
 """Were these examples used to calibrate? A sketch of fixed size remembers which examples a head has seen."""
 
+import hashlib
+import math
 from dataclasses import dataclass
 
 import torch
@@ -7,7 +9,7 @@ from torch import Tensor
 
 from torchgmc.engine import hashing
 
-__all__ = ["OverlapWarning", "Sketch", "share", "warning_text"]
+__all__ = ["OverlapWarning", "Sketch", "salt_of", "share", "warning_text"]
 
 #: Keys kept. An audit finds an overlap when about three or more of its examples have a key among the smallest.
 SIZE = 1024
@@ -21,7 +23,7 @@ class OverlapWarning(UserWarning):
     """An audit looks at examples that the head was calibrated on."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class Sketch:
     """The smallest keys of a set of examples: the same whatever the batches and their order.
 
@@ -29,16 +31,23 @@ class Sketch:
     keys below a common limit are a random sample of both, so the overlap is seen without keeping the examples.
 
     Attributes:
-        keys: shape ``(SIZE,)``, float64, ascending; inf where there are fewer examples.
+        keys: float64, ascending, at most ``SIZE`` of them.
+        limit: keys are complete up to here.
+        salt: 0, or what the keys were scrambled with before they went into a file. Without it nobody can test whether a given
+            example was among them.
 
     Example:
         >>> x = torch.rand(100, 5)
         >>> parts = Sketch.of(x[:30]) + Sketch.of(x[30:])
-        >>> torch.equal(parts.keys, Sketch.of(x.flip(0)).keys), share(parts.keys, Sketch.of(x[:50]).keys)
+        >>> torch.equal(parts.keys, Sketch.of(x.flip(0)).keys), share(parts, Sketch.of(x[:50]))
         (True, 1.0)
+        >>> share(parts.salted(7), Sketch.of(x[:50]))
+        1.0
     """
 
     keys: Tensor
+    limit: float = math.inf
+    salt: int = 0
 
     @classmethod
     def of(cls, *parts: Tensor) -> "Sketch":
@@ -47,19 +56,44 @@ class Sketch:
         if x.shape[1] >= MANY:
             mantissa, exponent = torch.frexp(x)
             x = torch.round(mantissa * 1024.0) + 4096.0 * exponent
-        return cls(_smallest((hashing.row_keys(x) >> 16).bitwise_and_((1 << 48) - 1).to(torch.float64)))
+        return cls._smallest((hashing.row_keys(x) >> 16).bitwise_and_((1 << 48) - 1).to(torch.float64), math.inf)
+
+    @classmethod
+    def _smallest(cls, keys: Tensor, limit: float) -> "Sketch":
+        keys = keys[keys <= limit].sort().values
+        return cls(keys, limit) if len(keys) <= SIZE else cls(keys[:SIZE], float(keys[SIZE - 1]))
 
     def __add__(self, other: "Sketch") -> "Sketch":
-        """Sketch of both sets of examples."""
-        return Sketch(_smallest(torch.cat([self.keys, other.keys.to(self.keys.device)])))
+        """Sketch of both sets of examples; salted keys can be added to keys of the same salt only."""
+        if self.salt != other.salt:
+            raise ValueError("the keys of two sets of calibration data have different salts and cannot be joined.")
+        both = torch.cat([self.keys, other.keys.to(self.keys.device)])
+        limit = min(self.limit, other.limit)
+        if self.salt:  # their order is not that of the plain keys
+            return Sketch(both.sort().values, limit, self.salt)
+        return Sketch._smallest(both, limit)
+
+    def salted(self, salt: int) -> "Sketch":
+        """The same examples under scrambled keys, for a file; the limit is rounded down, so that it names nobody."""
+        limit = self.limit if math.isinf(self.limit) else float(f"{self.limit * 0.999:.2e}")
+        return Sketch(_scramble(self.keys[self.keys <= limit], salt), limit, salt)
+
+    def to(self, device: torch.device) -> "Sketch":
+        """On another device."""
+        return Sketch(self.keys.to(device), self.limit, self.salt)
 
 
-def nothing(device: torch.device | None = None) -> Tensor:
-    """Keys of no examples."""
-    return torch.full((SIZE,), torch.inf, dtype=torch.float64, device=device)
+def _scramble(keys: Tensor, salt: int) -> Tensor:
+    code = hashing.mix64(keys.to(torch.int64) ^ (salt & ((1 << 62) - 1)))
+    return (code >> 16).bitwise_and_((1 << 48) - 1).to(torch.float64).sort().values
 
 
-def share(seen: Tensor, audited: Tensor) -> float:
+def salt_of(text: str) -> int:
+    """A number other than 0 that follows from a text: a secret, or a head's configuration."""
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big") | 1
+
+
+def share(seen: Sketch, audited: Sketch) -> float:
     r"""Estimated share of the audited examples that were seen before; 0 where it cannot be told from chance.
 
     Below the limit up to which both sketches are complete, let p be the share of audited keys that were seen, and r the share
@@ -68,33 +102,33 @@ def share(seen: Tensor, audited: Tensor) -> float:
     fewer than three matches.
 
     Args:
-        seen, audited: keys of two sketches.
+        seen: of the calibration data, plain or salted.
+        audited: plain.
     """
-    for name, keys in (("seen", seen), ("audited", audited)):
-        if (
-            not isinstance(keys, Tensor)
-            or keys.shape != (SIZE,)
-            or keys.dtype != torch.float64
-            or keys.layout != torch.strided
-            or keys.device.type == "meta"
-        ):
-            raise TypeError(f"`{name}` must be the {SIZE} keys of a sketch, got {type(keys).__name__}.")
-    audited = audited.to(seen.device)
-    limit = torch.minimum(seen[-1], audited[-1])
-    seen, audited = (keys[(keys <= limit) & keys.isfinite()] for keys in (seen, audited))
-    found = int(torch.isin(audited, seen).sum())
+    for name, sketch in (("seen", seen), ("audited", audited)):
+        if not isinstance(sketch, Sketch):
+            raise TypeError(f"`{name}` must be a Sketch, got {type(sketch).__name__}.")
+    limit = min(seen.limit, audited.limit)
+    new = audited.keys.to(seen.keys.device)
+    new = new[new <= limit]
+    old = seen.keys
+    if seen.salt:  # of salted keys it is not known which lie below a lower limit: then they are a superset, which does no harm
+        new = _scramble(new, seen.salt)
+    else:
+        old = old[old <= limit]
+    found = int(torch.isin(new, old).sum())
     if found < 3:
         return 0.0
-    twice = torch.unique(seen, return_counts=True)[1]
-    chance = float(twice[twice > 1].sum()) / len(seen)
-    part = found / len(audited)
-    spread = (chance * (1.0 - chance) / len(audited)) ** 0.5
+    twice = torch.unique(old, return_counts=True)[1]
+    chance = float(twice[twice > 1].sum()) / len(old)
+    part = found / len(new)
+    spread = (chance * (1.0 - chance) / len(new)) ** 0.5
     if chance > 0.5 or part <= chance + 0.02 + 4.0 * spread:
         return 0.0
     return (part - chance) / (1.0 - chance)
 
 
-def warning_text(seen: Tensor, audited: Tensor) -> str:
+def warning_text(seen: Sketch, audited: Sketch) -> str:
     """What to say of an audit's data; empty if they look new."""
     found = share(seen, audited)
     if not found:
@@ -109,9 +143,3 @@ def _columns(part: Tensor) -> Tensor:
     flat = part.detach().flatten(1) if part.dim() > 1 else part.detach()[:, None]
     step = max(1, -(-flat.shape[1] // COLUMNS))
     return flat[:, ::step].to(torch.float64)
-
-
-def _smallest(keys: Tensor) -> Tensor:
-    if len(keys) > SIZE:
-        return keys.topk(SIZE, largest=False, sorted=True).values
-    return torch.cat([keys.sort().values, nothing(keys.device)[len(keys) :]])

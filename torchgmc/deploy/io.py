@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchgmc.audits.overlap import Sketch, salt_of
 from torchgmc.engine import checks
 from torchgmc.engine.files import write_atomically
 from torchgmc.heads.base import Head
@@ -17,18 +19,28 @@ from torchgmc.heads.base import Head
 #: Version of the file layout. A file of a later schema is refused.
 SCHEMA = 1
 _KEY = "torchgmc"
+#: Name of the tensor of keys of the calibration data, in files that were asked to hold it.
+KEYS = "calibration.keys"
 
 
-def save(head: Head, path: str | os.PathLike[str], notes: Mapping[str, Any] | None = None) -> Path:
+def save(
+    head: Head,
+    path: str | os.PathLike[str],
+    notes: Mapping[str, Any] | None = None,
+    remember: bool | str = False,
+) -> Path:
     """Write a head's configuration and fitted state to one safetensors file.
 
-    The file appears whole or not at all: it is written beside ``path`` and renamed.
+    The file appears whole or not at all: it is written beside ``path`` and renamed. It tells nothing about who was in the data.
 
     Args:
-        head: any head of this package.
+        head: any head.
         path: by custom ``*.safetensors``.
         notes: what else belongs to the head, in JSON types, e.g. how its groups follow from the columns of a table (the command
             line does so); :func:`read_notes` gives it back.
+        remember: keep up to 1,024 keys of the calibration examples, so that an audit of the loaded head can warn when it meets
+            them again. True scrambles them with the head's configuration: whoever has the file and an example can test whether
+            it was used. A string is a secret that scrambles them instead and is not in the file; give it to :func:`load`.
 
     Returns:
         The path written.
@@ -42,14 +54,15 @@ def save(head: Head, path: str | os.PathLike[str], notes: Mapping[str, Any] | No
     """
     from safetensors.torch import save_file
 
-    if not isinstance(head, Head):
-        raise TypeError(f"`head` must be a head of torchgmc, got {type(head).__name__}.")
-    tensors = {name: value.detach().cpu().contiguous().clone() for name, value in head.state_dict().items()}
-    body = {"schema": SCHEMA, "head": type(head).__name__, "config": head.config(), "fitted": bool(head.is_fitted)}
+    body, tensors = pack(head)
     if notes is not None and not isinstance(notes, Mapping):
         raise TypeError(f"`notes` must be a mapping of names to JSON values, got {type(notes).__name__}.")
     if notes:
         body["notes"] = dict(notes)
+    if remember and head.calibrated_on is not None:
+        kept = head.calibrated_on if head.calibrated_on.salt else head.calibrated_on.salted(_salt(body, remember))
+        tensors[KEYS] = kept.keys.cpu()
+        body["keys"] = {"limit": None if math.isinf(kept.limit) else kept.limit, "secret": isinstance(remember, str)}
     text = json.dumps(body, sort_keys=True)
     metadata = {_KEY: text, "checksum": _checksum(text, tensors)}
     target = checks.path("path", path)
@@ -57,11 +70,12 @@ def save(head: Head, path: str | os.PathLike[str], notes: Mapping[str, Any] | No
     return target
 
 
-def load(path: str | os.PathLike[str], **options: Any) -> Head:
+def load(path: str | os.PathLike[str], secret: str | None = None, **options: Any) -> Head:
     """Read a head that :func:`save` wrote.
 
     Args:
         path: the file.
+        secret: that its keys of the calibration data were scrambled with; without it audits cannot warn of them.
         options: arguments that a file cannot hold, e.g. ``risk=MonotoneRisk(...)``; they replace the saved ones.
 
     Raises:
@@ -69,11 +83,42 @@ def load(path: str | os.PathLike[str], **options: Any) -> Head:
     """
     path = checks.path("path", path)
     body, tensors = _read(path)
-    kinds = _kinds()
-    if body.get("head") not in kinds:
-        raise ValueError(f"{path.name!r} holds a head of unknown kind {body.get('head')!r}; known: {', '.join(sorted(kinds))}.")
-    head = kinds[body["head"]].from_config(body["config"] | options)
-    head.load_state_dict(tensors)
+    keys = tensors.pop(KEYS, None)
+    head = unpack(body, tensors, path.name, **options)
+    known = body.get("keys")
+    if keys is not None and known is not None and (secret is not None or not known["secret"]):
+        limit = math.inf if known["limit"] is None else float(known["limit"])
+        head.calibrated_on = Sketch(keys, limit, _salt(body, secret if known["secret"] and secret else True))
+    return head
+
+
+def _salt(body: Mapping[str, Any], remember: bool | str) -> int:
+    own = json.dumps([body["head"], body["config"]], sort_keys=True)
+    return salt_of(remember if isinstance(remember, str) else own)
+
+
+def pack(head: Head) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """What a file holds of a head: a description in JSON types, and tensors on the CPU."""
+    if not isinstance(head, Head):
+        raise TypeError(f"`head` must be a head of torchgmc, got {type(head).__name__}.")
+    tensors = {name: value.detach().cpu().contiguous().clone() for name, value in head.state_dict().items()}
+    return {"schema": SCHEMA, "head": head.kind(), "config": head.config(), "fitted": bool(head.is_fitted)}, tensors
+
+
+def unpack(body: Mapping[str, Any], tensors: Mapping[str, Tensor], source: str, **options: Any) -> Head:
+    """The head that :func:`pack` described.
+
+    Args:
+        body, tensors: of :func:`pack`.
+        source: where they come from, for messages.
+        options: as for :func:`load`.
+    """
+    if body.get("schema", 0) > SCHEMA:
+        raise ValueError(
+            f"{source!r} has file schema {body['schema']}, this version of torchgmc reads up to {SCHEMA}; upgrade torchgmc."
+        )
+    head = _class_of(body.get("head"), source).from_config(body["config"] | options)
+    head.load_state_dict(dict(tensors))
     return head
 
 
@@ -103,10 +148,6 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         body = json.loads(metadata[_KEY])
     except json.JSONDecodeError as error:
         raise ValueError(f"{path.name!r} holds a configuration that is no JSON: {error}") from error
-    if body.get("schema", 0) > SCHEMA:
-        raise ValueError(
-            f"{path.name!r} has file schema {body['schema']}, this version of torchgmc reads up to {SCHEMA}; upgrade torchgmc."
-        )
     return body, tensors
 
 
@@ -119,11 +160,18 @@ def _checksum(text: str, tensors: dict[str, Tensor]) -> str:
     return digest.hexdigest()
 
 
-def _kinds() -> dict[str, type[Head]]:
-    """Every head by its name: the subclasses of Head, baselines included."""
-    import torchgmc.baselines  # noqa: F401  # registers its subclasses
+def _class_of(kind: Any, source: str) -> type[Head]:
+    """The class that a file names: one of this package, or one of the user's that has been imported. Nothing is imported."""
+    import torchgmc.baselines  # noqa: F401  # registers its classes
 
-    def below(kind: type[Head]) -> list[type[Head]]:
-        return [kind, *(k for sub in kind.__subclasses__() for k in below(sub))]
+    def below(one: type[Head]) -> list[type[Head]]:
+        return [one, *(k for sub in one.__subclasses__() for k in below(sub))]
 
-    return {kind.__name__: kind for kind in below(Head)[1:]}
+    known = {one.kind(): one for one in below(Head)[1:]}
+    if kind in known:
+        return known[kind]
+    own = [one for name, one in known.items() if ":" in name and one.__name__ == kind]  # a file of version 0.1
+    if len(own) == 1:
+        return own[0]
+    hint = f"import {kind.partition(':')[0]} first" if isinstance(kind, str) and ":" in kind else "import its module first"
+    raise ValueError(f"{source!r} holds a head of unknown kind {kind!r}; {hint}. Known: {', '.join(sorted(known))}.")

@@ -427,6 +427,11 @@ class Head(Float64Module):
         if name not in self.growing and value.shape != own.shape:
             raise ValueError(f"`state` must have {name!r} of shape {tuple(own.shape)}, got {tuple(value.shape)}.")
 
+    @classmethod
+    def kind(cls) -> str:
+        """What files call this class: its name, with its module for a class outside this package."""
+        return cls.__name__ if cls.__module__.split(".")[0] == "torchgmc" else f"{cls.__module__}:{cls.__qualname__}"
+
     def config(self) -> dict[str, Any]:
         """Arguments that rebuild this head (JSON types)."""
         values = {name: getattr(self, name) for name in self.settings}
