@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import torchgmc as gmc
-from tests.oracles import false_alarm_rate, miss_rate
+from gmctest.oracles import false_alarm_rate, miss_rate
 
 
 def make(n, seed, m=20):

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from heads_zoo import ZOO, Entry
 from torch import Tensor, nn
 
 import torchgmc as gmc
+from gmctest.heads_zoo import ZOO, Entry
 from torchgmc import export
 
 pytestmark = pytest.mark.usefixtures("operators_read_once")
@@ -232,7 +232,7 @@ def test_errors(pictures, tmp_path: Path):
 @pytest.mark.parametrize("kind", ["masked", "causal"])
 def test_language_models(kind: str, format: str, tmp_path: Path):
     """Ids, attention and groups in; logits with the calibrated distribution in its place out, for texts of any length."""
-    from test_lightning import language_model
+    from gmctest.lightning_models import language_model
 
     net = language_model(kind).eval()
     adapter = gmc.Adapter(mask_token_id=4) if kind == "masked" else gmc.Adapter(position="last")

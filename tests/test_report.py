@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from heads_zoo import NAMES, ZOO
 
 import torchgmc as gmc
+from gmctest.heads_zoo import NAMES, ZOO
 from torchgmc import report
 from torchgmc.report import Picture, Section, Table, write, write_file, write_html
 
