@@ -290,6 +290,44 @@ def test_language_model(kind, tmp_path):
     assert same(head_from_checkpoint(tmp_path / "lm.ckpt"), want)
 
 
+def test_the_training_data_are_no_calibration_data(tmp_path):
+    lightning = pytest.importorskip("lightning.pytorch")
+
+    class Module(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.net = torch.nn.Conv2d(1, 1, 1)
+
+        def forward(self, x):
+            return self.net(x).sigmoid()
+
+        def training_step(self, batch, index):
+            return torch.nn.functional.binary_cross_entropy(self(batch[0]), batch[1].float())
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    def data():
+        return torch.utils.data.TensorDataset(torch.randn(16, 1, 4, 4), torch.rand(16, 1, 4, 4) < 0.5)
+
+    train, held_out = data(), data()
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
+    for calibration in (train, held_out):
+        callback = gmc.lightning.CalibrationCallback(
+            gmc.ThresholdHead(0.1, 0.2), torch.utils.data.DataLoader(calibration, batch_size=8)
+        )
+        trainer = lightning.Trainer(
+            accelerator="cpu", max_epochs=1, log_every_n_steps=1, default_root_dir=tmp_path, callbacks=[callback], **quiet
+        )
+        loader = torch.utils.data.DataLoader(train, batch_size=8)  # warnings are errors here: the second round gives none
+        if calibration is train:
+            with pytest.warns(UserWarning, match="the calibration loader holds the training data"):
+                trainer.fit(Module(), loader)
+        else:
+            trainer.fit(Module(), loader)
+        assert callback.head.is_fitted
+
+
 # -- two processes -----------------------------------------------------------------------------------------------------------
 
 

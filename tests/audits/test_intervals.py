@@ -5,7 +5,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import torchgmc as gmc
 from gmctest.oracles import audit_interval
 from torchgmc.audits.audit import summarize
 from torchgmc.audits.intervals import Moments
@@ -96,20 +95,46 @@ def test_all_intervals_hold_at_once(conditional, shape):
     assert int(torch.vmap(hold)(who, s).sum()) >= 950
 
 
-def test_audit_of_a_head_and_how_it_reads():
-    rng = torch.Generator().manual_seed(2)
-    masks = torch.rand(300, 8, 8, generator=rng) < 0.4
-    scores = torch.sigmoid(2 * masks + torch.randn(300, 8, 8, generator=rng) - 1)
-    groups = torch.rand(300, 2, generator=rng) < 0.5
-    head = gmc.ThresholdHead(0.1, 0.01, ["old", "<b>new</b>"]).fit(scores, masks, groups)
-    audit = head.audit(scores, masks, groups)
-    assert audit.holds and set(audit.cost) == {"accuracy before", "accuracy after"}
-    predicted = head(scores, groups)
-    assert audit.cost["accuracy after"] == pytest.approx(float((predicted == masks).double().mean()))
-    assert audit.cost["accuracy before"] == pytest.approx(float(((scores > 0.5) == masks).double().mean()))
-    missed = (masks & ~predicted).sum((1, 2)) / masks.sum((1, 2))
-    assert by_group(audit, "risk")["old"] == pytest.approx(float(missed[groups[:, 0]].double().mean()))
-    text, html = str(audit), audit._repr_html_()
-    assert "old" in text and "undecided" in text and "accuracy after" in text
-    assert "&lt;b&gt;" in html and "<b>" not in html and "undecided" in html
-    assert audit.rows()[0]["group"] == audit.table["group"][0]
+def population(shape, draws, n, rng):
+    """who (draws, n, 4), s (draws, n), mean of s in each group and mass of each group, known exactly."""
+    u, x = torch.rand(draws, n, 1, generator=rng), torch.rand(draws, n, generator=rng).double()
+    if shape == "rare groups":  # disjoint, 1 % and 3 % of the examples, each with a mean of its own
+        edges, means = torch.tensor([0.0, 0.01, 0.04, 0.5, 1.0]), torch.tensor([0.3, 0.05, 0.1, 0.2]).double()
+        who = (u >= edges[:-1]) & (u < edges[1:])
+        return who, (x < means[who.long().argmax(2)]).double() - 0.1, means - 0.1, edges.diff().double()
+    rates = torch.tensor([1.0, 0.5, 0.25, 0.05])
+    if shape == "overlapping":  # nested, the mean rises to the inside: P(s = 1 | u) = 1 - u
+        return u < rates, (x < 1 - u[..., 0].double()).double() - 0.1, 0.9 - rates.double() / 2, rates.double()
+    who = torch.rand(draws, n, 4, generator=rng) < rates  # "skewed": most s near 0, few near 1
+    return who, x**8 - 1 / 9, torch.zeros(4).double(), rates.double()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("conditional", [False, True])
+@pytest.mark.parametrize("shape", ["rare groups", "skewed", "overlapping"])
+def test_coverage_and_width(shape, conditional):
+    """1,000 draws of 2,000 examples, truth known: all intervals hold at once in at least 95 % of draws at delta 0.05.
+
+    Not needlessly wide: beside the oracle's, who knows the spread of every estimate and the joint law of the errors and takes
+    the narrowest half-widths, in proportion to the spreads, that hold at once in 95 % of these draws. The bounds hold for every
+    distribution and every n, which has its price: 1.2 to 1.6 times the oracle's for s of two values conditional on the group,
+    up to 3.2 times for skewed s of a group of 100 (measured; printed with ``-s``).
+    """
+    rng = torch.Generator().manual_seed(4)
+    bottom = 1 / 9 if shape == "skewed" else 0.1
+
+    def audit(who, s):
+        moments = Moments.of(who, s[:, None], torch.ones(2000, 1))
+        return moments.estimates(conditional), *moments.intervals(conditional, (-bottom, 1 - bottom), 0.05)
+
+    who, s, means, masses = population(shape, 1000, 2000, rng)
+    truth = means if conditional else means * masses
+    estimate, low, high = (part[..., 0] for part in torch.vmap(audit, chunk_size=200)(who, s))  # (1000, 4) each
+    error, half = (estimate - truth).abs(), (high - low) / 2
+    held = int(((low <= truth) & (truth <= high)).all(1).sum())
+    assert held >= 950
+    spread = error.square().mean(0).sqrt()
+    oracle = float((error / spread).amax(1).quantile(0.95)) * spread
+    ratio = half.mean(0) / oracle
+    print(f"{shape}, conditional={conditional}: held in {held} of 1000, width / oracle {[round(r, 2) for r in ratio.tolist()]}")
+    assert float(ratio.min()) >= 1.0 and float(ratio.max()) <= 3.3 and float(ratio.median()) <= 2.5

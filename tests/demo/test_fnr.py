@@ -14,8 +14,7 @@ import pytest
 import torch
 
 import torchgmc as gmc
-from torchgmc.demo.faces import CHUNK, GROUPS, draw
-from torchgmc.engine.extras import require
+from torchgmc.demo.faces import GROUPS
 
 pytest.importorskip("segmentation_models_pytorch")
 pytest.importorskip("matplotlib")
@@ -24,63 +23,6 @@ from torchgmc.cli import main
 from torchgmc.demo import fnr, stage
 
 FILES = {"report.html", "deviation.png", "masks.png", "thresholds.png", "results.json", "head.safetensors"}
-
-
-# -- pictures ------------------------------------------------------------------------------------------------------------
-
-
-def test_pictures_have_the_promised_shapes() -> None:
-    faces = draw(CHUNK + 5, 24)
-    assert faces.images.shape == (CHUNK + 5, 3, 24, 24) and faces.images.dtype == torch.float32
-    assert faces.masks.shape == (CHUNK + 5, 24, 24) and faces.masks.dtype == torch.bool
-    assert faces.groups.shape == (CHUNK + 5, len(GROUPS)) and faces.groups.dtype == torch.bool
-    assert faces.images.min() >= 0 and faces.images.max() <= 1 and faces.images.isfinite().all()
-    assert faces.masks.flatten(1).any(1).all() and not faces.masks.flatten(1).all(1).any()
-
-
-def test_pictures_depend_on_the_seed_alone() -> None:
-    before = torch.random.get_rng_state()
-    first = draw(70, 16, seed=3)
-    torch.manual_seed(99)
-    again, other = draw(70, 16, seed=3), draw(70, 16, seed=4)
-    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
-    assert not torch.equal(first.images, other.images)
-    torch.random.set_rng_state(before)
-    draw(3, 16)
-    assert torch.equal(torch.random.get_rng_state(), before)
-
-
-def test_groups_overlap_and_differ_in_size() -> None:
-    groups = draw(2000, 8).groups
-    assert groups[:, 0].all()
-    both = groups[:, 1:].float().T @ groups[:, 1:].float()
-    assert (both > 0).all(), "every pair of groups meets somewhere"
-    share = groups[:, 1:].float().mean(0)
-    assert (share > 0.05).all() and share.max() > 2 * share.min()
-
-
-def test_the_groups_change_the_picture() -> None:
-    faces = draw(400, 16)
-    light = faces.images.mean((1, 2, 3))
-    dim, contrast = faces.groups[:, 1], faces.groups[:, 4]
-    assert light[dim].mean() < 0.7 * light[~dim].mean()
-    inside, outside = faces.masks.float(), (~faces.masks).float()
-    means = [(faces.images * m[:, None]).sum((2, 3)) / m.sum((1, 2))[:, None] for m in (inside, outside)]
-    gap = (means[0] - means[1]).abs().mean(1)
-    assert gap[contrast & ~dim].mean() < 0.7 * gap[~contrast & ~dim].mean()
-
-
-def test_prevalence_thins_the_groups() -> None:
-    assert not draw(300, 8, prevalence=0.0).groups[:, 1:].any()
-    assert draw(2000, 8, prevalence=0.2).groups[:, 1:].sum() < 0.4 * draw(2000, 8).groups[:, 1:].sum()
-
-
-def test_no_pictures_and_bad_sizes() -> None:
-    assert draw(0, 16).images.shape == (0, 3, 16, 16)
-    with pytest.raises(ValueError, match="`num` must be >= 0 and `size` >= 8, got -1 and 64"):
-        draw(-1)
-    with pytest.raises(ValueError, match="got 1 and 4"):
-        draw(1, 4)
 
 
 # -- the run -------------------------------------------------------------------------------------------------------------
@@ -169,54 +111,6 @@ def test_the_command_gives_the_same_result_as_the_function(result: fnr.DemoResul
     )
 
 
-def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--version"]) == 0
-    assert capsys.readouterr().out == f"torchgmc {gmc.__version__}\n"
-    assert main([]) == 0 and main(["demo", "--help"]) == 0
-    assert "Example: torchgmc demo" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["demo", "nothing"], "there is no demo 'nothing'; there is fnr"),
-        (["demo", "--seed", "one"], "'--seed'"),
-        (["demo", "--seed", "-1"], "'--seed'"),
-        (["demo", "--out"], "--out"),
-        (["demo", "--out", __file__], "is a file; give a folder"),
-        (["--unknown"], "--unknown"),
-        (["unknown"], "unknown"),
-    ],
-)
-def test_a_mistake_is_one_line_and_exit_code_2(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(words) == 2
-    printed = capsys.readouterr()
-    assert printed.out == "" and message in printed.err
-    assert printed.err.startswith("torchgmc: ") and printed.err.count("\n") == 1
-
-
-def test_an_interruption_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    def interrupt(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(fnr, "run", interrupt)
-    assert main(["demo"]) == 130
-    assert capsys.readouterr().err.strip() == "torchgmc: interrupted"
-
-
-@pytest.mark.parametrize("package", ["typer", "rich"])
-def test_a_missing_package_of_the_command_line_names_the_extra(
-    package: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for name in [name for name in sys.modules if name.startswith("torchgmc.cli.")]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, package, None)
-    assert main(["--version"]) == 2
-    assert (
-        capsys.readouterr().err == f'torchgmc: `{package}` is needed here and is not installed: pip install "torchgmc[cli]"\n'
-    )
-
-
 def test_a_missing_extra_is_said_before_the_work(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -224,12 +118,3 @@ def test_a_missing_extra_is_said_before_the_work(
     assert main(["demo", "--out", str(tmp_path / "out")]) == 2
     assert 'pip install "torchgmc[segmentation]"' in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
-
-
-def test_require_passes_on_what_it_cannot_explain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "broken_inside.py").write_text("import surely_not_installed_anywhere")
-    monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(ModuleNotFoundError, match="surely_not_installed_anywhere"):
-        require("broken_inside", extra="report")
-    with pytest.raises(ImportError, match=r'`surely_not_installed_anywhere` .* pip install "torchgmc\[text\]"'):
-        require("surely_not_installed_anywhere.part", extra="text")

@@ -15,7 +15,7 @@ pytest.importorskip("rich")
 
 from rich.console import Console  # noqa: E402
 
-from torchgmc.demo import sentences, text  # noqa: E402
+from torchgmc.demo import text  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -46,20 +46,6 @@ def test_the_same_seed_gives_the_same_result(result, tmp_path):
     assert again.rows() == result.rows()
 
 
-def test_sentences_have_the_planted_bias():
-    corpus = sentences.draw(20_000, 0)
-    jobs = set(sentences.JOBS["female jobs"])
-    rate = {}
-    for group in ("female", "male"):
-        people = set(sentences.PEOPLE[group])
-        chosen = [s[k] in jobs for s, k in zip(corpus.sentences, corpus.job, strict=True) if people & set(s)]
-        rate[group] = sum(chosen) / len(chosen)
-    assert rate["female"] == pytest.approx(0.55, abs=0.02)
-    assert rate["male"] == pytest.approx(0.10, abs=0.02)
-    known = set(sentences.vocabulary())
-    assert all(word in known for s in corpus.sentences for word in s)
-
-
 def test_a_model_folder(tmp_path):
     words = gmc.text.words
     every = {w.lower() for lists in (words.INDICATORS, words.ATTRIBUTES) for v in lists.values() for w in v}
@@ -76,13 +62,3 @@ def test_a_model_folder(tmp_path):
     assert result.report.details["examples"] == 174
     with pytest.raises(FileNotFoundError, match="`model`"):
         text.run(tmp_path / "out", setting=text.QUICK, progress=False, model=tmp_path / "none")
-
-
-def test_tradeoff_marks_infinite_cost():
-    from torchgmc import plots
-
-    figure = plots.tradeoff({"a": [(0.1, 1.0), (0.01, float("inf"))], "b": [(0.1, 1.0)]}, (0.2, 1.0), title="x", dark=True)
-    assert len(plots.png(figure)) > 1000
-    assert "a: infinite" in figure.axes[0].get_legend_handles_labels()[1]
-    with pytest.raises(ValueError, match="`series`"):
-        plots.tradeoff({})

@@ -385,3 +385,13 @@ def test_a_head_with_sets_of_its_own_may_be_given_something_to_look_at():
     assert torch.equal(gmc.attach(nn.Identity(), head)(probs, groups=x), head(probs, x))
     levels = gmc.GMCHead(Residual, 0.01, who=lambda f, x: torch.cat([f > 0.5, f <= 0.5], 1)).fit(probs, y)
     assert torch.equal(gmc.attach(nn.Identity(), levels)(probs), levels(probs))
+
+
+def test_prediction_and_width_have_one_shape(tmp_path):
+    who, net = torch.rand(50, 2) < 0.5, torch.nn.Linear(3, 1)
+    head = gmc.QuantileHead(0.9, 0.05, ["a", "b"]).fit(torch.rand(50), who)
+    model = gmc.attach(net, head)
+    prediction, width = model(torch.rand(7, 3), who[:7])
+    assert (prediction - width).shape == (7, 1) and torch.equal(width[:, 0], head(who[:7]))
+    for format in ("torchscript", "torch.export", "onnx"):  # compared with the model when written
+        model.export(tmp_path / "m.bin", format, (torch.rand(7, 3), who[:7]))

@@ -10,7 +10,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import torchgmc as gmc
@@ -18,7 +17,6 @@ from gmctest.fake_device import AWAY
 from torchgmc.engine.search import Structured, masses, sums
 from torchgmc.groups import sums as _tables
 from torchgmc.groups.groups import Groups
-from torchgmc.mappings import Residual
 
 
 def sums_by_loop(groups: Groups, values: list[list[float]]) -> list[list[float]]:
@@ -222,37 +220,3 @@ def test_bad_rows_and_indices() -> None:
     for index in (-1, 2):
         with pytest.raises(ValueError, match=f"`index` must be a group from 0 to 1, got {index}"):
             groups.member(index)
-
-
-@pytest.mark.parametrize("solver", ["exact", "paper", "fresh"])
-@pytest.mark.parametrize("conditional", [False, True])
-def test_solve_with_groups_is_solve_with_their_membership(solver: str, conditional: bool) -> None:
-    rng = np.random.default_rng(1)
-    n = 400
-    columns = {"a": rng.integers(0, 3, n), "b": rng.integers(0, 2, n), "c": rng.integers(0, 2, n)}
-    groups = Groups.from_columns(columns, intersections=2, overall=True)
-    y = torch.from_numpy(rng.normal(size=(n, 2)) + columns["a"][:, None])
-    weight = torch.from_numpy(rng.uniform(0.5, 2.0, n))
-    options = {"alpha": 0.02, "solver": solver, "weight": weight, "conditional": conditional, "max_iter": 60}
-    f0 = torch.zeros(n, 2, dtype=torch.float64)
-    ours = gmc.solve(f0, Residual(y), groups, **options)  # type: ignore[arg-type]
-    theirs = gmc.solve(f0, Residual(y), groups.membership, names=groups.names, **options)  # type: ignore[arg-type]
-    assert ours.report.iterations > 0
-    assert ours.report.message == theirs.report.message
-    assert torch.equal(ours.log.who, theirs.log.who) and torch.equal(ours.log.what, theirs.log.what)
-    torch.testing.assert_close(ours.f, theirs.f)
-    torch.testing.assert_close(ours.report.violations_after, theirs.report.violations_after)
-    new = groups.transform({name: values[::-1].copy() for name, values in columns.items()})
-    replayed: Tensor = gmc.replay(ours, f0, new)
-    torch.testing.assert_close(replayed, gmc.replay(theirs, f0, new.membership))
-    assert torch.equal(gmc.replay(ours, f0, groups), ours.f)
-
-
-def test_sets_that_depend_on_f_may_be_groups() -> None:
-    y = torch.tensor([[0.0], [1.0], [1.0], [0.0]], dtype=torch.float64)
-    groups = Groups.from_columns({"a": [0, 0, 1, 1]})
-    dense = groups.membership
-    f0 = torch.full((4, 1), 0.3, dtype=torch.float64)
-    ours = gmc.solve(f0, Residual(y), lambda f: groups, alpha=0.01)
-    theirs = gmc.solve(f0, Residual(y), lambda f: dense, alpha=0.01)
-    torch.testing.assert_close(ours.f, theirs.f)

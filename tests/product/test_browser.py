@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("matplotlib")
 import torchgmc as gmc
 from gmctest.browser import CHROMIUM, Browser
-from gmctest.heads_zoo import ZOO
+from gmctest.heads_zoo import ENTRIES
 from torchgmc.audits.page import Picture, Section, Table, write_html
 from torchgmc.demo import DEMOS
 
@@ -19,7 +19,6 @@ pytestmark = pytest.mark.skipif(
 )
 
 KINDS = ("threshold", "probability-bins", "quantile", "distribution", "tree-groups", "gmc")
-ENTRIES = {entry.name: entry for entry in ZOO}
 WINDOWS = [(width, dark) for width in (1280, 390) for dark in (False, True)]
 NEEDS = {"fnr": "segmentation_models_pytorch", "text": "transformers"}
 

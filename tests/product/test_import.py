@@ -47,3 +47,9 @@ def test_late_names_are_public():
     assert set(torchgmc._LATER) <= set(torchgmc.__all__) <= set(dir(torchgmc))
     for module in torchgmc._LATER.values():
         assert (ROOT / "torchgmc" / f"{module.replace('.', '/')}.py").is_file()
+
+
+def test_lazy():
+    code = "import sys, torchgmc; assert 'torchgmc.datasets' not in sys.modules; torchgmc.datasets.FASSEG; "
+    code += "assert not {'torchvision', 'PIL', 'pandas', 'transformers'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -2,7 +2,6 @@
 
 import os
 import re
-import unicodedata
 from pathlib import Path
 
 import pytest
@@ -204,15 +203,6 @@ def test_bad_arguments():
         gmc.text.attributes_from_words(tokenizer, GROUPS, several="all")
     with pytest.raises(ValueError, match="no word of list 'a' is one token"):
         gmc.text.attributes_from_words(tokenizer, {"a": ["workman"]})
-
-
-def test_paper_lists():
-    assert [len(v) for v in paper.INDICATORS.values()] == [79, 75]
-    assert [len(v) for v in paper.ATTRIBUTES.values()] == [13, 11, 13, 32, 25, 25]
-    assert len(paper.TEMPLATES) == 22 and all(t.count("{}") == 1 == t.count("[MASK]") for t in paper.TEMPLATES)
-    assert set(paper.SOURCES) == {"INDICATORS", "ATTRIBUTES", "TEMPLATES"}
-    assert len(paper.template_prompts()) == 348
-    assert all(w == unicodedata.normalize("NFC", w) for v in paper.INDICATORS.values() for w in v)
 
 
 @pytest.mark.skipif("TORCHGMC_DATA" not in os.environ, reason="TORCHGMC_DATA names the folder of the experiments' data")

@@ -1,14 +1,16 @@
 """gmc.solve, the algorithm on a user's own problem, and the mappings with their potentials."""
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
 import torchgmc as gmc
 from torchgmc.engine.search import Cells
-from torchgmc.engine.solver import fingerprint
-from torchgmc.mappings import Centered, MissRate, Pinball, Residual
+from torchgmc.groups.groups import Groups
+from torchgmc.mappings import Centered, Pinball, Residual
 
 
 def problem(n=60, a=3, l=2, seed=0):
@@ -95,36 +97,6 @@ def test_exact_reaches_alpha_and_lowers_the_potential(seed, conditional, kind):
     assert solution.report.converged and table.abs().max() <= alpha + 1e-12
     assert mapping.potential(solution.f, ones) <= mapping.potential(f0, ones) + 1e-12
     torch.testing.assert_close(solution.report.violations_after, table)
-
-
-@pytest.mark.parametrize("mapping", ["residual", "pinball", "missrate", "centered"])
-def test_s_is_the_gradient_of_the_potential(mapping):
-    rng = torch.Generator().manual_seed(0)
-    f = torch.rand(7, 1 if mapping == "missrate" else 3, generator=rng).double().requires_grad_()
-    data = torch.rand(7, 3, generator=rng).double()
-    masks = torch.tensor([[True, False, True]] * 7)
-    s = {
-        "residual": Residual(data),
-        "pinball": Pinball(data, 0.7),
-        "missrate": MissRate(data, masks, 0.3),
-        "centered": Centered(),
-    }[mapping]
-    weight = torch.rand(7, generator=rng).double() + 0.1
-    (slope,) = torch.autograd.grad(s.potential(f, weight), f)
-    torch.testing.assert_close(slope, s.value(f, weight).detach() * (weight / weight.sum())[:, None])
-
-
-def test_miss_rate_mapping_agrees_with_the_head():
-    rng = torch.Generator().manual_seed(0)
-    scores, masks = torch.rand(50, 20, generator=rng).double(), torch.rand(50, 20, generator=rng) < 0.5
-    masks[:, 0] = True
-    who = torch.rand(50, 2, generator=rng) < 0.6
-    solution = gmc.solve(
-        torch.full((50, 1), 0.5).double(), MissRate(scores, masks, 0.1), who, alpha=0.01, solver="paper", eta=1 / 64
-    )
-    head = gmc.ThresholdHead(0.1, 0.01, ["a", "b"]).fit(scores, masks, who, solver="paper", eta=1 / 64)
-    assert solution.report.iterations == head.report.iterations
-    torch.testing.assert_close(solution.f[:, 0], head.threshold(who))
 
 
 def test_general_test_functions():
@@ -226,10 +198,35 @@ def test_errors(change, error, message):
         gmc.solve(**arguments)
 
 
-def test_fingerprints_tell_states_apart():
-    """All states of four levels in -3..3, and no two alike (linear weights fail this: 1, -2, 1)."""
-    grid = torch.cartesian_prod(*[torch.arange(-3, 4)] * 4)
-    prints = {int(fingerprint(state, torch.tensor(0.01))) for state in grid}
-    assert len(prints) == 7**4
-    near = torch.tensor([0.1, 0.7]).double()
-    assert fingerprint(near, torch.tensor(0.05)) == fingerprint(near - 0.05 + 0.05, torch.tensor(0.05))
+@pytest.mark.parametrize("solver", ["exact", "paper", "fresh"])
+@pytest.mark.parametrize("conditional", [False, True])
+def test_solve_with_groups_is_solve_with_their_membership(solver: str, conditional: bool) -> None:
+    rng = np.random.default_rng(1)
+    n = 400
+    columns = {"a": rng.integers(0, 3, n), "b": rng.integers(0, 2, n), "c": rng.integers(0, 2, n)}
+    groups = Groups.from_columns(columns, intersections=2, overall=True)
+    y = torch.from_numpy(rng.normal(size=(n, 2)) + columns["a"][:, None])
+    weight = torch.from_numpy(rng.uniform(0.5, 2.0, n))
+    options = {"alpha": 0.02, "solver": solver, "weight": weight, "conditional": conditional, "max_iter": 60}
+    f0 = torch.zeros(n, 2, dtype=torch.float64)
+    ours = gmc.solve(f0, Residual(y), groups, **options)  # type: ignore[arg-type]
+    theirs = gmc.solve(f0, Residual(y), groups.membership, names=groups.names, **options)  # type: ignore[arg-type]
+    assert ours.report.iterations > 0
+    assert ours.report.message == theirs.report.message
+    assert torch.equal(ours.log.who, theirs.log.who) and torch.equal(ours.log.what, theirs.log.what)
+    torch.testing.assert_close(ours.f, theirs.f)
+    torch.testing.assert_close(ours.report.violations_after, theirs.report.violations_after)
+    new = groups.transform({name: values[::-1].copy() for name, values in columns.items()})
+    replayed: Tensor = gmc.replay(ours, f0, new)
+    torch.testing.assert_close(replayed, gmc.replay(theirs, f0, new.membership))
+    assert torch.equal(gmc.replay(ours, f0, groups), ours.f)
+
+
+def test_sets_that_depend_on_f_may_be_groups() -> None:
+    y = torch.tensor([[0.0], [1.0], [1.0], [0.0]], dtype=torch.float64)
+    groups = Groups.from_columns({"a": [0, 0, 1, 1]})
+    dense = groups.membership
+    f0 = torch.full((4, 1), 0.3, dtype=torch.float64)
+    ours = gmc.solve(f0, Residual(y), lambda f: groups, alpha=0.01)
+    theirs = gmc.solve(f0, Residual(y), lambda f: dense, alpha=0.01)
+    torch.testing.assert_close(ours.f, theirs.f)

@@ -1,6 +1,7 @@
 """DistributionHead: the promise, both geometries, files, formats, bad input."""
 
 import copy
+import math
 from itertools import pairwise
 
 import numpy as np
@@ -12,6 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import torchgmc as gmc
 from gmctest.fake_device import AWAY
+from gmctest.heads_zoo import GROUPS, membership
 from gmctest.oracles_distribution import draw, numpy_algorithm, violation_loop
 
 NAMES = ["female", "male", "old"]
@@ -360,3 +362,28 @@ def test_not_reaching_alpha_is_said():
     _, member, lists = draw()
     short = make(lists, 1e-5).fit(draw()[0], member, max_iter=1)
     assert not short.report.converged and "raise `max_iter`" in short.report.message
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_probabilities_are_not_logits(dtype):
+    female = torch.arange(60) % 2 == 0
+    logits, who = torch.randn(60, 20) + 3.0 * female[:, None], torch.stack([female, ~female], 1)
+    head = gmc.DistributionHead({"jobs": [7, 8]}, 0.002, ["female", "male"])
+    with pytest.raises(ValueError, match=r"`logits` are probabilities, it seems.*`.log\(\)`"):
+        head.fit(logits.softmax(1).to(dtype), who)
+    assert head.fit(logits.log_softmax(1), who).is_fitted and head.fit(logits.abs(), who).is_fitted
+    mixed = torch.cat([logits[:1].softmax(1), logits[1:]])
+    assert head.fit(mixed, who).is_fitted
+
+
+def test_tokens_without_mass_do_not_spoil_a_loss():
+    member = membership(60, torch.Generator().manual_seed(0))
+    logits = torch.randn(60, 12, generator=torch.Generator().manual_seed(1)) * 3
+    logits[:, 2] += 3.0 * member[:, 1]
+    head = gmc.DistributionHead({"jobs": [2, 3]}, 0.002, GROUPS, geometry="euclidean").fit(logits, member)
+    x = logits.clone().requires_grad_()
+    out = head(x, member)
+    assert bool((out == -math.inf).any())
+    (slope,) = torch.autograd.grad(-out.amax(1).sum(), x)
+    assert bool(slope.isfinite().all())
+    assert bool((slope != 0).any())

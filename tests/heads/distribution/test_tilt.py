@@ -7,11 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import minimize
 
-from gmctest.oracles_distribution import draw, numpy_algorithm, numpy_simplex, violation_loop
-from torchgmc import projections
-from torchgmc.heads.distribution.problem import SimplexProblem, TiltProblem
-from torchgmc.heads.distribution.simplex import cells_of, start, step, tail_from_cells, tail_of
-from torchgmc.heads.distribution.tilt import Dual, atoms, log_masses, project
+from gmctest.oracles_distribution import draw, dual_of, violation_loop
+from torchgmc.heads.distribution.tilt import atoms, log_masses, project
 
 
 def smallest_change(logits, member, lists, weight, alpha, conditional):
@@ -57,9 +54,7 @@ def smallest_change(logits, member, lists, weight, alpha, conditional):
 
 
 def fit(logits, member, lists, weight=None, alpha=0.01, conditional=False):
-    found = atoms(lists)
-    weight = torch.ones(len(logits), dtype=torch.float64) if weight is None else weight
-    dual = Dual(log_masses(logits, found.ids, found.atom, len(found.lists)), found.lists, member, weight, conditional)
+    dual = dual_of(logits, member, lists, weight, conditional)
     return dual, project(dual, alpha)
 
 
@@ -202,129 +197,3 @@ def test_an_unreachable_list_is_said():
     logits[5:, 1:] = -torch.inf
     _, found = fit(logits, member, [[0]], alpha=0.01)
     assert float(found.violation.abs().max()) > 0.01
-
-
-# -- the paper's geometry --------------------------------------------------------------------------------------------------
-
-
-def tail_and_words(logits, lists):
-    found = atoms(lists)
-    p = torch.softmax(logits, 1)
-    keep = torch.ones(logits.shape[1], dtype=torch.bool)
-    keep[found.ids] = False
-    return p, p[:, found.ids], p[:, keep], keep, found
-
-
-@settings(deadline=None, max_examples=40)
-@given(seed=st.integers(0, 10_000), steps=st.integers(1, 12), scale=st.sampled_from([0.01, 0.1, 0.5]), rest=st.integers(0, 9))
-def test_step_is_the_simplex_projection(seed, steps, scale, rest):
-    """Two numbers per row stand for the whole tail, whatever the order of steps down and up."""
-    g = torch.Generator().manual_seed(seed)
-    lists = [[0, 1], [1, 2]]
-    logits = 2 * torch.randn(5, 3 + rest, generator=g, dtype=torch.float64)
-    p, words, others, keep, found = tail_and_words(logits, lists)
-    tail = tail_of(others)
-    point = start(words, tail)
-    directions = found.lists[found.atom].T.double()
-    for _ in range(steps):
-        amount = scale * torch.randn(5, generator=g, dtype=torch.float64) * (torch.rand(5, generator=g) < 0.7)
-        k = int(torch.randint(2, (), generator=g))
-        point = step(point, tail, directions[k], amount)
-        v = torch.zeros(3 + rest, dtype=torch.float64)
-        v[lists[k]] = 1
-        p = torch.stack([torch.from_numpy(numpy_simplex((row - s * v).numpy())) for row, s in zip(p, amount, strict=True)])
-        torch.testing.assert_close(point.words, p[:, found.ids], rtol=0, atol=1e-13)
-        torch.testing.assert_close(
-            torch.maximum(others - point.shift[:, None], point.floor[:, None]), p[:, keep], rtol=0, atol=1e-13
-        )
-
-
-def test_step_has_the_projections_derivative():
-    logits = torch.randn(4, 9, dtype=torch.float64)
-    direction = torch.tensor([1.0, 1.0, 0.0], dtype=torch.float64)
-    amount = torch.tensor([0.05, -0.05, 0.3, 0.0], dtype=torch.float64)
-
-    def fast(x):
-        p = torch.softmax(x, 1)
-        tail = tail_of(p[:, 3:])
-        point = step(step(start(p[:, :3], tail), tail, direction, amount), tail, direction.flip(0), -0.5 * amount)
-        return torch.cat([point.words, torch.maximum(p[:, 3:] - point.shift[:, None], point.floor[:, None])], 1)
-
-    def slow(x):
-        p = torch.softmax(x, 1)
-        v = torch.nn.functional.pad(direction, (0, 6))
-        w = torch.nn.functional.pad(direction.flip(0), (0, 6))
-        return projections.simplex(projections.simplex(p - amount[:, None] * v) + 0.5 * amount[:, None] * w)
-
-    torch.testing.assert_close(fast(logits), slow(logits))
-    torch.testing.assert_close(
-        torch.autograd.functional.jacobian(fast, logits), torch.autograd.functional.jacobian(slow, logits)
-    )
-    assert torch.autograd.gradcheck(fast, logits.requires_grad_())
-
-
-def test_the_floor_never_falls_below_zero():
-    """Seen on a real model: a step along a list that is at 0 already moves nothing but rounding, and log p became NaN."""
-    g = torch.Generator().manual_seed(0)
-    logits = 2 * torch.randn(1000, 300, generator=g)
-    logits[:, 30:60] -= 25.0  # the second list
-    p = torch.softmax(logits, -1)
-    tail = tail_of(p[:, 60:])
-    point = start(p[:, :60].double(), tail)
-    first, second = torch.eye(2, dtype=torch.float64).repeat_interleave(30, 1)
-    for direction, size in ((first, -0.002), (first, -0.002), (second, 0.4), (second, 0.4)):
-        point = step(point, tail, direction, torch.full((1000,), size, dtype=torch.float64))
-        assert float(point.floor.min()) >= 0
-
-
-def test_cells_stand_for_the_tail():
-    g = torch.Generator().manual_seed(0)
-    p = torch.softmax(3 * torch.randn(6, 4000, generator=g, dtype=torch.float64), 1)
-    words, others = p[:, :10], p[:, 10:]
-    exact, coarse = tail_of(others), tail_from_cells(*cells_of(others, 512))
-    assert coarse.values.shape == (6, 512)
-    torch.testing.assert_close(coarse.sums[:, -1], exact.sums[:, -1])
-    assert torch.equal(coarse.counts[:, -1], exact.counts[:, -1])
-    assert bool((coarse.values[:, 1:] <= coarse.values[:, :-1]).all())
-    direction, one, two = torch.ones(10, dtype=torch.float64), start(words, exact), start(words, coarse)
-    for size in (-0.001, -0.001, 0.0005, -0.002):
-        amount = torch.full((6,), size, dtype=torch.float64)
-        one, two = step(one, exact, direction, amount), step(two, coarse, direction, amount)
-    torch.testing.assert_close(two.words, one.words, rtol=1e-5, atol=1e-8)
-
-
-@pytest.mark.parametrize("conditional", [False, True])
-@pytest.mark.parametrize("seed", [0, 1, 2])
-def test_fixed_steps_equal_numpy_step_for_step(seed, conditional):
-    from torchgmc.engine.solver import run
-
-    logits, member, lists = draw(seed=seed)
-    alpha, eta = 0.01, 0.004
-    p, words, others, keep, found = tail_and_words(logits, lists)
-    ones = torch.ones(len(logits), dtype=torch.float64)
-    names = ([str(i) for i in range(3)], [str(i) for i in range(3)])
-    directions = found.lists[found.atom].T
-    problem = SimplexProblem(words, tail_of(others), directions, member, ones, conditional, torch.zeros(40).long(), *names)
-    report, log = run(problem, alpha, "paper", eta, 500)
-    p, loop = numpy_algorithm(logits, member, lists, alpha, eta, 500, conditional)
-    assert report.converged and report.iterations == len(loop) > 3
-    assert [(int(a), int(k)) for a, k in zip(log.who, log.what, strict=True)] == [(a, k) for a, k, _ in loop]
-    torch.testing.assert_close(log.step, torch.tensor([s for *_, s in loop], dtype=torch.float64))
-    torch.testing.assert_close(problem.point.words, p[:, found.ids], rtol=0, atol=1e-12)
-    rest = torch.maximum(others - problem.point.shift[:, None], problem.point.floor[:, None])
-    torch.testing.assert_close(rest, p[:, keep], rtol=0, atol=1e-12)
-
-
-def test_line_search_removes_the_violation_in_both_geometries():
-    logits, member, lists = draw()
-    dual, _ = fit(logits, member, lists)
-    _, words, others, _, found = tail_and_words(logits, lists)
-    common = (member, torch.ones(40, dtype=torch.float64), False, torch.zeros(40).long(), ["a", "b", "c"], ["x", "y", "z"])
-    for problem in (TiltProblem(dual, *common), SimplexProblem(words, tail_of(others), found.lists[found.atom].T, *common)):
-        before = problem.violations()
-        who, what = torch.tensor(0), torch.tensor(0)
-        size = problem.line_search(who, what, before[0, 0])
-        torch.testing.assert_close(problem.violations(), before)  # looking moves nothing
-        problem.move(who, what, size)
-        assert abs(float(before[0, 0])) > 0.01
-        assert float(problem.violations()[0, 0]) == pytest.approx(0.0, abs=1e-9)

@@ -1,5 +1,6 @@
 """QuantileHead against loops over examples, ThresholdHead, and by its properties."""
 
+import contextlib
 import copy
 import math
 
@@ -7,21 +8,15 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.autograd import gradcheck
 
 import torchgmc as gmc
 from gmctest import oracles_levelsets as oracle
+from gmctest.oracles_levelsets import scores_of
+from gmctest.soft_heads import SOFT, fitted, inputs_of
 from torchgmc.heads.quantile.problem import quantile_error
 
 NAMES = ["a", "b", "c"]
-
-
-def scores_of(n, seed=0, a=3):
-    """Residuals whose spread depends on the groups."""
-    g = torch.Generator().manual_seed(seed)
-    member = torch.rand(n, a, generator=g) < torch.linspace(0.3, 0.7, a)
-    member[:1] = True
-    spread = 1 + member.double() @ torch.linspace(1.5, 0.2, a, dtype=torch.float64)
-    return (spread * torch.randn(n, generator=g, dtype=torch.float64)).abs(), member
 
 
 def table_of(q, scores, member, target, edges=(), conditional=False):
@@ -182,24 +177,6 @@ def test_a_target_between_two_examples_ends_the_search_soon():
     assert "max_iter" not in head.report.message and "more data" in head.report.message  # more steps would not help
 
 
-def test_quantile_error_is_the_formula():
-    scores, member = scores_of(200)
-    q = torch.tensor([0.5, 1.0, 2.0], dtype=torch.float64)[torch.arange(200) % 3]
-    weight = torch.rand(200, dtype=torch.float64)
-    expected = []
-    for j in range(3):
-        total = 0.0
-        mass = sum(float(weight[i]) for i in range(200) if member[i, j])
-        for v in (0.5, 1.0, 2.0):
-            rows = [i for i in range(200) if member[i, j] and float(q[i]) == v]
-            inside = sum(float(weight[i]) for i in rows)
-            covered = sum(float(weight[i]) for i in rows if scores[i] <= v) / inside
-            total += inside / mass * (0.8 - covered) ** 2
-        expected.append(total)
-    found = quantile_error(q, scores, member, 0.8, weight)
-    torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float64))
-
-
 def test_audit_shows_the_metric_of_quantile_multicalibration():
     scores, member = scores_of(2000)
     head = gmc.QuantileHead(0.9, 0.004, NAMES, bins=4).fit(scores, member)
@@ -267,3 +244,47 @@ def test_bad_input_is_refused_with_advice(options, data, match):
     values = {"scores": torch.tensor([0.2, 0.4]), "groups": torch.ones(2, 3).bool()} | data
     with pytest.raises(ValueError, match=match):
         gmc.QuantileHead(**({"target": 0.9, "alpha": 0.01, "groups": NAMES} | options)).fit(**values)
+
+
+@pytest.mark.parametrize("name", ["quantile", "quantile-bins"])
+def test_covers(name):
+    head, (member, _) = fitted(name), inputs_of(name, 30)
+    scores = torch.rand(30, generator=torch.Generator().manual_seed(8)) * 3
+    q = head(member)
+    assert torch.equal(head.covers(scores, member), scores.double() <= q)
+    x = scores.clone().requires_grad_()
+    values = head.covers(x, member, mode="straight_through", temperature=0.1)
+    assert torch.equal(values, (scores.double() <= q).float())
+    (through,) = torch.autograd.grad(values.sum(), x)
+    found = head.covers(x, member, mode="soft", temperature=0.1)
+    (slope,) = torch.autograd.grad(found.sum(), x)
+    assert torch.equal(through, slope)
+    assert bool((slope < 0).all())
+    if name == "quantile":
+        torch.testing.assert_close(found, torch.sigmoid((q - scores) / 0.1).float())
+    assert gradcheck(lambda s: head.covers(s, member[:5], None, "soft", 0.2), (scores[:5].double().requires_grad_(),))
+    with pytest.raises(ValueError, match="`mode` must be"):
+        head.covers(scores, member, mode="warm")
+    for mode in ("hard", *SOFT):
+        with pytest.raises(ValueError, match="`temperature` must be"):
+            head.covers(scores, member, mode=mode, temperature=0.0)
+
+
+def test_covers_is_scripted():
+    head = copy.deepcopy(fitted("quantile-bins"))
+    head.statistics = head.report = None
+    scores, (member, base) = torch.rand(9), inputs_of("quantile-bins", 9)
+    announced = hasattr(torch.compiler, "nested_compile_region")  # recent torch says that TorchScript will end
+    with pytest.warns(Warning, match="deprecated|not supported") if announced else contextlib.nullcontext():
+        scripted = torch.jit.script(head)
+    for mode in ("hard", *SOFT):
+        assert torch.equal(scripted.covers(scores, member, base, mode, 0.1), head.covers(scores, member, base, mode, 0.1))
+
+
+def test_base_has_the_derivative_one():
+    head, (member, base) = fitted("quantile"), inputs_of("quantile", 10)
+    base[0] = math.inf  # covers everything, as it always did
+    x = base.requires_grad_()
+    q = head(member, x)
+    assert q[0].detach() == math.inf
+    assert torch.autograd.grad(q.sum(), x)[0].tolist() == [0.0] + [1.0] * 9

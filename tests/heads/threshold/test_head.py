@@ -13,7 +13,7 @@ from torch._subclasses import FakeTensorMode
 import torchgmc as gmc
 from gmctest.fake_device import AWAY
 from gmctest.oracles import algorithm_1, false_alarm_rate, group_violations, miss_rate, pinball
-from torchgmc.heads.threshold.risks import Lattice, MonotoneRisk
+from torchgmc.heads.threshold.risks import MonotoneRisk
 
 
 def make(n=40, m=30, a=3, seed=0, dtype=torch.float64):
@@ -77,20 +77,6 @@ def test_false_positive_rate():
     torch.testing.assert_close(head.report.violations_after[:, 0], torch.tensor(table, dtype=torch.float64))
     audit = head.audit(scores, masks, groups)
     assert audit.max_violation == pytest.approx(max(map(abs, table)))
-
-
-def test_a_risk_of_ones_own():
-    scores, masks, groups = make(n=80, m=16, seed=2)
-    scores, masks = scores.view(80, 4, 4), masks.view(80, 4, 4)
-
-    def missed(scores, masks, thresholds):  # of the image's centre, as a user might write it
-        inside = masks & (scores <= thresholds[:, :, None, None])
-        return (inside[:, :, 1:3, 1:3].sum((2, 3)) / 4).double()
-
-    head = gmc.ThresholdHead(0.1, 0.02, ["a", "b", "c"], risk=MonotoneRisk(missed)).fit(scores, masks, groups)
-    risk = missed(scores[:, None], masks[:, None], head.threshold(groups)[:, None])
-    assert gmc.violations(groups, risk - 0.1).abs().max() <= 0.02
-    assert head.audit(scores, masks, groups).holds
 
 
 def test_several_classes_have_their_own_thresholds():
@@ -318,22 +304,6 @@ def test_too_few_steps_says_so():
     assert not head.report.converged and "`max_iter` = 3 reached" in head.report.message
 
 
-@settings(deadline=None, max_examples=30)
-@given(
-    seed=st.integers(0, 10_000),
-    unit=st.sampled_from([2.0**-8, 0.01, 1 / 3, 0.0125]),
-    origin=st.sampled_from([0.0, 0.5, 0.3, 1.5]),
-    dtype=st.sampled_from([torch.float16, torch.float32, torch.float64]),
-)
-def test_lattice_index_is_the_first_point_at_or_above(seed, unit, origin, dtype):
-    lattice = Lattice.over(-0.1, 1.1, origin, unit)
-    points = lattice.points().to(dtype)
-    rng = torch.Generator().manual_seed(seed)
-    scores = torch.cat([torch.rand(200, generator=rng).to(dtype) * 1.4 - 0.2, points, points.flip(0)])
-    expected = (scores[:, None] > points).sum(1)
-    assert torch.equal(lattice.index(scores).long(), expected)
-
-
 def test_refit_forgets_and_a_failed_fit_changes_nothing():
     scores, masks, groups = make(seed=19)
     head = gmc.ThresholdHead(0.1, 0.02, ["a", "b", "c"]).fit(scores, masks, groups)
@@ -390,16 +360,6 @@ def test_masks_on_fresh_images_stay_near_the_target():
     assert (s.mean(0).abs() <= 0.005 + 4 * error).all()
 
 
-def test_monotone_risk_is_checked():
-    scores, masks, groups = make(seed=23)
-    head = gmc.ThresholdHead(0.1, 0.02, ["a", "b", "c"], risk=MonotoneRisk(lambda s, m, t: (t * 6).sin().abs(), name="wave"))
-    with pytest.raises(ValueError, match="'wave' must be increasing in the threshold, but for example 0, class 0"):
-        head.fit(scores, masks, groups)
-    bad = gmc.ThresholdHead(0.1, 0.02, ["a", "b", "c"], risk=MonotoneRisk(lambda s, m, t: t * 7 + 3, name="big"))
-    with pytest.raises(ValueError, match=r"'big' must lie in \[0, 1\]"):
-        bad.fit(scores, masks, groups)
-
-
 def test_the_loop_itself():
     """The oracle on a case done by hand: two positive pixels, one missed."""
     assert miss_rate([0.2, 0.8, 0.9], [True, True, False], 0.5) == 0.5
@@ -418,3 +378,27 @@ def test_many_steps_between_two_looks_change_nothing(monkeypatch, batch, solver)
     assert many.report.iterations == one.report.iterations and many.report.converged == one.report.converged
     torch.testing.assert_close(many.offsets, one.offsets)
     torch.testing.assert_close(many.report.history, one.report.history)
+
+
+def test_a_risk_of_ones_own():
+    scores, masks, groups = make(n=80, m=16, seed=2)
+    scores, masks = scores.view(80, 4, 4), masks.view(80, 4, 4)
+
+    def missed(scores, masks, thresholds):  # of the image's centre, as a user might write it
+        inside = masks & (scores <= thresholds[:, :, None, None])
+        return (inside[:, :, 1:3, 1:3].sum((2, 3)) / 4).double()
+
+    head = gmc.ThresholdHead(0.1, 0.02, ["a", "b", "c"], risk=MonotoneRisk(missed)).fit(scores, masks, groups)
+    risk = missed(scores[:, None], masks[:, None], head.threshold(groups)[:, None])
+    assert gmc.violations(groups, risk - 0.1).abs().max() <= 0.02
+    assert head.audit(scores, masks, groups).holds
+
+
+def test_monotone_risk_is_checked():
+    scores, masks, groups = make(seed=23)
+    head = gmc.ThresholdHead(0.1, 0.02, ["a", "b", "c"], risk=MonotoneRisk(lambda s, m, t: (t * 6).sin().abs(), name="wave"))
+    with pytest.raises(ValueError, match="'wave' must be increasing in the threshold, but for example 0, class 0"):
+        head.fit(scores, masks, groups)
+    bad = gmc.ThresholdHead(0.1, 0.02, ["a", "b", "c"], risk=MonotoneRisk(lambda s, m, t: t * 7 + 3, name="big"))
+    with pytest.raises(ValueError, match=r"'big' must lie in \[0, 1\]"):
+        bad.fit(scores, masks, groups)

@@ -137,3 +137,21 @@ def test_audit_errors():
         head.audit(SCORES[:0], MASKS[:0], GROUPS[:0])
     with pytest.raises(ValueError, match="group 'y' has no examples with a fnr to audit"):
         head.audit(SCORES[:2], MASKS[:2], GROUPS[:2])
+
+
+def test_masks_of_another_shape_or_of_0_and_255():
+    head, scores, masks = gmc.ThresholdHead(0.1, 0.05), torch.rand(9, 1, 4, 4), (torch.rand(9, 1, 4, 4) < 0.5).float()
+    for wrong in (255 * masks, (255 * masks).byte()):
+        with pytest.raises(
+            ValueError, match=r"hold only 0 and 1, but it holds 255(.0)?; if all but 0 is positive, `masks > 0`"
+        ):
+            head.fit(scores, wrong)
+    for s, m, advice in (
+        (scores[:, 0], masks, r"`masks.squeeze\(1\)`"),
+        (scores, masks[:, 0], r"`scores.squeeze\(1\)`"),
+        (scores.expand(9, 2, 4, 4), masks, r"`scores\[:, 1:2\]`, or make the head with `num_classes`"),
+        (scores.expand(9, 2, 4, 4), masks[:, 0], r"`scores\[:, 1\]`, or make the head with `num_classes`"),
+        (scores[:, 0], masks[:8, 0], r"got \(8, 4, 4\)\."),
+    ):
+        with pytest.raises(ValueError, match=advice):
+            head.fit(s, m)

@@ -175,3 +175,19 @@ def test_unfitted_head_refuses():
         gmc.TreeHead(WOS, 0.9, 0.02).calibrate()
     with pytest.raises(ValueError, match="groups"):
         fitted("groups")[0](torch.rand(2, 12))
+
+
+def test_logits_without_a_sign_are_no_probabilities():
+    tree, labels = {"a": ["x", "y"], "b": ["z"]}, torch.randint(3, (50,))
+    with pytest.raises(ValueError, match=r"`probs` must be at most 1, got 6; apply `softmax\(1\)` to logits"):
+        gmc.TreeHead(tree, 0.9, 0.05).fit(torch.rand(50, 3).index_fill(0, torch.tensor([3]), 6.0), labels)
+    with pytest.raises(ValueError, match="counted from 0 to 2, got 3"):
+        gmc.TreeHead(tree, 0.9, 0.05).fit(torch.rand(50, 3), labels.clamp(min=1).index_fill(0, torch.tensor([3]), 2) + 1)
+
+
+def test_a_target_below_the_accuracy_is_named():
+    labels = torch.arange(2000) % 8
+    probs = (torch.randn(2000, 8) + 2.5 * torch.nn.functional.one_hot(labels, 8)).softmax(1)
+    head = gmc.TreeHead({"a": ["p", "q", "r", "s"], "b": ["t", "u", "v", "w"]}, target=0.3, alpha=0.01).fit(probs, labels)
+    assert not head.report.converged and "Even best leaves alone are right for 0." in head.report.message
+    assert "Raise `target`" in head.report.message

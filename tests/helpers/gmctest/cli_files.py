@@ -2,6 +2,8 @@
 
 import csv
 import json
+import subprocess
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,6 +12,9 @@ import numpy as np
 import torch
 
 import torchgmc as gmc
+from gmctest import subprocess_env
+from torchgmc.cli import main
+from torchgmc.cli.tables import open_table
 
 FORMATS = ("npz", "safetensors", "parquet", "csv")
 SEX = np.array(["f", "m"])
@@ -139,3 +144,26 @@ def tensors(arrays: Arrays, names: tuple[str, ...]) -> list[torch.Tensor]:
 
 def groups(arrays: Arrays, intersections: int = 1) -> gmc.Groups:
     return gmc.Groups.from_columns({k: arrays[k] for k in ("sex", "site")}, intersections=intersections)
+
+
+N = 240
+
+
+def calibrated(tmp_path: Path, arrays: dict[str, Any], *words: str) -> tuple[int, gmc.Head]:
+    data = write(tmp_path / "d.npz", arrays)
+    code = main(["calibrate", str(data), "--out", str(tmp_path / "h.safetensors"), *words])
+    return code, gmc.load(tmp_path / "h.safetensors")
+
+
+FNR = ("--task", "fnr", "--target", "0.1", "--alpha", "0.02")
+
+
+def program(*words: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """The program as a user runs it."""
+    env = subprocess_env()
+    line = [sys.executable, "-W", "error", "-m", "torchgmc", *map(str, words)]
+    return subprocess.run(line, capture_output=True, text=True, timeout=300, cwd=cwd, env=env)
+
+
+def read_array(path: Path, name: str) -> Any:
+    return np.concatenate([block.arrays[name] for block in open_table(path).blocks([name])])

@@ -147,4 +147,5 @@ ZOO = [
     Entry("tree-unprocessed", lambda: gmc.baselines.UnprocessedTree(TREE, 0.9), documents),
     Entry("gmc", lambda: gmc.GMCHead(Residual, 0.02, groups=GROUPS), means, {"mapping": Residual}),
 ]
-NAMES = [entry.name for entry in ZOO]
+ENTRIES = {entry.name: entry for entry in ZOO}
+NAMES = list(ENTRIES)

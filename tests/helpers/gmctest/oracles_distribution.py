@@ -3,6 +3,8 @@
 import numpy as np
 import torch
 
+from torchgmc.heads.distribution.tilt import Dual, atoms, log_masses
+
 
 def draw(n=40, vocabulary=12, a=3, seed=0, strength=1.5):
     """Logits with a planted bias, overlapping lists and overlapping groups, all float64."""
@@ -55,3 +57,17 @@ def numpy_algorithm(logits, member, lists, alpha, eta, max_iter, conditional=Fal
             g[lists[what]] = 1 / share
             p[i] = numpy_simplex(p[i] - size * g)
     return torch.from_numpy(p), log
+
+
+def dual_of(logits, member, lists, weight=None, conditional=False):
+    found = atoms(lists)
+    weight = torch.ones(len(logits), dtype=torch.float64) if weight is None else weight
+    return Dual(log_masses(logits, found.ids, found.atom, len(found.lists)), found.lists, member, weight, conditional)
+
+
+def tail_and_words(logits, lists):
+    found = atoms(lists)
+    p = torch.softmax(logits, 1)
+    keep = torch.ones(logits.shape[1], dtype=torch.bool)
+    keep[found.ids] = False
+    return p, p[:, found.ids], p[:, keep], keep, found

@@ -2,6 +2,8 @@
 
 import math
 
+import torch
+
 
 def level(value, edges):
     """Number of inner edges at or below the value."""
@@ -81,3 +83,44 @@ def algorithm_1(z, s_of, f_of, member, edges, alpha, eta, max_iter, project=None
                 if project is not None:
                     z[i] = project(z[i])
     return z, steps
+
+
+def scores_of(n, seed=0, a=3):
+    """Residuals whose spread depends on the groups."""
+    g = torch.Generator().manual_seed(seed)
+    member = torch.rand(n, a, generator=g) < torch.linspace(0.3, 0.7, a)
+    member[:1] = True
+    spread = 1 + member.double() @ torch.linspace(1.5, 0.2, a, dtype=torch.float64)
+    return (spread * torch.randn(n, generator=g, dtype=torch.float64)).abs(), member
+
+
+def events(n, seed=0, a=3, slope=0.4, shift=1.0):
+    """Probabilities that are wrong by group, and too steep in one of them; outcomes; membership; the truth."""
+    g = torch.Generator().manual_seed(seed)
+    member = torch.rand(n, a, generator=g) < torch.linspace(0.3, 0.7, a)
+    member[:1] = True
+    base = 1.5 * torch.randn(n, generator=g, dtype=torch.float64)
+    logit = base + shift * (member.double() @ torch.linspace(1, -1, a, dtype=torch.float64)) - slope * base * member[:, 0]
+    truth = logit.sigmoid()
+    y = torch.rand(n, generator=g, dtype=torch.float64) < truth
+    return base.sigmoid(), y, member, truth
+
+
+def classes(n, seed=0, a=3, c=3):
+    g = torch.Generator().manual_seed(seed)
+    member = torch.rand(n, a, generator=g) < 0.5
+    member[:1] = True
+    logit = torch.randn(n, c, generator=g, dtype=torch.float64)
+    truth = (logit + 0.8 * member.double() @ torch.randn(a, c, generator=g, dtype=torch.float64)).softmax(1)
+    y = torch.multinomial(truth, 1, generator=g)[:, 0]
+    return logit.softmax(1), y, member, truth
+
+
+def head_table(head, probs, y, member, conditional=False):
+    """Violations of the head's output by loops; level sets from the output itself."""
+    f = head(probs, member)
+    rows = f[:, None] if f.dim() == 1 else f
+    target = y.double()[:, None] if f.dim() == 1 else torch.nn.functional.one_hot(y, f.shape[1]).double()
+    edges = [k / head.num_bins for k in range(1, head.num_bins)]
+    share = (member.double().mean(0)).tolist() if conditional else None
+    return torch.tensor(cell_table(rows.tolist(), (rows - target).tolist(), member.tolist(), edges, share=share))

@@ -106,3 +106,9 @@ def sample(n, seed, parents=WOS, signal=3.0):
     logits += 0.4 * torch.randn(n, 3, generator=g)[:, torch.tensor(parents[:12]) - 12]
     logits = torch.where((logits.argmax(1) >= 7)[:, None], 1.7 * logits, logits)
     return logits.softmax(1), labels
+
+
+def random_case(seed, n, num_leaves, signal=1.5):
+    g = torch.Generator().manual_seed(seed)
+    parents = random_tree(num_leaves, g)
+    return (parents, *random_scores(n, num_leaves, g, signal))

@@ -15,9 +15,6 @@ import torch
 
 import torchgmc as gmc
 from gmctest.cli_files import CASES, groups, images, side_files, tensors, write
-
-pytest.importorskip("typer")
-pytest.importorskip("rich")
 from torchgmc.cli import main
 
 N = 40
@@ -349,3 +346,35 @@ def test_an_unexpected_group_value_in_a_later_block(
     write(tmp_path / "nan.npz", images(N, 0) | {"scores": with_nan()})
     message = "'nan.npz', rows 5 to 9: `scores` must be finite, but scores[2, 3] is nan"
     assert_refused(["audit", "head.safetensors", "nan.npz", "--chunk", "5"], message, tmp_path, monkeypatch, capsys)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["demo", "nothing"], "there is no demo 'nothing'; there is fnr"),
+        (["demo", "--seed", "one"], "'--seed'"),
+        (["demo", "--seed", "-1"], "'--seed'"),
+        (["demo", "--out"], "--out"),
+        (["demo", "--out", __file__], "is a file; give a folder"),
+        (["--unknown"], "--unknown"),
+        (["unknown"], "unknown"),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_code_2(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words) == 2
+    printed = capsys.readouterr()
+    assert printed.out == "" and message in printed.err
+    assert printed.err.startswith("torchgmc: ") and printed.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("package", ["typer", "rich"])
+def test_a_missing_package_of_the_command_line_names_the_extra(
+    package: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in [name for name in sys.modules if name.startswith("torchgmc.cli.")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, package, None)
+    assert main(["--version"]) == 2
+    assert (
+        capsys.readouterr().err == f'torchgmc: `{package}` is needed here and is not installed: pip install "torchgmc[cli]"\n'
+    )
