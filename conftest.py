@@ -2,6 +2,7 @@
 
 import functools
 import os
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,6 +22,12 @@ def seeded_namespace(doctest_namespace: dict[str, Any]) -> None:
     doctest_namespace["torch"] = torch
     doctest_namespace["gmc"] = torchgmc
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def no_pyplot(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Figures are drawn without pyplot, which would keep them and choose a window: importing it fails here."""
+    monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)
 
 
 @pytest.fixture(scope="session")

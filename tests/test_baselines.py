@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import torchgmc as gmc
-from tests.oracles import false_alarm_rate, miss_rate
+from gmctest.examples import cameras
+from gmctest.oracles import false_alarm_rate, miss_rate
 
 
 def make(n, seed, m=20):
@@ -82,3 +83,15 @@ def test_conformal_with_classes_has_one_threshold_for_each():
     head = gmc.baselines.ConformalRiskControl([0.1, 0.3], num_classes=2).fit(*pair)
     single = gmc.baselines.ConformalRiskControl(0.3).fit(scores**2, masks)
     assert head.threshold()[0, 1] == single.threshold()[0]
+
+
+def test_a_baseline_without_groups_says_how_to_audit_it_by_groups():
+    probs, y, groups = cameras()
+    scores, masks = probs[:, None], torch.nn.functional.one_hot(y, 3)[:, None].bool()
+    baseline = gmc.baselines.ConformalRiskControl(target=0.4).fit(scores, masks)
+    with pytest.raises(ValueError, match=r"has camera=front, .*made without groups; make it with groups=groups.names"):
+        baseline.audit(scores, masks, groups)
+    again = gmc.baselines.ConformalRiskControl(target=0.4, groups=groups.names).fit(scores, masks, groups)
+    assert len(again.audit(scores, masks, groups).rows()) == len(groups) and torch.equal(
+        again.threshold(groups.membership).unique(), baseline.threshold().unique()
+    )

@@ -1,6 +1,5 @@
 """Two processes (gloo, loopback) against one: the same state, whatever the shards; failures reach everyone."""
 
-import os
 import subprocess
 import sys
 import time
@@ -8,25 +7,21 @@ from pathlib import Path
 
 import pytest
 import torch
-from distributed_worker import SHARDS, N
-from heads_zoo import NAMES, ZOO
 from torch import Tensor
 
+from gmctest import subprocess_env
+from gmctest.distributed_worker import SHARDS, N
+from gmctest.heads_zoo import NAMES, ZOO
 from torchgmc import distributed
 from torchgmc.deploy import io
-
-HERE = Path(__file__).parent
 
 
 def launch(what: str, folder: Path, world: int = 2, seconds: float = 150) -> list[dict]:
     """Run the worker on every rank; all have ended when this returns, by themselves or by us."""
-    root = str(HERE.parent)
-    env = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "PYTHONPATH": root}
-    worker = str(HERE / "distributed_worker.py")
+    env = subprocess_env(GLOO_SOCKET_IFNAME="lo")
+    worker = [sys.executable, "-m", "gmctest.distributed_worker"]
     ranks = [
-        subprocess.Popen(
-            [sys.executable, worker, str(r), str(world), str(folder), what], env=env, stderr=subprocess.PIPE, text=True
-        )
+        subprocess.Popen([*worker, str(r), str(world), str(folder), what], env=env, stderr=subprocess.PIPE, text=True)
         for r in range(world)
     ]
     stop = time.monotonic() + seconds

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from heads_zoo import ZOO, Entry
 from torch import Tensor, nn
 
 import torchgmc as gmc
+from gmctest.examples import even_and_odd
+from gmctest.heads_zoo import ZOO, Entry
 from torchgmc import export
 
 pytestmark = pytest.mark.usefixtures("operators_read_once")
@@ -232,7 +233,7 @@ def test_errors(pictures, tmp_path: Path):
 @pytest.mark.parametrize("kind", ["masked", "causal"])
 def test_language_models(kind: str, format: str, tmp_path: Path):
     """Ids, attention and groups in; logits with the calibrated distribution in its place out, for texts of any length."""
-    from test_lightning import language_model
+    from gmctest.lightning_models import language_model
 
     net = language_model(kind).eval()
     adapter = gmc.Adapter(mask_token_id=4) if kind == "masked" else gmc.Adapter(position="last")
@@ -318,3 +319,22 @@ def test_no_example_stays_in_the_file(format: str, pictures, tmp_path: Path):
     if format == "torch.export":
         kept, _ = torch.export.load(str(path.rename(tmp_path / "model.pt2"))).example_inputs
         assert not any(t.any() for t in kept)
+
+
+def test_a_cut_table_is_an_example_like_any_other(tmp_path):
+    (head, who), net = even_and_odd(), torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Sigmoid())
+    x = torch.rand(6, 8, 9)[..., :-1]  # not contiguous
+    path = gmc.attach(net, head).export(tmp_path / "m.pt2", "torch.export", (x, who[:6]))
+    assert torch.export.load(path).module()(torch.rand(11, 8, 8), who[:11]).shape == (11, 8, 8)
+
+
+def test_an_onnx_file_names_its_outputs(tmp_path):
+    runtime = pytest.importorskip("onnxruntime")
+    (head, who), net = even_and_odd(), torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Sigmoid())
+    path = gmc.attach(net, head).export(tmp_path / "m.onnx", "onnx", (torch.rand(6, 8, 8), who[:6]))
+    assert [one.name for one in runtime.InferenceSession(str(path)).get_outputs()] == ["output"]
+
+
+def test_a_head_alone_is_exported_by_the_command():
+    with pytest.raises(TypeError, match=r"got ThresholdHead \(a head alone: gmc.save it, then `torchgmc export`\)"):
+        gmc.export.export(even_and_odd()[0], "x.pt")

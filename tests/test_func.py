@@ -5,11 +5,11 @@ import math
 
 import pytest
 import torch
-from heads_zoo import GROUPS, NAMES, ZOO, events, images, membership
 from torch import Tensor
 from torch.func import functional_call, grad, hessian, jacfwd, jacrev, vmap
 
 import torchgmc as gmc
+from gmctest.heads_zoo import GROUPS, NAMES, ZOO, events, images, membership
 from torchgmc.engine.search import masses
 from torchgmc.groups.groups import pattern_ids
 

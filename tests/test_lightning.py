@@ -9,78 +9,25 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import TensorDataset
 
 import torchgmc as gmc
+from gmctest import subprocess_env
 
 pytest.importorskip("lightning.pytorch")
-from lightning.pytorch import LightningDataModule, LightningModule, Trainer
+from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 
+from gmctest.lightning_models import GROUPS, Segmenter, Validated, head, language_model, loader, pictures, trainer
 from torchgmc.lightning import CalibrationCallback, head_from_checkpoint, shard
 
-HERE = Path(__file__).parent
-GROUPS = ["left", "right"]
 pytestmark = [
     # Lightning's advice on this machine, and what it uses of torch itself.
     pytest.mark.filterwarnings("ignore:.*does not have many workers.*"),
     pytest.mark.filterwarnings("ignore:.*`isinstance\\(treespec, LeafSpec\\)` is deprecated.*"),
     pytest.mark.filterwarnings("ignore:.*exists and is not empty.*"),
 ]
-
-
-def pictures(n: int, seed: int = 0) -> TensorDataset:
-    g = torch.Generator().manual_seed(seed)
-    member = torch.arange(n)[:, None] % 2 == torch.arange(2)
-    masks = torch.rand(n, 1, 8, 8, generator=g) < 0.4
-    images = masks + 0.7 * torch.randn(n, 3, 8, 8, generator=g) - member[:, :1, None, None] * 0.5
-    return TensorDataset(images, masks, member)
-
-
-class Segmenter(LightningModule):
-    def __init__(self, network: nn.Module | None = None) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.network = network or nn.Conv2d(3, 1, 1)
-
-    def forward(self, images: Tensor) -> Tensor:
-        return self.network(images).sigmoid()
-
-    def step(self, batch) -> Tensor:
-        images, masks, _ = batch
-        return nn.functional.binary_cross_entropy(self(images).float(), masks.float())
-
-    def training_step(self, batch, index) -> Tensor:
-        return self.step(batch)
-
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=0.1)
-
-
-class Validated(Segmenter):
-    def validation_step(self, batch, index) -> None:
-        self.log("loss", self.step(batch))
-
-
-def trainer(folder: Path, *callbacks, **options) -> Trainer:
-    options = {"max_epochs": 1, "logger": False, "enable_checkpointing": False, "enable_progress_bar": False} | options
-    return Trainer(
-        accelerator="cpu",
-        default_root_dir=folder,
-        enable_model_summary=False,
-        log_every_n_steps=1,
-        callbacks=list(callbacks),
-        **options,
-    )
-
-
-def head(**options) -> gmc.ThresholdHead:
-    return gmc.ThresholdHead(0.1, 0.02, GROUPS, **options)
-
-
-def loader(data, batch_size: int = 8) -> DataLoader:
-    return DataLoader(data, batch_size=batch_size)
 
 
 def fitted_by_hand(module: LightningModule, data: TensorDataset, dtype: torch.dtype | None = None) -> gmc.Head:
@@ -314,25 +261,6 @@ class Reader(LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.01)
 
 
-def language_model(kind: str) -> nn.Module:
-    transformers = pytest.importorskip("transformers")
-    torch.manual_seed(0)
-    if kind == "masked":
-        config = transformers.BertConfig(
-            vocab_size=50,
-            hidden_size=16,
-            num_hidden_layers=1,
-            num_attention_heads=2,
-            intermediate_size=16,
-            max_position_embeddings=16,
-        )
-        return transformers.BertForMaskedLM(config)
-    config = transformers.GPT2Config(
-        vocab_size=50, n_embd=16, n_layer=1, n_head=2, n_positions=16, bos_token_id=0, eos_token_id=0
-    )
-    return transformers.GPT2LMHeadModel(config)
-
-
 @pytest.mark.parametrize("kind", ["masked", "causal"])
 def test_language_model(kind, tmp_path):
     module = Reader(language_model(kind))
@@ -362,6 +290,44 @@ def test_language_model(kind, tmp_path):
     assert same(head_from_checkpoint(tmp_path / "lm.ckpt"), want)
 
 
+def test_the_training_data_are_no_calibration_data(tmp_path):
+    lightning = pytest.importorskip("lightning.pytorch")
+
+    class Module(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.net = torch.nn.Conv2d(1, 1, 1)
+
+        def forward(self, x):
+            return self.net(x).sigmoid()
+
+        def training_step(self, batch, index):
+            return torch.nn.functional.binary_cross_entropy(self(batch[0]), batch[1].float())
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    def data():
+        return torch.utils.data.TensorDataset(torch.randn(16, 1, 4, 4), torch.rand(16, 1, 4, 4) < 0.5)
+
+    train, held_out = data(), data()
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
+    for calibration in (train, held_out):
+        callback = gmc.lightning.CalibrationCallback(
+            gmc.ThresholdHead(0.1, 0.2), torch.utils.data.DataLoader(calibration, batch_size=8)
+        )
+        trainer = lightning.Trainer(
+            accelerator="cpu", max_epochs=1, log_every_n_steps=1, default_root_dir=tmp_path, callbacks=[callback], **quiet
+        )
+        loader = torch.utils.data.DataLoader(train, batch_size=8)  # warnings are errors here: the second round gives none
+        if calibration is train:
+            with pytest.warns(UserWarning, match="the calibration loader holds the training data"):
+                trainer.fit(Module(), loader)
+        else:
+            trainer.fit(Module(), loader)
+        assert callback.head.is_fitted
+
+
 # -- two processes -----------------------------------------------------------------------------------------------------------
 
 
@@ -370,52 +336,11 @@ def test_a_share_of_a_loader_alone_is_the_loader():
     assert shard(data) is data
 
 
-DDP = """
-import sys
-sys.path[:0] = [{tests!r}, {root!r}]
-from test_lightning import *
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    what, folder = sys.argv[1], Path(sys.argv[2])
-    module, data = Doomed() if what == "killed" else Validated(), pictures(25, 2)
-    callbacks = [
-        CalibrationCallback(head(), loader(data, 4), monitor=True),
-        CalibrationCallback(head(), loader(Stream(data), 4), name="stream"),
-    ]
-    saver = ModelCheckpoint(folder, save_last=True)
-    strategy = "ddp_fork" if what == "killed" else "ddp_spawn"  # forked ranks need not import everything again
-    run = trainer(folder, *callbacks, saver, enable_checkpointing=True, strategy=strategy, devices=2, num_sanity_val_steps=0)
-    run.fit(module, loader(pictures(16)), loader(pictures(8, 4)))
-    found = [callback.head.state_dict() for callback in callbacks]
-    found += [head_from_checkpoint(folder / "last.ckpt", name).state_dict() for name in ("calibration", "stream")]
-    torch.save([module.state_dict(), found, run.callback_metrics], folder / "out.pt")
-"""
-
-
-class Stream(IterableDataset):
-    def __init__(self, data: TensorDataset) -> None:
-        self.data = data
-
-    def __iter__(self):
-        return iter([self.data[i] for i in range(len(self.data))])
-
-
-class Doomed(Validated):
-    """Rank 1 dies in the middle of the calibration."""
-
-    def forward(self, images: Tensor) -> Tensor:
-        if self.trainer.fit_loop.done and self.global_rank == 1:
-            os.kill(os.getpid(), 9)
-        return super().forward(images)
-
-
 def spawn(what: str, folder: Path, seconds: float = 170) -> subprocess.CompletedProcess:
-    script = folder / "run.py"
-    script.write_text(DDP.format(tests=str(HERE), root=str(HERE.parent)))
-    env = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "MASTER_ADDR": "127.0.0.1"}
+    command = [sys.executable, "-m", "gmctest.lightning_models", what, str(folder)]
     started = subprocess.Popen(
-        [sys.executable, str(script), what, str(folder)],
-        env=env,
+        command,
+        env=subprocess_env(GLOO_SOCKET_IFNAME="lo", MASTER_ADDR="127.0.0.1"),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -427,7 +352,7 @@ def spawn(what: str, folder: Path, seconds: float = 170) -> subprocess.Completed
         if started.poll() is None:
             os.killpg(started.pid, 9)  # our own session: the trainer and its ranks
             started.wait()
-    return subprocess.CompletedProcess(script.name, started.returncode, out, err)
+    return subprocess.CompletedProcess(command, started.returncode, out, err)
 
 
 def test_ddp_spawn_ends_with_the_state_of_one_process(tmp_path):

@@ -4,11 +4,11 @@ import math
 
 import pytest
 import torch
-from heads_zoo import GROUPS, NAMES, ZOO
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import torchgmc as gmc
+from gmctest.heads_zoo import GROUPS, NAMES, ZOO
 from torchgmc.mappings import Residual
 
 pytest.importorskip("torchmetrics")

@@ -1,106 +1,16 @@
-"""The HTML report: escaped, self-contained, whole or not at all."""
+"""The HTML report of every head, with and without figures."""
 
-import os
 import re
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 import torch
-from heads_zoo import NAMES, ZOO
 
 import torchgmc as gmc
+from gmctest.heads_zoo import ENTRIES, NAMES
+from gmctest.pages import NASTY, Balance
 from torchgmc import report
-from torchgmc.report import Picture, Section, Table, write, write_file, write_html
-
-NASTY = "<script>alert('x & \"y\"')</script> $title ${title}"
-PNG = b"\x89PNG\r\n\x1a\n not a real one"
-VOID = {"meta", "link", "img", "source", "br"}
-ENTRIES = {entry.name: entry for entry in ZOO}
-
-
-class Balance(HTMLParser):
-    """Raises where a tag is closed that was not open; ``open`` is empty at the end of a sound page."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.tags: list[str] = []
-        self.text = ""
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        self.text += data
-
-
-@pytest.fixture
-def page(tmp_path: Path) -> str:
-    sections = [
-        Section(NASTY, [NASTY], [Table([NASTY, "b"], [[NASTY, "violated"], ["1", "holds at alpha"]], numeric=["b"])]),
-        Section("Pictures", pictures=[Picture(PNG, NASTY, dark=PNG), Picture(PNG, "light only")]),
-    ]
-    return write_html(tmp_path / "r.html", NASTY, NASTY, sections, lead=NASTY).read_text(encoding="utf-8")
-
-
-def test_everything_is_escaped_and_nothing_is_lost(page: str) -> None:
-    parser = Balance()
-    parser.feed(page)
-    assert parser.open == []
-    assert "script" not in parser.tags
-    assert parser.text.count(NASTY) == 9  # title twice, lead, certificate, heading, paragraph, column, cell, caption
-    assert page.count("&lt;script&gt;") == 10  # and the alternative text of the picture
-
-
-def test_nothing_is_fetched(page: str) -> None:
-    assert "http" not in page
-    assert all(value.startswith("data:") for value in re.findall(r'(?:src|href|srcset)="([^"]*)"', page))
-    assert "url(" not in page and "@import" not in page
-
-
-def test_tables_scroll_and_pictures_follow_the_theme(page: str) -> None:
-    assert page.count('<div class="scroll" tabindex="0"><table>') == 1
-    assert page.count("(prefers-color-scheme: dark)") == 2  # the style, and one picture
-    assert 'name="viewport"' in page
-    assert '<span class="violated">violated</span>' in page and '<span class="holds">holds at alpha</span>' in page
-
-
-def test_a_row_of_the_wrong_length_is_refused_and_nothing_written(tmp_path: Path) -> None:
-    with pytest.raises(ValueError):
-        write_html(tmp_path / "r.html", "t", "c", [Section("s", tables=[Table(["a", "b"], [["1"]])])])
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_an_interrupted_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = write_file(tmp_path / "f", b"old")
-
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(os, "replace", interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        write_file(path, b"new")
-    assert path.read_bytes() == b"old" and list(tmp_path.iterdir()) == [path]
-
-
-def test_a_file_has_the_usual_permissions(tmp_path: Path) -> None:
-    plain = tmp_path / "plain"
-    plain.write_bytes(b"")
-    assert write_file(tmp_path / "f", b"").stat().st_mode == plain.stat().st_mode
-
-
-def test_a_missing_folder_is_named(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="nowhere"):
-        write_file(tmp_path / "nowhere" / "f", b"")
-
-
-# -- the whole report --------------------------------------------------------------------------------------------------------
+from torchgmc.report import write, write_html
 
 
 @pytest.fixture

@@ -1,0 +1,227 @@
+"""`gmc.audit` over batches, both views, examples needed, side by side, files."""
+
+import json
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import torchgmc as gmc
+from gmctest.examples import cameras, threshold_data, two_audits
+from gmctest.heads_zoo import ZOO
+from torchgmc.audits.audit import Audit, summarize
+from torchgmc.audits.intervals import Moments
+
+ENTRIES = list(ZOO)
+
+
+def cut(tensors, sizes):
+    return list(zip(*(t.split(sizes) for t in tensors), strict=True))
+
+
+def same(one, two):
+    """Equal to rounding, g by g; rows of equal |estimate| may come in another order."""
+    assert (one.alpha, one.delta, one.conditional, one.num_examples, one.excluded, one.name, one.note) == (
+        two.alpha,
+        two.delta,
+        two.conditional,
+        two.num_examples,
+        two.excluded,
+        two.name,
+        two.note,
+    )
+    assert one.cost == pytest.approx(two.cost, abs=1e-9, nan_ok=True)
+    first, second = ({(r["group"], r["what"]): r for r in audit.rows()} for audit in (one, two))
+    assert first.keys() == second.keys()
+    for key, row in first.items():
+        assert row.keys() == second[key].keys()
+        for name, value in row.items():
+            expected = second[key][name]
+            assert value == (expected if isinstance(expected, str) else pytest.approx(expected, abs=1e-9, nan_ok=True)), name
+
+
+@pytest.mark.parametrize("entry", ENTRIES, ids=[entry.name for entry in ENTRIES])
+def test_batches_are_the_whole(entry):
+    head = entry.fitted()
+    data = entry.data(90, 5).observe
+    whole = head.audit(*data)
+    same(gmc.audit(head, cut(data, [40, 1, 49])), whole)
+    same(gmc.audit(head, iter(cut(data, [30, 30, 30]))), whole)
+    same(gmc.audit(head, data), whole)
+    same(gmc.audit(head, list(data)), whole)
+    other = gmc.audit(head, data, conditional=not whole.conditional, alpha=0.5)
+    assert other.conditional is not whole.conditional and other.alpha == 0.5
+    kind = "conditional" if whole.conditional else "mass-weighted"
+    same(other.view(kind, whole.alpha), whole)
+
+
+def test_a_group_absent_from_one_batch_is_fine_and_absent_from_all_is_refused():
+    scores, masks, groups = threshold_data(60)
+    head = gmc.ThresholdHead(0.1, 0.01, ["a", "b"]).fit(scores, masks, groups)
+    groups = groups.clone()
+    groups[:30, 1] = False
+    groups[30:, 1] = True
+    same(gmc.audit(head, cut((scores, masks, groups), 30)), head.audit(scores, masks, groups))
+    with pytest.raises(ValueError, match="group 'b' has no examples"):
+        gmc.audit(head, cut((scores[:30], masks[:30], groups[:30]), 15))
+
+
+def test_weights_and_names_of_arguments():
+    scores, masks, groups = threshold_data(60)
+    weight = torch.rand(60) + 0.1
+    head = gmc.ThresholdHead(0.1, 0.01, ["a", "b"]).fit(scores, masks, groups)
+    whole = head.audit(scores, masks, groups, weight=weight)
+    same(gmc.audit(head, cut((scores, masks, groups, weight), 25)), whole)
+    same(gmc.audit(head, {"scores": scores, "masks": masks, "groups": groups, "weight": weight}), whole)
+
+
+def test_the_views_by_the_loop():
+    data = threshold_data()
+    head = gmc.ThresholdHead(0.1, 0.01, ["old", "new"]).fit(*data)
+    audit = gmc.audit(head, data)
+    missed = (data[1] & ~head(data[0], data[2])).sum((1, 2)) / data[1].sum((1, 2))
+    for row in audit.view("conditional").rows():
+        inside = data[2][:, ["old", "new"].index(row["group"])]
+        own = sum(float(r) - 0.1 for r, member in zip(missed, inside, strict=True) if member) / int(inside.sum())
+        assert row["estimate"] == pytest.approx(own, abs=1e-6)
+        weighted = next(r for r in audit.rows() if r["group"] == row["group"])
+        assert weighted["estimate"] == pytest.approx(own * float(inside.double().mean()), abs=1e-6)
+
+
+@settings(deadline=None, max_examples=25)
+@given(n=st.integers(5, 80), seed=st.integers(0, 999), conditional=st.booleans(), alpha=st.floats(0.02, 0.6))
+def test_examples_needed_is_the_first_that_suffices(n, seed, conditional, alpha):
+    """Oracle: make n' examples by giving the moments of n'/n copies, and look at the verdicts at n' and n' - 1."""
+    rng = torch.Generator().manual_seed(seed)
+    who, s = torch.rand(n, 2, generator=rng) < 0.6, 0.4 * torch.rand(n, 1, generator=rng).double() - 0.2
+    who[0] = True
+    weight = torch.ones(n, 1)
+
+    def audit(copies):
+        moments = Moments.of(who, s, weight)
+        parts = {k: v if k == "largest" else v * copies for k, v in vars(moments).items()}
+        options = (alpha, 0.05, conditional, ["a", "b"], [""], torch.zeros(1).double(), (-0.2, 0.2), n)
+        return summarize(Moments(**parts), *options)
+
+    need = audit(1).examples_needed()
+    if need is None:
+        assert audit(1).max_violation >= alpha * (1 - 1e-6)
+        return
+    assert audit(need / n).certified
+    assert need == 1 or not audit((need - 1) / n).certified
+    assert (need <= n) == audit(1).certified
+
+
+def test_examples_needed_of_whole_copies_agrees_with_an_audit_of_them():
+    data = threshold_data()
+    head = gmc.ThresholdHead(0.1, 0.2, ["old", "new"]).fit(*data)
+    audit = gmc.audit(head, data)
+    wish = audit.max_violation + 0.8 * (audit.certified_alpha - audit.max_violation)
+    need = audit.examples_needed(wish)
+    assert need is not None and need > 300 and audit.examples_needed(audit.max_violation / 2) is None
+    enough, short = -(-need // 300), need // 300
+    assert gmc.audit(head, [data] * enough).certified_alpha <= wish
+    if short < enough:
+        assert gmc.audit(head, [data] * short).certified_alpha > wish
+
+
+def test_files(tmp_path):
+    audits = two_audits()
+    audit = audits["GMC"]
+    found = json.loads(audit.to_json(tmp_path / "a.json").read_text())
+    assert found["table"] == json.loads(json.dumps(audit.table)) and found["certificate"] == audit.certificate
+    assert found["cost"] == audit.cost and found["certified"] is audit.certified
+    page = audit.to_html(tmp_path / "a.html").read_text()
+    assert audit.certificate in page and "&lt;b&gt;new" in page and "<b>" not in page
+    both = gmc.compare(audits)
+    assert json.loads(both.to_json(tmp_path / "b.json").read_text()).keys() == audits.keys()
+    page = both.to_html(tmp_path / "b.html").read_text()
+    assert "Side by side" in page and "conformal" in page and "certified alpha" in page
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a.html", "a.json", "b.html", "b.json"]
+
+
+def test_json_has_no_nan(tmp_path):
+    who = torch.tensor([[True, False]] * 5)
+    moments = Moments.of(who, torch.zeros(5, 1), torch.ones(5, 1))
+    audit = summarize(moments, 0.1, 0.05, True, ["a", "none"], [""], torch.zeros(1).double(), (0.0, 1.0), 5)
+    found = json.loads(audit.to_json(tmp_path / "a.json").read_text(), parse_constant=pytest.fail)
+    assert None in found["table"]["risk"] and audit.examples_needed() is None
+
+
+def test_pandas():
+    pandas = pytest.importorskip("pandas")
+    audits = two_audits()
+    frame = audits["GMC"].to_pandas()
+    assert isinstance(frame, pandas.DataFrame) and list(frame["group"]) == audits["GMC"].table["group"]
+    assert len(gmc.compare(audits).to_pandas()) == 2
+
+
+def test_what_is_refused():
+    data = threshold_data(40)
+    head = gmc.ThresholdHead(0.1, 0.01, ["a", "b"]).fit(*data)
+    with pytest.raises(TypeError, match="`head` must be a head or a baseline, got Tensor"):
+        gmc.audit(data[0], data)
+    with pytest.raises(ValueError, match="no batch"):
+        gmc.audit(head, [])
+    with pytest.raises(TypeError, match="`batches` must be batches.*got Tensor"):
+        gmc.audit(head, data[0])
+    with pytest.raises(TypeError, match="batch 0 of `batches` must be a tuple"):
+        gmc.audit(head, iter([data[0]]))
+    with pytest.raises(ValueError, match="`delta`"):
+        gmc.audit(head, data, delta=2)
+    audit = gmc.audit(head, data)
+    with pytest.raises(ValueError, match="`kind` must be one of"):
+        audit.view("own")
+    with pytest.raises(ValueError, match="`alpha`"):
+        audit.examples_needed(-1.0)
+    with pytest.raises(ValueError, match="from a table alone"):
+        Audit(audit.table, 0.1, 0.05, False, 40).view("conditional")
+
+
+def test_short_on_a_terminal():
+    audits = two_audits()
+    text = repr(audits["GMC"])
+    assert text.startswith("Audit(") and len(text) < 200 and f"n = {audits['GMC'].num_examples}" in text
+    assert text in repr(gmc.compare(audits))
+
+
+def test_a_long_audit_prints_its_worst_rows_with_names_one_can_tell_apart():
+    probs, y, groups = cameras()
+    audit = gmc.ProbabilityHead(alpha=0.01, groups=groups.names, num_classes=3).fit(probs, y, groups).audit(probs, y, groups)
+    lines = str(audit).splitlines()
+    assert len(audit.rows()) > 100 and len(lines) < 50
+    assert any("more with smaller estimates: all are in `audit.table`" in line for line in lines)
+    names = [line.split("  ")[0] for line in lines[1:40]]
+    assert len(set(names)) == len(names) and any("camera=front & hour=night / f in" in name for name in names)
+
+
+def test_an_audit_names_target_and_risk_and_counts_promises():
+    probs, y, groups = cameras()
+    thresholds = gmc.QuantileHead(0.9, 0.05, groups.names).fit(probs[:, 0], groups).audit(probs[:, 1], groups)
+    assert "of every one of 8 groups is within" in thresholds.certificate and "of the target 0.9 on" in thresholds.certificate
+    head, first, *_ = str(thresholds).splitlines()
+    assert head.split()[:4] == ["group", "mass", "risk", "estimate"] and f" {thresholds.table['risk'][0]:.4f} " in first
+    events = gmc.ProbabilityHead(0.01, groups.names, bins=3).fit(probs[:, 0], y == 0, groups)
+    assert "of every one of 24 promises is within" in events.audit(probs[:, 0], y == 0, groups).certificate
+
+
+def test_audit_of_a_head_and_how_it_reads():
+    rng = torch.Generator().manual_seed(2)
+    masks = torch.rand(300, 8, 8, generator=rng) < 0.4
+    scores = torch.sigmoid(2 * masks + torch.randn(300, 8, 8, generator=rng) - 1)
+    groups = torch.rand(300, 2, generator=rng) < 0.5
+    head = gmc.ThresholdHead(0.1, 0.01, ["old", "<b>new</b>"]).fit(scores, masks, groups)
+    audit = head.audit(scores, masks, groups)
+    assert audit.holds and set(audit.cost) == {"accuracy before", "accuracy after"}
+    predicted = head(scores, groups)
+    assert audit.cost["accuracy after"] == pytest.approx(float((predicted == masks).double().mean()))
+    assert audit.cost["accuracy before"] == pytest.approx(float(((scores > 0.5) == masks).double().mean()))
+    missed = (masks & ~predicted).sum((1, 2)) / masks.sum((1, 2))
+    assert dict(zip(audit.table["group"], audit.table["risk"], strict=True))["old"] == pytest.approx(
+        float(missed[groups[:, 0]].double().mean())
+    )
+    text, html = str(audit), audit._repr_html_()
+    assert "old" in text and "undecided" in text and "accuracy after" in text
+    assert "&lt;b&gt;" in html and "<b>" not in html and "undecided" in html
+    assert audit.rows()[0]["group"] == audit.table["group"][0]

@@ -1,0 +1,122 @@
+"""An audit on the calibration data says so; an audit on new data does not."""
+
+import warnings
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import torchgmc as gmc
+from gmctest.heads_zoo import ZOO, Entry
+from torchgmc.audits import overlap
+from torchgmc.audits.overlap import OverlapWarning, Sketch, share
+
+
+def plain_share(seen: list[tuple[float, ...]], audited: list[tuple[float, ...]]) -> float:
+    """By sets, not by keys."""
+    known = set(seen)
+    return sum(row in known for row in audited) / len(audited)
+
+
+@given(st.integers(1, 300), st.integers(1, 300), st.integers(0, 300), st.integers(0, 2**31))
+@settings(max_examples=60, deadline=None)
+def test_few_examples_are_counted_exactly(n, m, common, seed):
+    x = torch.rand(n + m, 4, generator=torch.Generator().manual_seed(seed))
+    seen, audited = x[:n], x[max(0, n - common) :][:m]
+    expected = plain_share([tuple(r.tolist()) for r in seen], [tuple(r.tolist()) for r in audited])
+    found = share(Sketch.of(seen).keys, Sketch.of(audited).keys)
+    if expected * len(audited) >= 3 and expected > 0.02:
+        assert found == pytest.approx(expected)
+    else:
+        assert found == 0.0
+
+
+@pytest.mark.parametrize("part", [0.0, 0.1, 0.5, 1.0])
+def test_many_examples_are_estimated(part):
+    g = torch.Generator().manual_seed(3)
+    seen, fresh = torch.rand(50_000, 3, generator=g), torch.rand(40_000, 3, generator=g)
+    audited = torch.cat([seen[: int(part * 40_000)], fresh[int(part * 40_000) :]])
+    found = share(Sketch.of(seen).keys, Sketch.of(audited).keys)
+    assert found == 0.0 if part == 0.0 else found == pytest.approx(part, abs=0.06)
+
+
+def test_sketch_does_not_depend_on_batches_order_or_dtype():
+    x = torch.rand(3000, 2, 7, dtype=torch.float32)
+    y = torch.randint(5, (3000,))
+    whole = Sketch.of(x, y).keys
+    order = torch.randperm(3000)
+    parts = [Sketch.of(a, b) for a, b in zip(x[order].split(700), y[order].split(700), strict=True)]
+    total = parts[0]
+    for one in parts[1:]:
+        total = total + one
+    assert torch.equal(total.keys, whole)
+    assert torch.equal(Sketch.of(x.double(), y).keys, whole)
+    assert whole.shape == (overlap.SIZE,) and bool((whole.diff() >= 0).all())
+
+
+def test_keys_are_uniform_and_rarely_collide():
+    keys = Sketch.of(torch.arange(1000.0) / 1000).keys[:1000]
+    assert keys.unique().numel() == 1000
+    assert abs(float(keys.mean()) / 2**48 - 0.5) < 0.04  # four standard errors of a uniform mean
+
+
+@pytest.mark.parametrize("levels", [2, 20, 300, 5000])
+def test_few_distinct_scores_are_no_overlap(levels):
+    """Independent examples of a model that knows few scores coincide by chance."""
+    for seed in range(20):
+        g = torch.Generator().manual_seed(seed)
+        seen, audited = (torch.randint(levels, (2000,), generator=g) / levels for _ in range(2))
+        assert share(Sketch.of(seen).keys, Sketch.of(audited).keys) == 0.0, (levels, seed)
+
+
+@pytest.mark.parametrize("entry", ZOO, ids=lambda e: e.name)
+def test_every_head_warns_on_its_calibration_data_and_only_there(entry: Entry, tmp_path):
+    head = entry.fitted(80, 0)
+    seen, fresh = entry.data(80, 0).observe, entry.data(80, 1).observe
+    path = gmc.save(head, tmp_path / "head.safetensors")
+    for one in (head, gmc.load(path, **entry.loading)):
+        if "unprocessed" not in entry.name:  # nothing is fitted to the data there
+            with pytest.warns(OverlapWarning, match="held-out"):
+                audit = one.audit(*seen)
+            assert "held-out data" in audit.note and "held-out data" in str(audit) and audit.to_dict()["note"] == audit.note
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", OverlapWarning)
+            assert "held-out data" not in one.audit(*(seen if "unprocessed" in entry.name else fresh)).note
+
+
+def test_batches_refits_and_resets():
+    g = torch.Generator().manual_seed(0)
+    first, second, third = (torch.rand(400, generator=g) for _ in range(3))
+    y = torch.rand(400, generator=g) < 0.5
+    head = gmc.ProbabilityHead(alpha=0.1, bins=2)
+    head.observe(first, y)
+    head.observe(second, y)
+    head.calibrate()
+    for seen in (first, second):
+        with pytest.warns(OverlapWarning, match="About 100 %"):
+            gmc.audit(head, zip(seen.split(90), y.split(90), strict=True))
+    with pytest.warns(OverlapWarning, match="About 50 %"):
+        gmc.audit(head, [(first, y), (third, y)])
+    head.fit(third, y)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", OverlapWarning)
+        assert head.audit(first, y).note == ""
+    head.reset()
+    assert bool(head.seen.isinf().all())
+
+
+def test_failed_observe_remembers_nothing():
+    head = gmc.ProbabilityHead(alpha=0.1, bins=2)
+    with pytest.raises(ValueError):
+        head.observe(torch.tensor([0.2, float("nan")]), torch.tensor([0, 1]))
+    assert head.observed is None
+
+
+def test_rounding_of_a_model_does_not_hide_an_overlap():
+    """The same images in batches of other sizes have other last bits."""
+    g = torch.Generator().manual_seed(5)
+    scores = torch.rand(500, 8, 8, generator=g)
+    noisy = scores * (1 + 3e-7 * (torch.rand(500, 8, 8, generator=g) - 0.5))
+    assert not torch.equal(scores, noisy)
+    assert share(Sketch.of(scores).keys, Sketch.of(noisy).keys) > 0.95

@@ -1,0 +1,270 @@
+"""ProbabilityHead's solvers: the paper's algorithms step by step, the exact one by its optimum and its promise."""
+
+import math
+
+import pytest
+import scipy.optimize
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import torchgmc as gmc
+from gmctest import oracles_levelsets as oracle
+from gmctest.oracles_levelsets import classes, events, head_table
+
+NAMES = ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("geometry", ["kl", "euclidean"])
+@pytest.mark.parametrize("bins", [None, 4])
+@pytest.mark.parametrize("conditional", [False, True])
+def test_paper_equals_loop_step_by_step(geometry, bins, conditional):
+    probs, y, member, _ = events(300)
+    alpha, eta, euclidean = 0.02, 2.0**-5, geometry == "euclidean"
+    head = gmc.ProbabilityHead(alpha, NAMES, bins=bins, geometry=geometry, conditional=conditional)
+    head.fit(probs, y, member, solver="paper", eta=eta, max_iter=150)
+    z = probs if euclidean else torch.logit(probs)
+    edges = [k / (bins or 1) for k in range(1, bins or 1)]
+    final, steps = oracle.algorithm_1(
+        z[:, None].tolist(),
+        lambda i, row: [oracle.probability(row, euclidean)[0] - float(y[i])],
+        lambda row: oracle.probability(row, euclidean),
+        member.tolist(),
+        edges,
+        alpha,
+        eta,
+        150,
+        project=(lambda row: oracle.probability(row, True)) if euclidean else None,
+        share=member.double().mean(0).tolist() if conditional else None,
+    )
+    assert 2 < len(steps) < 150
+    assert head.report.converged and head.report.iterations == len(steps)
+    torch.testing.assert_close(head.report.history[:-1], torch.tensor([s[3] for s in steps]).double(), rtol=0, atol=1e-7)
+    expected = torch.tensor([oracle.probability(row, euclidean)[0] for row in final], dtype=torch.float64)
+    torch.testing.assert_close(head(probs, member), expected, rtol=0, atol=1e-7)
+
+
+@pytest.mark.parametrize("geometry", ["kl", "euclidean"])
+def test_paper_with_classes_equals_loop(geometry):
+    probs, y, member, _ = classes(150)
+    alpha, eta, euclidean = 0.02, 2.0**-4, geometry == "euclidean"
+    head = gmc.ProbabilityHead(alpha, NAMES, bins=3, num_classes=3, geometry=geometry)
+    head.fit(probs, y, member, solver="paper", eta=eta, max_iter=60)
+    final, steps = oracle.algorithm_1(
+        (probs if euclidean else probs.log()).tolist(),
+        lambda i, row: [p - float(y[i] == c) for c, p in enumerate(oracle.probability(row, euclidean))],
+        lambda row: oracle.probability(row, euclidean),
+        member.tolist(),
+        [1 / 3, 2 / 3],
+        alpha,
+        eta,
+        60,
+        project=oracle.simplex if euclidean else None,
+    )
+    assert len(steps) > 3 and head.report.iterations == len(steps)
+    expected = torch.tensor([oracle.probability(row, euclidean) for row in final], dtype=torch.float64)
+    torch.testing.assert_close(head(probs, member), expected, rtol=0, atol=1e-7)
+
+
+def test_fresh_equals_loop():
+    probs, y, member, _ = events(1200, shift=2.0)
+    alpha, eta, steps = 0.04, 2.0**-3, 12
+    head = gmc.ProbabilityHead(alpha, NAMES, bins=3, geometry="euclidean")
+    head.fit(probs, y, member, solver="fresh", eta=eta, max_iter=steps)
+    order = torch.randperm(1200, generator=torch.Generator().manual_seed(0)) % (2 * steps)
+    final, taken = oracle.algorithm_1(
+        probs[:, None].tolist(),
+        lambda i, row: [row[0] - float(y[i])],
+        lambda row: row,
+        member.tolist(),
+        [1 / 3, 2 / 3],
+        alpha,
+        eta,
+        steps,
+        project=lambda row: oracle.probability(row, True),
+        splits=order.tolist(),
+    )
+    assert len(taken) > 1 and head.report.iterations == len(taken)
+    expected = torch.tensor([row[0] for row in final], dtype=torch.float64)
+    torch.testing.assert_close(head(probs, member), expected, rtol=0, atol=1e-7)
+
+
+@pytest.mark.parametrize("bins", [None, 1])
+def test_static_offsets_are_the_minimum_found_by_scipy(bins):
+    """Log loss with the l1 term 0.95 alpha |Theta|, minimised by a general-purpose method."""
+    probs, y, member, _ = events(500)
+    alpha = 0.02
+    head = gmc.ProbabilityHead(alpha, NAMES, bins=bins, noise_floor=False).fit(probs, y, member)
+    design = torch.cat([torch.ones(500, 1), member], 1).double().numpy()
+    z0, target = torch.logit(probs).numpy(), y.double().numpy()
+
+    def objective(theta):  # theta = positive part - negative part, so that the l1 term is smooth
+        z = torch.from_numpy(z0 - design @ (theta[:4] - theta[4:]))
+        value = float((torch.nn.functional.softplus(z) - torch.from_numpy(target) * z).mean())
+        return value + 0.95 * alpha * theta.sum()
+
+    found = scipy.optimize.minimize(objective, [0.1] * 8, bounds=[(0, None)] * 8, method="L-BFGS-B", options={"ftol": 1e-14})
+    best = torch.from_numpy(z0 - design @ (found.x[:4] - found.x[4:])).sigmoid()
+    torch.testing.assert_close(head(probs, member), best, rtol=0, atol=3e-3)
+    assert head.report.converged and float(head_table(head, probs, y, member).abs().max()) <= alpha
+
+
+@pytest.mark.parametrize("geometry", ["kl", "euclidean"])
+@pytest.mark.parametrize("conditional", [False, True])
+@pytest.mark.parametrize("bins", [None, 5])
+def test_exact_keeps_the_promise_and_reports_it(geometry, conditional, bins):
+    probs, y, member, _ = events(800)
+    alpha = 0.02 if conditional else 0.005
+    head = gmc.ProbabilityHead(alpha, NAMES, bins, geometry=geometry, conditional=conditional, noise_floor=False)
+    head.fit(probs, y, member)
+    table = head_table(head, probs, y, member, conditional)
+    assert head.report.converged and float(table.abs().max()) <= alpha
+    torch.testing.assert_close(head.report.violations_after, table.double(), rtol=0, atol=1e-7)
+    details = head.report.details
+    assert details["alpha_asked"] == alpha and math.isclose(details["alpha_met"], float(table.abs().max()), abs_tol=1e-7)
+
+
+@pytest.mark.parametrize("geometry", ["kl", "euclidean"])
+def test_exact_with_classes(geometry):
+    probs, y, member, truth = classes(3000)
+    head = gmc.ProbabilityHead(0.004, NAMES, bins=4, num_classes=3, geometry=geometry, noise_floor=False)
+    head.fit(probs, y, member)
+    table = head_table(head, probs, y, member)
+    assert head.report.converged and float(table.abs().max()) <= 0.004
+    out = head(probs, member)
+    torch.testing.assert_close(out.sum(1), torch.ones(3000, dtype=torch.float64))
+    assert float((out - truth).square().mean()) < 0.3 * float((probs - truth).square().mean())
+
+
+def test_real_outcomes_in_their_range():
+    g = torch.Generator().manual_seed(0)
+    member = torch.rand(2000, 3, generator=g) < 0.5
+    guess = 10 * torch.rand(2000, generator=g) - 3
+    y = (guess + 1.5 * member[:, 0] - 1.0 * member[:, 1] + 0.3 * torch.randn(2000, generator=g)).clamp(-3, 7)
+    head = gmc.ProbabilityHead(0.02, NAMES, bins=4, range=(-3, 7), noise_floor=False).fit(guess, y, member)
+    f = head(guess, member).double()
+    edges = [-3 + 2.5 * k for k in (1, 2, 3)]
+    table = oracle.cell_table(f[:, None].tolist(), (f - y)[:, None].tolist(), member.tolist(), edges)
+    assert head.report.converged and oracle.worst_cell(table)[0] <= 0.02 + 1e-5
+    torch.testing.assert_close(head.report.violations_after, torch.tensor(table).double(), rtol=0, atol=1e-4)
+    assert float((f - y).square().mean()) < 0.3 * float((guess - y).square().mean())
+
+
+def test_groups_that_repeat_each_other():
+    """Everyone, both halves of a division, and a group twice: the Hessian is singular, the promise is not."""
+    probs, y, member, _ = events(1500)
+    first = member[:, :1]
+    groups = torch.cat([torch.ones_like(first), first, ~first, first, member[:, 1:2]], 1)
+    names = ["all", "in", "out", "again", "b"]
+    for geometry in ("kl", "euclidean"):
+        head = gmc.ProbabilityHead(0.003, names, bins=4, geometry=geometry, noise_floor=False).fit(probs, y, groups)
+        assert head.report.converged and float(head_table(head, probs, y, groups).abs().max()) <= 0.003
+        assert float(head.offsets.abs().max()) < 3
+
+
+def test_weights_count_as_repeats():
+    probs, y, member, _ = events(300)
+    weight = torch.randint(1, 4, (300,), generator=torch.Generator().manual_seed(1))
+    repeated = [t.repeat_interleave(weight, 0) for t in (probs, y, member)]
+    options = {"alpha": 0.004, "groups": NAMES, "bins": 4, "noise_floor": False}
+    weighted = gmc.ProbabilityHead(**options).fit(probs, y, member, weight=weight.double())
+    plain = gmc.ProbabilityHead(**options).fit(*repeated)
+    torch.testing.assert_close(weighted(probs, member), plain(probs, member), rtol=0, atol=1e-8)
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    n=st.integers(1, 120),
+    bins=st.sampled_from([None, 1, 3, 10]),
+    geometry=st.sampled_from(["kl", "euclidean"]),
+    floor=st.booleans(),
+    conditional=st.booleans(),
+    alpha=st.sampled_from([1e-4, 0.01, 0.1]),
+    seed=st.integers(0, 2**16),
+)
+def test_brier_never_rises_and_replay_is_the_fit(n, bins, geometry, floor, conditional, alpha, seed):
+    probs, y, member, _ = events(n, seed)
+    head = gmc.ProbabilityHead(alpha, NAMES, bins, geometry=geometry, conditional=conditional, noise_floor=floor)
+    head.fit(probs, y, member, max_iter=20)
+    out = head(probs, member)
+    before, after = (float((p - y.double()).square().mean()) for p in (probs, out))
+    assert after <= before + 1e-11
+    assert math.isclose(after, head.report.details["brier_after"], abs_tol=1e-9)
+    table = head_table(head, probs, y, member, conditional)
+    torch.testing.assert_close(head.report.violations_after, table.double(), rtol=0, atol=1e-7)
+    if head.report.converged:
+        assert bool((table.abs() <= head.report.details["tolerance"] + 1e-9).all())
+    elif not floor:
+        assert float(table.abs().max()) <= float(head.report.violations_before.abs().max()) + 1e-9
+
+
+@settings(deadline=None, max_examples=15)
+@given(n=st.integers(2, 80), c=st.integers(2, 4), geometry=st.sampled_from(["kl", "euclidean"]), seed=st.integers(0, 2**16))
+def test_brier_never_rises_with_classes(n, c, geometry, seed):
+    probs, y, member, _ = classes(n, seed, c=c)
+    head = gmc.ProbabilityHead(0.01, NAMES, 4, num_classes=c, geometry=geometry, noise_floor=False)
+    head.fit(probs, y, member, max_iter=10)
+    truth = torch.nn.functional.one_hot(y, c).double()
+    before, after = (float((p - truth).square().sum(1).mean()) for p in (probs, head(probs, member)))
+    assert after <= before + 1e-11
+    torch.testing.assert_close(head.report.violations_after, head_table(head, probs, y, member).double(), rtol=0, atol=1e-7)
+
+
+def test_replay_is_exact_in_any_batch_order_and_precision_of_the_solver():
+    """30,000 x 40 members are kept in float32 by the solver; the head replays in float64, row by row."""
+    from torchgmc.heads.probability import solver as probabilities
+
+    probs, y, member, _ = events(30_000, a=40, shift=0.3)
+    names = [str(i) for i in range(40)]
+    head = gmc.ProbabilityHead(1e-4, names, noise_floor=False)
+    head.observe(probs, y, member)
+    examples, promise = head.statistics, head._promise(probs.device)
+    assert probabilities.Sample(examples, promise).dtype == torch.float32
+    solution = probabilities.fit(examples, promise, 3, names)
+    head.calibrate(max_iter=3)
+    assert len(head.tables) > 0
+    assert torch.equal(head.calibrated(probs, member), solution.z)
+    shuffled = torch.randperm(30_000, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(head.calibrated(probs[shuffled], member[shuffled]), solution.z[shuffled])
+    some = [head.calibrated(probs[i : i + 37], member[i : i + 37]) for i in range(0, 2000, 37)]
+    assert torch.equal(torch.cat(some)[:2000], solution.z[:2000])
+
+
+def test_a_promise_already_kept_changes_nothing():
+    probs, y, member, _ = events(2000)
+    head = gmc.ProbabilityHead(0.01, NAMES, bins=5, noise_floor=False).fit(probs, y, member)
+    again = gmc.ProbabilityHead(0.0101, NAMES, bins=5, noise_floor=False).fit(head(probs, member), y, member)
+    assert head.report.iterations > 0 and again.report.iterations == 0
+    torch.testing.assert_close(again(probs, member), probs, rtol=1e-9, atol=1e-11)
+
+
+def test_order_and_batches_do_not_matter():
+    probs, y, member, _ = events(900)
+    whole = gmc.ProbabilityHead(0.003, NAMES, bins=5, noise_floor=False).fit(probs, y, member)
+    parts = gmc.ProbabilityHead(0.003, NAMES, bins=5, noise_floor=False)
+    for part in torch.arange(900).split(130):
+        parts.observe(probs[part], y[part], member[part])
+    parts.calibrate()
+    assert all(torch.equal(a, b) for a, b in zip(whole.state_dict().values(), parts.state_dict().values(), strict=True))
+    order = torch.randperm(900, generator=torch.Generator().manual_seed(0))
+    shuffled = gmc.ProbabilityHead(0.003, NAMES, bins=5, noise_floor=False).fit(probs[order], y[order], member[order])
+    torch.testing.assert_close(shuffled(probs, member), whole(probs, member), rtol=0, atol=1e-9)
+
+
+def test_large_samples_use_a_thinned_hessian_and_reach_the_same_optimum():
+    """Above 65,536 rows the Hessian comes from a part of them; the slope does not, so the optimum is the same."""
+    from torchgmc.heads.probability import solver as probabilities
+
+    probs, y, member, _ = events(70_000, a=20, slope=0.0, shift=0.5)
+    names = [str(i) for i in range(20)]
+    head = gmc.ProbabilityHead(0.001, names, bins=None)
+    head.observe(probs, y, member)
+    sample = probabilities.Sample(head.statistics, head._promise(probs.device))
+    thinned = probabilities.static_offsets(sample)
+    newton = probabilities.Newton(sample.member, sample.z, sample.y, sample.share, False)
+    error = sample._transposed((probs[:, None] - sample.y).square() * sample.share.square()).sqrt()
+    slack = 0.5 * error
+    full = newton.minimise(torch.zeros_like(thinned), slack, None, 50, 1e-3)
+    slope, _ = newton.slope(thinned)
+    assert bool((slope.abs() <= 1.06 * slack).all())
+    torch.testing.assert_close(thinned, full, rtol=0, atol=5e-3)

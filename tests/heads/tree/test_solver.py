@@ -1,0 +1,189 @@
+"""TreeHead against loops over explicit leaf sets, and the properties of its log."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import torchgmc as gmc
+from gmctest.oracles_tree import WOS, SlowTree, random_case, sample
+from torchgmc.engine.solver import run
+from torchgmc.heads.tree.tree import replay, rounds
+
+# -- fit ---------------------------------------------------------------------------------------------------------------
+
+
+@settings(deadline=None, max_examples=15)
+@given(
+    num_leaves=st.integers(3, 7),
+    seed=st.integers(0, 2**16),
+    conditional=st.booleans(),
+    grouped=st.booleans(),
+    nodes=st.booleans(),
+)
+def test_paper_solver_matches_loop_step_by_step(num_leaves, seed, conditional, grouped, nodes):
+    n, steps, eta = 32, 40, 1 / 64
+    parents, probs, labels = random_case(seed, n, num_leaves)
+    member = torch.rand(n, 2, generator=torch.Generator().manual_seed(seed)) < 0.7
+    member[0] = True
+    options = {"groups": ["a", "b"]} if grouped else {}
+    data = (probs, labels, member) if grouped else (probs, labels)
+    head = gmc.TreeHead(
+        parents, 0.875, 1 / 128, "nodes" if nodes else None, conditional=conditional, jitter=0.0, init=0.75, **options
+    )
+    head.observe(*data)
+    problem = head._problem()
+    report, _ = run(problem, head.alpha, "paper", eta, steps)
+    slow = SlowTree(parents)
+    log, worst, lams = slow.algorithm(
+        probs.tolist(),
+        labels.tolist(),
+        [set(s) for s in head.sets.values()],
+        *(0.875, 1 / 128, eta, 0.75, report.iterations),
+        conditional,
+        member.tolist() if grouped else None,
+    )
+    q, many = problem.promised, problem.sets.shape[1]
+    expected = [(index // q) * many + index % q for index, _ in log]
+    kept = report.iterations
+    assert problem.who[:kept] == expected
+    assert problem.shift[:kept] == pytest.approx([s for _, s in log], rel=1e-12)
+    torch.testing.assert_close(report.history[:kept], torch.tensor(worst[:kept], dtype=torch.float64))
+    torch.testing.assert_close(problem.lam, torch.tensor(lams, dtype=torch.float64), rtol=0, atol=1e-12)
+
+
+@settings(deadline=None, max_examples=15)
+@given(num_leaves=st.integers(3, 9), seed=st.integers(0, 2**16), conditional=st.booleans(), grouped=st.booleans())
+def test_exact_fit_is_what_the_loop_measures(num_leaves, seed, conditional, grouped):
+    n = 64
+    parents, probs, labels = random_case(seed, n, num_leaves)
+    member = torch.rand(n, 2, generator=torch.Generator().manual_seed(seed)) < 0.7
+    member[0] = True
+    options = {"groups": ["a", "b"]} if grouped else {}
+    groups = (member,) if grouped else ()
+    head = gmc.TreeHead(parents, 0.8, 0.03, conditional=conditional, jitter=0.0, **options).fit(probs, labels, *groups)
+    lams = head.threshold(probs, *groups)
+    slow = SlowTree(parents)
+    sets = [set(s) for s in head.sets.values()]
+    rows, members = probs.tolist(), member.tolist() if grouped else None
+    table = slow.violations(rows, labels.tolist(), lams.tolist(), sets, 0.8, conditional, members)
+    torch.testing.assert_close(head.report.violations_after[:, 0], torch.tensor(table, dtype=torch.float64))
+    start = slow.violations(rows, labels.tolist(), [0.5] * n, sets, 0.8, conditional, members)
+    torch.testing.assert_close(head.report.violations_before[:, 0], torch.tensor(start, dtype=torch.float64))
+    assert head(probs, *groups).tolist() == [slow.answer(row, lam) for row, lam in zip(rows, lams.tolist(), strict=True)]
+    tolerance = head.report.details["tolerance"]
+    assert head.report.converged == bool((head.report.violations_after.abs() <= tolerance).all())
+    if not conditional:  # never worse than the start
+        assert float(head.report.violations_after.abs().max()) <= max(map(abs, start)) + 1e-12
+
+
+@pytest.mark.parametrize("solver", ["exact", "paper", "fresh"])
+@pytest.mark.parametrize("conditional", [False, True])
+def test_replay_is_the_fit(solver, conditional):
+    probs, labels = sample(600, 2)
+    head = gmc.TreeHead(WOS, 0.93, 0.01, conditional=conditional)
+    head._prepare(solver, None, 3, 600)
+    head.observe(probs, labels)
+    problem = head._problem()
+    if solver == "exact":
+        from torchgmc.heads.tree.solver import descend
+
+        steps = descend(problem, 1000).iterations
+    else:
+        steps = run(problem, head.alpha, solver, 0.01, 200 if solver == "paper" else 3).report.iterations
+    shifts = rounds(head.tree, problem.sets, problem.who[:steps], problem.shift[:steps], 1)
+    lam = replay(problem.stats.levels, problem.routes, problem.stats.member.double(), shifts, head.base)
+    assert steps > 0
+    torch.testing.assert_close(lam, problem.lam, rtol=0, atol=1e-12)  # sums of steps over all nodes may round
+    steps = {"exact": None, "paper": 200, "fresh": 3}[solver]
+    fitted = gmc.TreeHead(WOS, 0.93, 0.01, conditional=conditional).fit(probs, labels, solver=solver, max_iter=steps)
+    again = fitted._problem()
+    again.restore(fitted.threshold(probs))
+    assert torch.equal(again.violations(), fitted.report.violations_after)
+
+
+def test_the_sweep_measures_every_shift():
+    """The tables of all shifts at once, against moving and measuring one by one."""
+    probs, labels = sample(200, 3)
+    member = torch.rand(200, 2, generator=torch.Generator().manual_seed(0)) < 0.6
+    head = gmc.TreeHead(WOS, 0.9, 0.02, groups=["a", "b"], sets="nodes", init=0.9)
+    head.observe(probs, labels, member)
+    problem = head._problem()
+    for who in range(problem.sets.shape[1] + 3):
+        rows = problem.inside(who).nonzero()[:, 0]
+        if len(rows) == 0:
+            continue
+        points = problem.points(rows)
+        total = torch.stack(problem.sums())
+        swept = problem.sweep(rows, total - torch.stack(problem.sums(rows)), points)
+        start = problem.lam
+        for k in range(0, len(points), 17):
+            problem.lam = start.index_add(0, rows, -points[k].expand(len(rows)))
+            moved = problem.sums()
+            torch.testing.assert_close(swept[0][k], moved[0])
+            torch.testing.assert_close(swept[1][k], moved[1])
+        problem.lam = start
+
+
+def test_restart_at_a_solution_takes_no_step():
+    probs, labels = sample(2000, 4)
+    everyone = {"all": list(range(16))}
+    head = gmc.TreeHead(WOS, 0.9, 0.02, everyone).fit(probs, labels)
+    assert head.report.converged
+    assert head.report.iterations > 0
+    conformal = gmc.baselines.SplitConformal(WOS, 0.9).fit(probs, labels)
+    again = gmc.TreeHead(WOS, 0.9, 0.02, everyone, init=float(conformal.base)).fit(probs, labels)
+    assert again.report.iterations == 0
+    assert len(again.shifts) == 0
+
+
+def test_order_of_examples_and_batches_do_not_matter():
+    probs, labels = sample(500, 5)
+    weight = torch.rand(500, generator=torch.Generator().manual_seed(1)) + 0.5
+    head = gmc.TreeHead(WOS, 0.9, 0.02).fit(probs, labels, weight=weight)
+    parts = gmc.TreeHead(WOS, 0.9, 0.02)
+    for i in range(0, 500, 130):
+        parts.observe(probs[i : i + 130], labels[i : i + 130], weight=weight[i : i + 130])
+    assert torch.equal(parts.calibrate().shifts, head.shifts)
+    other = gmc.TreeHead(WOS, 0.9, 0.02).fit(probs.flip(0), labels.flip(0), weight=weight.flip(0))
+    torch.testing.assert_close(other(probs), head(probs))
+
+
+def test_integer_weights_are_repeats():
+    probs, labels = sample(300, 6)
+    weight = torch.randint(1, 4, (300,), generator=torch.Generator().manual_seed(0))
+    repeated = torch.arange(300).repeat_interleave(weight)
+    a = gmc.TreeHead(WOS, 0.9, 0.03, jitter=0.0)
+    a.observe(probs, labels, weight=weight)
+    b = gmc.TreeHead(WOS, 0.9, 0.03, jitter=0.0)
+    b.observe(probs[repeated], labels[repeated])
+    torch.testing.assert_close(a._problem().violations(), b._problem().violations())
+
+
+# -- the promise on fresh data -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("conditional", [False, True])
+def test_promise_on_fresh_draws(conditional):
+    """Violations of fresh draws stay near alpha.
+
+    For a head whose violations on the population are within 2 alpha, each of the |G| = 4 means over 50,000 fresh examples (of
+    which a set holds at least 1 in 20 when conditional) leaves 2 alpha + r with probability at most 2 exp(-2 m r^2), by
+    Hoeffding. r below makes the union over G 1e-6: the error rate of this test.
+    """
+    probs, labels = sample(20_000, 7)
+    head = gmc.TreeHead(WOS, 0.9, 0.02, conditional=conditional).fit(probs, labels)
+    assert head.report.converged
+    fresh = head.audit(*sample(50_000, 8))
+    smallest = min(fresh.table["count"]) if conditional else 50_000
+    assert smallest >= 2500
+    slack = (torch.tensor(2 * 4 / 1e-6).log() / (2 * smallest)).sqrt().item()
+    assert fresh.max_violation <= 2 * 0.02 + slack
+
+
+def test_less_root_than_conformal_at_the_same_coverage():
+    probs, labels = sample(5000, 9)
+    head = gmc.TreeHead(WOS, 0.93, 0.01, conditional=True).fit(probs, labels)
+    conformal = gmc.baselines.SplitConformal(WOS, 0.93, 0.01, conditional=True).fit(probs, labels)
+    assert head.report.details["answers: leaf"] > conformal.report.details["answers: leaf"]
+    assert head.report.violations_after.abs().max() < conformal.report.violations_after.abs().max()

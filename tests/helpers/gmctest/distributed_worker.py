@@ -1,0 +1,151 @@
+"""One rank of the tests with many processes: ``python -m gmctest.distributed_worker RANK WORLD FOLDER WHAT``."""
+
+import os
+import signal
+import sys
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+from torch import distributed as dist
+
+import torchgmc as gmc
+from gmctest.heads_zoo import NAMES, ZOO
+from torchgmc.distributed import PeerError, exchanged_bytes, local, together
+
+N = 61
+#: Rows of rank 0 and rank 1.
+SHARDS = {"even": (0, 30, 60), "uneven": (0, 17, 61), "empty": (0, 61, 61), "empty first": (0, 0, 61)}
+
+
+def rows(rank: int, shard: str) -> slice:
+    return slice(*SHARDS[shard][rank : rank + 2])
+
+
+def fits(rank: int) -> dict:
+    """Every head on every kind of shard."""
+    found = {}
+    for entry in ZOO:
+        data = entry.data(N, 3).observe
+        for shard in SHARDS:
+            head = entry.make().fit(*(t[rows(rank, shard)] for t in data), **entry.options)
+            found[entry.name, shard] = head.state_dict()
+        # Batches, of which this rank may have none; the local statistics stay local.
+        head = entry.make()
+        if rank == 0:
+            for part in zip(*(t.split(25) for t in data), strict=True):
+                head.observe(*part)
+        before = head.statistics
+        head.calibrate(**entry.options)
+        assert head.statistics is before
+        found[entry.name, "observe"] = head.state_dict()
+        with local():
+            found[entry.name, "local"] = entry.make().fit(*data, **entry.options).state_dict()
+    return found
+
+
+def traffic(rank: int) -> dict:
+    """Bytes contributed to the exchange of one fit, against n."""
+    found = {}
+    for entry in ZOO:
+        sizes = []
+        for n in (60, 600):
+            data = entry.data(n, 4).observe
+            before = exchanged_bytes()
+            entry.make().fit(*(t[rank::2] for t in data), **entry.options)
+            sizes.append(exchanged_bytes() - before)
+        found[entry.name] = sizes
+    return found
+
+
+def shares(rank: int) -> dict:
+    """What of seven numbers this rank is given, by kind of loader."""
+    from torch.utils.data import (
+        BatchSampler,
+        DataLoader,
+        DistributedSampler,
+        IterableDataset,
+        RandomSampler,
+        SubsetRandomSampler,
+    )
+
+    from torchgmc.lightning import shard
+
+    class Stream(IterableDataset):
+        def __iter__(self):
+            return iter(range(7))
+
+    torch.manual_seed(rank)  # samplers that draw differ between the ranks
+    data = list(range(7))
+    loaders = {
+        "in order": DataLoader(data, batch_size=2),
+        "shuffled": DataLoader(data, batch_size=2, shuffle=True),
+        "padded": DataLoader(data, batch_size=2, sampler=DistributedSampler(data)),
+        "subset": DataLoader(data, batch_size=2, sampler=SubsetRandomSampler(range(7))),
+        "batches": DataLoader(data, batch_sampler=BatchSampler(RandomSampler(data), 3, False)),
+        "single": DataLoader(data, batch_size=None),
+        "stream": DataLoader(Stream(), batch_size=2),
+        "list": [torch.tensor([0, 1, 2]), torch.tensor([3, 4]), torch.tensor([5, 6])],
+    }
+    return {name: [int(i) for batch in shard(one) for i in torch.as_tensor(batch).reshape(-1)] for name, one in loaders.items()}
+
+
+def failures(rank: int) -> dict:
+    """A rank that fails takes the others with it, and leaves them able to go on."""
+    entry = ZOO[NAMES.index("threshold")]
+    scores, masks, member = entry.data(N, 3).observe
+    head, found = entry.fitted_alone(), {}
+    state = {k: v.clone() for k, v in head.state_dict().items()}
+    bad = scores.clone()
+    bad[-1] = float("nan")
+    for name, run in {
+        "bad batch in fit": lambda: head.fit(bad if rank else scores, masks, member),
+        "own loop": lambda: _own_loop(entry.make(), bad if rank else scores, masks, member),
+        "wrong points": lambda: entry.make().fit(scores, masks, member) if rank else entry.make().calibrate(),
+        "other heads": lambda: gmc.ThresholdHead(0.1 + 0.1 * rank, 0.02, ["a", "b", "c"]).fit(scores, masks, member),
+        "no data anywhere": lambda: entry.make().fit(scores[:0], masks[:0], member[:0]),
+    }.items():
+        try:
+            run()
+            found[name] = "nothing was raised"
+        except (ValueError, PeerError) as error:
+            found[name] = f"{type(error).__name__}: {error}"
+    found["unchanged"] = all(torch.equal(v, state[k]) for k, v in head.state_dict().items()) and head.is_fitted
+    found["afterwards"] = entry.make().fit(scores[rank::2], masks[rank::2], member[rank::2]).state_dict()
+    return found
+
+
+def _own_loop(head, *data):
+    with together():
+        for part in zip(*(t.split(10) for t in data), strict=True):
+            head.observe(*part)
+        head.calibrate()
+
+
+def killed(rank: int) -> dict:
+    """Rank 1 is killed between two batches; rank 0 must not wait for it for ever."""
+    entry = ZOO[NAMES.index("threshold")]
+    data = entry.data(N, 3).observe
+    head = entry.make()
+    head.observe(*(t[:10] for t in data))
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        head.calibrate()
+    except PeerError as error:
+        return {"error": str(error), "fitted": head.is_fitted}
+    return {"error": "nothing was raised"}
+
+
+if __name__ == "__main__":
+    rank, world, folder, what = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4]
+    torch.set_num_threads(1)
+    store = dist.FileStore(str(folder / "store"), world)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=timedelta(seconds=40))
+    torch.save(
+        {"fits": fits, "traffic": traffic, "shares": shares, "failures": failures, "killed": killed}[what](rank),
+        folder / f"{rank}.pt",
+    )
+    if what != "killed":
+        dist.barrier()
+    dist.destroy_process_group()

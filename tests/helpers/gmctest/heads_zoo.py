@@ -1,0 +1,151 @@
+"""One entry per head: a fitted head, the inputs of its forward, and the data of its observe.
+
+A new head is one line in ``ZOO``; export, golden files, many processes and attach are tested over all of it.
+"""
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+import torchgmc as gmc
+from torchgmc.mappings import Residual
+
+GROUPS = ["a", "b", "c"]
+
+
+class Data(NamedTuple):
+    """Arguments of ``observe``, one row per example each; ``inputs``: those of ``forward``."""
+
+    observe: tuple[Tensor, ...]
+    inputs: tuple[Tensor, ...]
+
+
+class Entry(NamedTuple):
+    name: str
+    make: Callable[[], gmc.Head]
+    data: Callable[[int, int], Data]
+    loading: Mapping[str, Any] = MappingProxyType({})  # what a file cannot hold
+    per_cell: bool = False  # bytes exchanged between processes do not grow with n
+    options: Mapping[str, Any] = MappingProxyType({})  # of calibrate
+
+    @property
+    def baseline(self) -> bool:
+        """It ignores groups, to be compared with."""
+        return type(self.make()).__name__ in gmc.baselines.__all__
+
+    def fitted(self, n: int = 80, seed: int = 0) -> gmc.Head:
+        return self.make().fit(*self.data(n, seed).observe, **self.options)
+
+    def fitted_alone(self) -> gmc.Head:
+        """Fitted by this process alone, inside a process group."""
+        with gmc.distributed.local():
+            return self.fitted()
+
+
+def membership(n: int, generator: torch.Generator) -> Tensor:
+    member = torch.rand(n, len(GROUPS), generator=generator) < 0.5
+    member[:, 0] = True
+    return member
+
+
+def images(n: int, seed: int, classes: int | None = None) -> Data:
+    g = torch.Generator().manual_seed(seed)
+    shape = (n, 6, 5) if classes is None else (n, classes, 6, 5)
+    member = membership(n, g)
+    masks = torch.rand(shape, generator=g) < 0.4
+    shift = member[:, 1].float().view(-1, *[1] * (len(shape) - 1))
+    scores = torch.sigmoid(2.0 * masks + torch.randn(shape, generator=g) - 1.0 - shift)
+    return Data((scores, masks, member), (scores, member))
+
+
+def events(n: int, seed: int, classes: int | None = None) -> Data:
+    g = torch.Generator().manual_seed(seed)
+    member = membership(n, g)
+    logits = torch.randn(n, classes or 1, generator=g) * 1.5
+    truth = logits + member[:, 1:2] * torch.linspace(1.0, -1.0, classes or 1)
+    if classes is None:
+        y = torch.rand(n, generator=g) < truth[:, 0].sigmoid()
+        return Data((logits[:, 0].sigmoid(), y, member), (logits[:, 0].sigmoid(), member))
+    y = torch.multinomial(truth.softmax(1), 1, generator=g)[:, 0]
+    return Data((logits.softmax(1), y, member), (logits.softmax(1), member))
+
+
+def means(n: int, seed: int) -> Data:
+    probs, y, member = events(n, seed).observe
+    return Data((probs, y.float(), member), (probs, member))
+
+
+def residuals(n: int, seed: int) -> Data:
+    g = torch.Generator().manual_seed(seed)
+    member = membership(n, g)
+    scores = (torch.randn(n, generator=g) * (1.0 + member[:, 1])).abs()
+    return Data((scores, member), (member,))
+
+
+def prompts(n: int, seed: int) -> Data:
+    g = torch.Generator().manual_seed(seed)
+    member = membership(n, g)
+    logits = torch.randn(n, 20, generator=g)
+    logits[:, 3:6] += 1.5 * member[:, 1:2]
+    return Data((logits, member), (logits, member))
+
+
+TREE = {"x": ["x1", "x2"], "y": ["y1", "y2", "y3"]}
+
+
+def documents(n: int, seed: int, grouped: bool = False) -> Data:
+    g = torch.Generator().manual_seed(seed)
+    member = membership(n, g)
+    labels = torch.randint(5, (n,), generator=g)
+    probs = (torch.randn(n, 5, generator=g) + 1.5 * torch.nn.functional.one_hot(labels, 5)).softmax(1)
+    if grouped:
+        return Data((probs, labels, member), (probs, member))
+    return Data((probs, labels), (probs,))
+
+
+LISTS = {"jobs": [3, 4], "praise": [4, 5, 9]}
+
+ZOO = [
+    Entry("threshold", lambda: gmc.ThresholdHead(0.1, 0.02, GROUPS), images, per_cell=True),
+    Entry(
+        "threshold-classes",
+        lambda: gmc.ThresholdHead([0.1, 0.2], 0.02, GROUPS, num_classes=2),
+        lambda n, s: images(n, s, 2),
+        per_cell=True,
+    ),
+    Entry(
+        "threshold-jitter",
+        lambda: gmc.ThresholdHead(0.1, 0.02, GROUPS, jitter=0.01, risk="fpr", conditional=True),
+        images,
+        per_cell=True,
+    ),
+    Entry("threshold-exact", lambda: gmc.ThresholdHead(0.1, 0.02, GROUPS, resolution="exact"), images),
+    Entry("conformal", lambda: gmc.baselines.ConformalRiskControl(0.1, 0.02, GROUPS), images, per_cell=True),
+    Entry("unprocessed", lambda: gmc.baselines.Unprocessed(0.1, alpha=0.02, groups=GROUPS), images, per_cell=True),
+    Entry("probability", lambda: gmc.ProbabilityHead(0.01, GROUPS, bins=None, noise_floor=False), events),
+    Entry("probability-bins", lambda: gmc.ProbabilityHead(0.02, GROUPS, bins=4, noise_floor=False), events),
+    Entry(
+        "probability-euclidean",
+        lambda: gmc.ProbabilityHead(0.02, GROUPS, bins=4, geometry="euclidean", noise_floor=False),
+        events,
+    ),
+    Entry(
+        "probability-classes",
+        lambda: gmc.ProbabilityHead(0.02, GROUPS, bins=3, num_classes=3, noise_floor=False),
+        lambda n, s: events(n, s, 3),
+    ),
+    Entry("quantile", lambda: gmc.QuantileHead(0.8, 0.02, GROUPS), residuals),
+    Entry("quantile-bins", lambda: gmc.QuantileHead(0.8, 0.02, GROUPS, bins=4), residuals),
+    Entry("distribution", lambda: gmc.DistributionHead(LISTS, 0.002, GROUPS), prompts),
+    Entry("distribution-euclidean", lambda: gmc.DistributionHead(LISTS, 0.01, GROUPS, geometry="euclidean"), prompts),
+    Entry("tree", lambda: gmc.TreeHead(TREE, 0.9, 0.025), documents),
+    Entry("tree-groups", lambda: gmc.TreeHead(TREE, 0.9, 0.05, groups=GROUPS), lambda n, s: documents(n, s, True)),
+    Entry("tree-conformal", lambda: gmc.baselines.SplitConformal(TREE, 0.9), documents),
+    Entry("tree-unprocessed", lambda: gmc.baselines.UnprocessedTree(TREE, 0.9), documents),
+    Entry("gmc", lambda: gmc.GMCHead(Residual, 0.02, groups=GROUPS), means, {"mapping": Residual}),
+]
+ENTRIES = {entry.name: entry for entry in ZOO}
+NAMES = list(ENTRIES)

@@ -1,0 +1,134 @@
+"""Generation with a real (small, random) transformers model."""
+
+import pytest
+import torch
+
+import torchgmc as gmc
+from gmctest.causal_lm import FEMALE, LISTS, MALE, VOCABULARY, TwoTokens, fit, prompts
+
+transformers = pytest.importorskip("transformers")
+
+
+def generate(model, ids, processor=None, **options):
+    torch.manual_seed(1)
+    processors = transformers.LogitsProcessorList([] if processor is None else [processor])
+    return model.generate(
+        ids, attention_mask=torch.ones_like(ids), logits_processor=processors, max_new_tokens=6, eos_token_id=None, **options
+    )
+
+
+MODES = {
+    "greedy": {"do_sample": False},
+    "sampling": {"do_sample": True, "top_k": 0},
+    "beams": {"do_sample": False, "num_beams": 3},
+    "samples": {"do_sample": True, "num_return_sequences": 2},
+    "beam samples": {"do_sample": True, "num_beams": 2},
+}
+
+
+@pytest.mark.parametrize("mode", list(MODES))
+@pytest.mark.parametrize("geometry", ["kl", "euclidean"])
+def test_an_idle_head_changes_no_token(model, mode, geometry):
+    head = fit(model, alpha=1.0, geometry=geometry)
+    ids = prompts(6)
+    for when in ("prompt", "all"):
+        processor = gmc.text.GMCLogitsProcessor(head, TwoTokens(), when=when)
+        assert torch.equal(generate(model, ids, processor, **MODES[mode]), generate(model, ids, **MODES[mode]))
+
+
+@pytest.mark.parametrize("mode", list(MODES))
+def test_membership_follows_the_rows(model, mode):
+    """Beams and samples of a prompt have its group, by module and by table."""
+    head = fit(model)
+    ids = prompts(4)
+    by_module = gmc.text.GMCLogitsProcessor(head, TwoTokens())
+    by_table = gmc.text.GMCLogitsProcessor(head, TwoTokens()(ids))
+    by_length = gmc.text.GMCLogitsProcessor(head, TwoTokens(), prompt_length=5)
+    texts = [generate(model, ids, processor, **MODES[mode]) for processor in (by_module, by_table, by_length)]
+    assert torch.equal(texts[0], texts[1]) and torch.equal(texts[0], texts[2])
+    rows = len(by_module.membership)
+    assert torch.equal(by_module.membership, TwoTokens()(ids).repeat_interleave(rows // 4, 0))
+
+
+def test_beams_score_calibrated_sequences(model):
+    """The score of a beam is the sum of calibrated log-probabilities of its tokens."""
+    head = fit(model, 0.0005, planted=2.0)
+    ids = prompts(3)
+    processor = gmc.text.GMCLogitsProcessor(head, TwoTokens())
+    out = generate(
+        model,
+        ids,
+        processor,
+        num_beams=3,
+        do_sample=False,
+        return_dict_in_generate=True,
+        output_scores=True,
+        length_penalty=0.0,
+    )
+    total = torch.zeros(3)
+    with torch.no_grad():
+        for t in range(5, out.sequences.shape[1]):
+            log_p = head(model(out.sequences[:, :t]).logits[:, -1], TwoTokens()(ids))
+            total += log_p.gather(1, out.sequences[:, t : t + 1])[:, 0]
+    torch.testing.assert_close(out.sequences_scores, total, rtol=1e-4, atol=1e-4)
+
+
+def test_when_the_group_is_decided(model):
+    head = fit(model)
+    ids = torch.tensor([[12, 13, 14]])
+    scores = torch.randn(1, VOCABULARY)
+    grown = torch.cat([ids, torch.tensor([[FEMALE]])], 1)
+    prompt, everything = (gmc.text.GMCLogitsProcessor(head, TwoTokens(), when=when) for when in ("prompt", "all"))
+    for processor in (prompt, everything):
+        processor(ids, scores)
+        assert processor.membership.tolist() == [[False, False]]
+        processor(grown, scores)
+    assert prompt.membership.tolist() == [[False, False]]
+    assert everything.membership.tolist() == [[True, False]]
+    prompt(torch.tensor([[12, MALE, 14, 15, 16]]), scores)  # another prompt, though one token longer
+    assert prompt.membership.tolist() == [[False, True]]
+    prompt(grown, scores)  # shorter: a new text
+    assert prompt.membership.tolist() == [[True, False]]
+    prompt.reset()
+    prompt(torch.cat([grown, grown], 1), scores)
+    assert prompt.membership.tolist() == [[True, False]]
+
+
+def test_sampled_words_have_the_calibrated_frequencies(model):
+    head = fit(model, 0.0005, planted=2.0)
+    ids = prompts(2)
+    many = ids.repeat_interleave(6000, 0)
+    processor = gmc.text.GMCLogitsProcessor(head, TwoTokens())
+    torch.manual_seed(3)
+    out = model.generate(
+        many, attention_mask=torch.ones_like(many), logits_processor=[processor], max_new_tokens=1, do_sample=True, top_k=0
+    )[:, -1]
+    with torch.no_grad():
+        logits = model(ids).logits[:, -1]
+    p = head(logits, TwoTokens()(ids)).exp()
+    plain = torch.softmax(logits, 1)
+    for i in range(2):
+        for tokens in LISTS.values():
+            share = torch.isin(out[6000 * i : 6000 * (i + 1)], torch.tensor(tokens)).double().mean()
+            want = float(p[i, tokens].sum())
+            assert abs(float(share) - want) <= 4.5 * (want * (1 - want) / 6000) ** 0.5 + 1e-4
+    assert float((p - plain).abs().max()) > 0.02  # the head does something
+
+
+def test_processor_refuses_what_it_cannot_use(model):
+    head = fit(model)
+    with pytest.raises(TypeError, match="DistributionHead"):
+        gmc.text.GMCLogitsProcessor(model, TwoTokens())
+    with pytest.raises(ValueError, match="not fitted"):
+        gmc.text.GMCLogitsProcessor(gmc.DistributionHead(LISTS, 0.1, ["a"]), TwoTokens())
+    with pytest.raises(ValueError, match="`when`"):
+        gmc.text.GMCLogitsProcessor(head, TwoTokens(), when="now")
+    with pytest.raises(ValueError, match="shape"):
+        gmc.text.GMCLogitsProcessor(head, torch.ones(3, 5).bool())
+    other = TwoTokens()
+    other.names = ("x", "y")
+    with pytest.raises(ValueError, match="made for"):
+        gmc.text.GMCLogitsProcessor(head, other)
+    processor = gmc.text.GMCLogitsProcessor(head, torch.ones(3, 2).bool())
+    with pytest.raises(ValueError, match="one row per prompt"):
+        processor(torch.zeros(4, 2).long(), torch.zeros(4, VOCABULARY))
