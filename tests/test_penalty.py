@@ -17,7 +17,7 @@ import torchgmc as gmc
 from gmctest import subprocess_env
 from gmctest.fake_device import AWAY
 from gmctest.penalty_worker import Tiny, train
-from torchgmc.heads.penalty_mappings import soft_risk
+from torchgmc.heads.threshold.risks import RISKS
 
 KINDS = ("smooth_max", "hinge", "squared")
 
@@ -241,7 +241,7 @@ def test_stays_on_the_device_without_looking():
         who = torch.empty(5, 3, device=AWAY, dtype=torch.bool)
         penalty = gmc.GMCPenalty("centered", 3, conditional=True).to(AWAY)
         assert penalty(s, who).device == AWAY and penalty.sums.device == AWAY
-        risk = soft_risk(s[:, :, None], who[:, :2, None], torch.empty(5, 2, device=AWAY))
+        risk = RISKS["fnr"].soft(s[:, :, None], who[:, :2, None], torch.empty(5, 2, device=AWAY), 0.1)
         assert risk.device == AWAY
 
 

@@ -5,7 +5,9 @@ import torch
 from torch import Tensor, nn
 
 import torchgmc as gmc
-from torchgmc.heads.penalty_mappings import Values, residual, soft_risk
+from torchgmc.engine.values import Values
+from torchgmc.heads.threshold.risks import RISKS
+from torchgmc.penalty import residual
 
 
 def test_soft_risk_tends_to_the_risk():
@@ -14,8 +16,8 @@ def test_soft_risk_tends_to_the_risk():
     masks[0, 0] = False
     lam = torch.rand(6, 2, generator=rng, dtype=torch.float64)
     for name in ("fnr", "fpr"):
-        hard = gmc.risks.RISKS[name].values(scores, masks, lam)
-        soft = soft_risk(scores, masks, lam, name, 1e-6)
+        hard = RISKS[name].values(scores, masks, lam)
+        soft = RISKS[name].soft(scores, masks, lam, 1e-6)
         torch.testing.assert_close(soft, hard, atol=1e-4, rtol=0, equal_nan=True)
 
 
@@ -140,14 +142,12 @@ def test_heads_that_cannot_be_softened_say_so():
     risk = gmc.MonotoneRisk(lambda s, m, t: (s <= t[..., None]).double().mean(-1), name="mine")
     with pytest.raises(ValueError, match="'mine'"):
         gmc.GMCPenalty.for_head(gmc.ThresholdHead(0.1, 0.1, risk=risk))
-    with pytest.raises(ValueError, match="no thresholds"):
-        gmc.GMCPenalty.for_head(gmc.QuantileHead(0.9, 0.1))(torch.rand(4))
-    with pytest.raises(ValueError, match="range="):
-        gmc.GMCPenalty.for_head(gmc.QuantileHead(0.9, 0.1, bins=3, init=0.5))(torch.rand(4))
 
 
 def test_residual_takes_class_ids_and_values_carry_sets():
     assert residual(torch.rand(2, 3), torch.tensor([0, 2])).shape == (2, 3)
-    penalty = gmc.GMCPenalty(lambda s: Values(s, torch.full_like(s, 0.5)), conditional=True, kind="squared")
+    penalty = gmc.GMCPenalty(
+        lambda s: Values(s, torch.ones(len(s), 1), inside=torch.full_like(s, 0.5)), conditional=True, kind="squared"
+    )
     assert float(penalty(torch.full((4, 1), 0.25))) == pytest.approx(0.25)  # (0.25 / 0.5)^2
     assert "residual, kind=hinge, alpha=0.1" in repr(gmc.GMCPenalty(kind="hinge", alpha=0.1))

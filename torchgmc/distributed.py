@@ -18,11 +18,13 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-__all__ = ["PeerError", "active", "exchanged_bytes", "from_first", "local", "pooled", "reduce", "together", "total"]
+__all__ = [
+    *("PeerError", "active", "agree", "exchanged_bytes", "from_first", "local", "pooled", "reduce", "signature", "together"),
+]
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
-_KINDS = ("nothing", "statistics", "count", "broadcast", "end", "failure")
+_KINDS = ("nothing", "statistics", "signature", "broadcast", "end", "failure")
 _LOCAL: ContextVar[bool] = ContextVar("torchgmc_local", default=False)
 _LONGEST_MESSAGE = 1 << 16
 _ALIGN = 8  # bytes; every tensor starts at a multiple, so that its bytes can be viewed as any type
@@ -89,11 +91,10 @@ def together() -> Iterator[None]:
     _exchange("end", b"")
 
 
-def total(count: int) -> int:
-    """Sum of a number over all ranks."""
-    if not active():
-        return count
-    return sum(int(text) for _, text in _exchange("count", str(count).encode()))
+def agree(signature: str) -> None:
+    """Raise on every rank unless all are at this point with the same signature, e.g. a head and the options of its fit."""
+    if active():
+        _check_signatures([text.decode() for _, text in _exchange("signature", signature.encode())])
 
 
 def from_first(values: Tensor) -> Tensor:
@@ -117,7 +118,9 @@ def pooled(calibrate: Method) -> Method:
     @functools.wraps(calibrate)
     def over_all_ranks(self: Any, *args: Any, **kwargs: Any) -> Any:
         own, observed = self.statistics, self.observed
-        self.statistics = reduce(own, _signature(self), self.fitted.device)
+        if not active():
+            return calibrate(self, *args, **kwargs)
+        self.statistics = reduce(own, signature(self, *args, **kwargs), self.fitted.device)
         self.observed = reduce(observed, "", self.fitted.device)
         try:
             with local():  # a calibrate that calls another's must not add the ranks up twice
@@ -225,8 +228,10 @@ def _check_signatures(signatures: list[str]) -> None:
             )
 
 
-def _signature(head: Any) -> str:
-    return f"{type(head).__name__} {json.dumps(head.config(), sort_keys=True, default=str)}"
+def signature(head: Any, solver: str = "exact", eta: float | None = None, max_iter: int | None = None) -> str:
+    """What must be alike on all ranks of a fit: the head and the options of ``calibrate``."""
+    config = json.dumps(head.config(), sort_keys=True, default=str)
+    return f"{head.kind()} {config}, solver={solver!r}, eta={eta!r}, max_iter={max_iter!r}"
 
 
 # -- statistics as a description and tensors ---------------------------------------------------------------------------------

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 import torchgmc as gmc
 from gmctest.examples import cameras, threshold_data, two_audits
 from gmctest.heads_zoo import ZOO
-from torchgmc.audits.audit import Audit, summarize
+from gmctest.tables import summarize
+from torchgmc.audits.audit import Audit
 from torchgmc.audits.intervals import Moments
 
 ENTRIES = list(ZOO)

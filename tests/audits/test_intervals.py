@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gmctest.oracles import audit_interval
-from torchgmc.audits.audit import summarize
+from gmctest.tables import summarize
 from torchgmc.audits.intervals import Moments
 
 

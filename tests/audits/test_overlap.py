@@ -25,7 +25,7 @@ def test_few_examples_are_counted_exactly(n, m, common, seed):
     x = torch.rand(n + m, 4, generator=torch.Generator().manual_seed(seed))
     seen, audited = x[:n], x[max(0, n - common) :][:m]
     expected = plain_share([tuple(r.tolist()) for r in seen], [tuple(r.tolist()) for r in audited])
-    found = share(Sketch.of(seen).keys, Sketch.of(audited).keys)
+    found = share(Sketch.of(seen), Sketch.of(audited))
     if expected * len(audited) >= 3 and expected > 0.02:
         assert found == pytest.approx(expected)
     else:
@@ -37,7 +37,7 @@ def test_many_examples_are_estimated(part):
     g = torch.Generator().manual_seed(3)
     seen, fresh = torch.rand(50_000, 3, generator=g), torch.rand(40_000, 3, generator=g)
     audited = torch.cat([seen[: int(part * 40_000)], fresh[int(part * 40_000) :]])
-    found = share(Sketch.of(seen).keys, Sketch.of(audited).keys)
+    found = share(Sketch.of(seen), Sketch.of(audited))
     assert found == 0.0 if part == 0.0 else found == pytest.approx(part, abs=0.06)
 
 
@@ -67,15 +67,16 @@ def test_few_distinct_scores_are_no_overlap(levels):
     for seed in range(20):
         g = torch.Generator().manual_seed(seed)
         seen, audited = (torch.randint(levels, (2000,), generator=g) / levels for _ in range(2))
-        assert share(Sketch.of(seen).keys, Sketch.of(audited).keys) == 0.0, (levels, seed)
+        assert share(Sketch.of(seen), Sketch.of(audited)) == 0.0, (levels, seed)
 
 
 @pytest.mark.parametrize("entry", ZOO, ids=lambda e: e.name)
 def test_every_head_warns_on_its_calibration_data_and_only_there(entry: Entry, tmp_path):
     head = entry.fitted(80, 0)
     seen, fresh = entry.data(80, 0).observe, entry.data(80, 1).observe
-    path = gmc.save(head, tmp_path / "head.safetensors")
-    for one in (head, gmc.load(path, **entry.loading)):
+    path = gmc.save(head, tmp_path / "head.safetensors", remember=True)
+    secret = gmc.save(head, tmp_path / "secret.safetensors", remember="between us")
+    for one in (head, gmc.load(path, **entry.loading), gmc.load(secret, secret="between us", **entry.loading)):
         if "unprocessed" not in entry.name:  # nothing is fitted to the data there
             with pytest.warns(OverlapWarning, match="held-out"):
                 audit = one.audit(*seen)
@@ -103,7 +104,7 @@ def test_batches_refits_and_resets():
         warnings.simplefilter("error", OverlapWarning)
         assert head.audit(first, y).note == ""
     head.reset()
-    assert bool(head.seen.isinf().all())
+    assert head.calibrated_on is None and head.observed is None
 
 
 def test_failed_observe_remembers_nothing():
@@ -119,4 +120,33 @@ def test_rounding_of_a_model_does_not_hide_an_overlap():
     scores = torch.rand(500, 8, 8, generator=g)
     noisy = scores * (1 + 3e-7 * (torch.rand(500, 8, 8, generator=g) - 0.5))
     assert not torch.equal(scores, noisy)
-    assert share(Sketch.of(scores).keys, Sketch.of(noisy).keys) > 0.95
+    assert share(Sketch.of(scores), Sketch.of(noisy)) > 0.95
+
+
+def test_salted_keys_find_the_same_overlap_and_no_other_salt_does():
+    g = torch.Generator().manual_seed(1)
+    for n in (300, 30_000):
+        x = torch.rand(n, 3, generator=g)
+        seen, audited = Sketch.of(x[: n // 2]), Sketch.of(x[n // 4 : n // 4 * 3])
+        for salt in (5, overlap.salt_of("a secret")):
+            assert share(seen.salted(salt), audited) == pytest.approx(share(seen, audited), abs=0.04)
+            other = Sketch(seen.salted(salt).keys, seen.limit, salt + 2)
+            assert share(other, audited) == 0.0
+        assert not set(seen.salted(5).keys.tolist()) & set(seen.keys.tolist())
+
+
+@pytest.mark.parametrize("entry", ZOO, ids=lambda e: e.name)
+def test_nothing_a_head_leaves_behind_tells_who_was_in_the_data(entry: Entry, tmp_path):
+    """Neither files, state dicts nor exported programs hold a number that follows from one example."""
+    head = entry.fitted(80, 0)
+    keys = Sketch.of(*(part.double().flatten(1) if part.dim() > 1 else part for part in entry.data(80, 0).observe[:2])).keys
+    files = gmc.load(gmc.save(head, tmp_path / "head.safetensors"), **entry.loading)
+    for state in (head.state_dict(), files.state_dict()):
+        for name, value in state.items():
+            assert not torch.isin(value.double().flatten(), keys).any(), name
+            assert value.shape[:1] != (overlap.SIZE,), name
+    assert files.calibrated_on is None
+    remembered = gmc.save(head, tmp_path / "kept.safetensors", remember=True)
+    if entry.name != "unprocessed" and "unprocessed" not in entry.name:
+        assert gmc.load(remembered, **entry.loading).calibrated_on is not None
+        assert gmc.load(gmc.save(head, tmp_path / "s", remember="x"), **entry.loading).calibrated_on is None  # no secret given

@@ -84,7 +84,7 @@ def test_held_out_rows_depend_on_the_seed_alone(tmp_path: Path, capsys: pytest.C
 
 def test_starting_thresholds_and_weights_are_asked_for_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arrays = CASES["quantile"].data(N, 0) | {"start": np.linspace(0, 1, N), "w": np.ones(N)}
-    words = ("--task", "quantile", "--target", "0.8", "--alpha", "0.05", "--base", "start", "--weight", "w")
+    words = ("--task", "quantile", "--target", "0.8", "--alpha", "0.05", "--base", "start", "--weight", "w", "--remember")
     _, head = calibrated(tmp_path, arrays, *words)
     made = gmc.QuantileHead(0.8, 0.05).fit(torch.from_numpy(arrays["scores"]), base=torch.from_numpy(arrays["start"]))
     torch.testing.assert_close(head.state_dict(), made.state_dict())

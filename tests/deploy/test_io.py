@@ -92,7 +92,7 @@ def test_newer_foreign_unknown_and_impossible_files(head, tmp_path):
     with pytest.raises(ValueError, match="schema 99, this version of torchgmc reads up to 1; upgrade"):
         gmc.load(path)
     rewrite(path, schema=1, head="OtherHead")
-    with pytest.raises(ValueError, match="unknown kind 'OtherHead'; known: .*ThresholdHead"):
+    with pytest.raises(ValueError, match="unknown kind 'OtherHead'; import its module first. Known: .*ThresholdHead"):
         gmc.load(path)
     rewrite(path, head="ThresholdHead", config={"target": 0.1, "alpha": -1.0})
     with pytest.raises(ValueError, match="configuration of this ThresholdHead cannot be used: `alpha`"):

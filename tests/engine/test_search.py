@@ -63,7 +63,7 @@ def test_general_test_functions_equal_products(monkeypatch):
     g = (who[:, :, None, None] * what).reshape(50, 12, 2)
     expected = gmc.violations(who, s, what, weight).reshape(12, 1)
     torch.testing.assert_close(gmc.violations(g.double(), s, weight=weight), expected)
-    monkeypatch.setattr("torchgmc.search.MAX_ELEMENTS", 100)  # several chunks
+    monkeypatch.setattr("torchgmc.engine.search.MAX_ELEMENTS", 100)  # several chunks
     torch.testing.assert_close(gmc.violations(g.double(), s, weight=weight), expected)
 
 

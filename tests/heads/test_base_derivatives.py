@@ -15,8 +15,8 @@ from torch import Tensor
 import torchgmc as gmc
 from gmctest.fake_device import AWAY
 from torchgmc.engine import hashing, implicit
-from torchgmc.engine.implicit import minimise
-from torchgmc.heads import implicit_problems
+from torchgmc.engine.implicit import SoftPinball, minimise
+from torchgmc.heads.distribution.training import TiltPotential, atom_masses
 
 SEEDS = st.integers(0, 2**16)
 T = 0.05
@@ -196,8 +196,8 @@ def test_minimise_against_scipy():
     head, x, _ = distribution_case(3)
     rng = torch.Generator().manual_seed(3)
     groups = members(40, 2, rng)
-    problem = implicit_problems.TiltPotential(head.atom_lists, groups, torch.ones(40, dtype=torch.float64))
-    mass = implicit_problems.atom_masses(x, head.ids, head.atom, len(head.atom_lists), 1.0)
+    problem = TiltPotential(head.atom_lists, groups, torch.ones(40, dtype=torch.float64))
+    mass = atom_masses(x, head.ids, head.atom, len(head.atom_lists), 1.0)
     slack = torch.full((2, 3), 0.01, dtype=torch.float64)
     theta = minimise(problem, slack, mass)
 
@@ -228,9 +228,7 @@ def test_groups_that_add_up_have_a_singular_system_and_the_right_outputs():
         return (head.apply_state(state, groups) * weights).sum()
 
     x = scores.clone().requires_grad_()
-    problem = implicit_problems.SoftPinball(
-        torch.arange(60), torch.full((60,), 1 / 60.0), torch.full((60,), 0.7), groups.double(), 1, 0.2, 1.0
-    )
+    problem = SoftPinball(torch.arange(60), torch.full((60,), 1 / 60.0), torch.full((60,), 0.7), groups.double(), 1, 0.2, 1.0)
     hessian = problem.hessian(torch.zeros(4, 1, dtype=torch.float64), scores, torch.zeros(60, dtype=torch.float64))
     assert torch.linalg.matrix_rank(hessian) == 3
     (grad,) = torch.autograd.grad(output(x), x)
@@ -326,7 +324,7 @@ def test_runs_on_a_fake_accelerator_without_reading_values_in_the_formulas():
 
     with FakeTensorMode():
         member = torch.empty(9, 3, device=AWAY, dtype=torch.float64)
-        problem = implicit_problems.SoftPinball(
+        problem = SoftPinball(
             torch.empty(9, device=AWAY, dtype=torch.int64), *torch.empty(2, 9, device=AWAY), member, 1, 0.1, 1.0
         )
         theta, x = torch.empty(3, 1, device=AWAY, dtype=torch.float64), torch.empty(2, 9, device=AWAY, dtype=torch.float64)
@@ -357,7 +355,7 @@ def test_heads_without_a_smooth_optimum_say_so():
     with pytest.raises(ValueError, match="bins=4"):
         gmc.QuantileHead(0.9, 0.1, bins=4).solve_differentiably(torch.rand(4))
     risk = gmc.MonotoneRisk(lambda s, m, t: (s <= t[..., None]).double().mean(-1), name="mine")
-    with pytest.raises(ValueError, match="'mine' of your own"):
+    with pytest.raises(ValueError, match="the custom risk 'mine' is only defined at hard thresholds"):
         gmc.ThresholdHead(0.1, 0.1, risk=risk).solve_differentiably(torch.rand(4, 3), torch.rand(4, 3) < 0.5)
 
 

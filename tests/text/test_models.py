@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import torchgmc as gmc
-from gmctest.bert import wordpiece
+from gmctest.bert import masked_lm
 from gmctest.causal_lm import TwoTokens, fit, prompts
 from torchgmc.text import apply_to_output, calibrate_masked_lm, masked_logits
 
@@ -21,21 +21,7 @@ JOBS = {"jobs": ["doctor", "engineer"], "care": ["nurse"]}
 
 @pytest.fixture(scope="module")
 def masked():
-    tokenizer = wordpiece()
-    torch.manual_seed(0)
-    config = transformers.BertConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        intermediate_size=32,
-        max_position_embeddings=40,
-    )
-    model = transformers.BertForMaskedLM(config)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.mul_(4.0)
-    return model.eval(), tokenizer
+    return masked_lm()
 
 
 SENTENCES = [

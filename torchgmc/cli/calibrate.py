@@ -93,6 +93,13 @@ def calibrate(
     seed: Annotated[int, typer.Option(min=0, help="Which rows are kept back.")] = 0,
     delta: options.Delta = 0.05,
     report: options.Report = None,
+    remember: Annotated[
+        bool,
+        typer.Option(
+            "--remember",
+            help="Keep keys of the calibration rows in the file: an audit can then warn of them.",
+        ),
+    ] = False,
     strict: Annotated[bool, typer.Option("--strict", help="Exit code 1 if the fit does not reach alpha.")] = False,
     chunk: options.Chunk = None,
     most: options.Most = 20,
@@ -147,7 +154,7 @@ def calibrate(
     head = fitting.make(source, alpha, given, more)
     held = fitting.fit(head, source, solver, eta, max_iter, holdout, seed)
     audit = None if held is None else fitting.audit(head, source, delta, held)
-    gmc.save(head, out, notes=fitting.notes(source))
+    gmc.save(head, out, notes=fitting.notes(source), remember=remember)
     files = {"head": out}
     if report is not None:
         settings = {"command": show.command(), "data": data.name}

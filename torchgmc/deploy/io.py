@@ -160,14 +160,19 @@ def _checksum(text: str, tensors: dict[str, Tensor]) -> str:
     return digest.hexdigest()
 
 
-def _class_of(kind: Any, source: str) -> type[Head]:
-    """The class that a file names: one of this package, or one of the user's that has been imported. Nothing is imported."""
+def known_heads() -> dict[str, type[Head]]:
+    """Every class of heads by what files call it: those of this package, and the user's that have been imported."""
     import torchgmc.baselines  # noqa: F401  # registers its classes
 
     def below(one: type[Head]) -> list[type[Head]]:
         return [one, *(k for sub in one.__subclasses__() for k in below(sub))]
 
-    known = {one.kind(): one for one in below(Head)[1:]}
+    return {one.kind(): one for one in below(Head)[1:]}
+
+
+def _class_of(kind: Any, source: str) -> type[Head]:
+    """The class that a file names. Nothing is imported for it."""
+    known = known_heads()
     if kind in known:
         return known[kind]
     own = [one for name, one in known.items() if ":" in name and one.__name__ == kind]  # a file of version 0.1

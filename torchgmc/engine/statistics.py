@@ -5,6 +5,8 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from torchgmc.engine import hashing
+
 _Same = TypeVar("_Same", bound="PerExample")
 
 
@@ -25,6 +27,15 @@ class PerExample:
     def clone(self: _Same) -> _Same:
         """A copy: the batch it was made from may be overwritten."""
         return type(self)(*(tensor.clone() for tensor in vars(self).values()))
+
+    def sorted(self: _Same) -> _Same:
+        """The same examples in an order that does not depend on how they came."""
+        order = self.order()
+        return type(self)(*(tensor[order] for tensor in vars(self).values()))
+
+    def order(self) -> Tensor:
+        """Indices of the examples by their content, int64 ``(n,)``."""
+        return hashing.row_keys(*self.content()).argsort(stable=True)
 
     def content(self) -> tuple[Tensor, ...]:
         """What tells examples apart."""

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import torchgmc as gmc
+from torchgmc.engine.folds import deal
 from torchgmc.engine.search import Cells
 from torchgmc.groups.groups import Groups
 from torchgmc.mappings import Centered, Pinball, Residual
@@ -131,7 +132,7 @@ def test_fresh_uses_a_new_pair_of_splits_for_each_step():
 def test_fresh_equals_a_loop_over_the_splits(seed):
     f0, y, who = problem(n=80, l=1, seed=seed)
     solution = gmc.solve(f0, Residual(y), who, alpha=0.05, solver="fresh", eta=0.1, max_iter=4, seed=seed)
-    split = torch.randperm(80, generator=torch.Generator().manual_seed(seed)) % 8
+    split = deal(8, f0.double(), f0.double() - y, torch.ones(80).double(), seed=seed)
     f, steps = f0.clone(), 0
     for t in range(4):
         rows = split == 2 * t
@@ -187,7 +188,7 @@ def test_cycle_is_said():
         ({"mapping": lambda f: f / 0}, ValueError, "finite row per example"),
         ({"who": torch.ones(59, 2).bool()}, ValueError, "59 rows but `s` has 60"),
         ({"weight": torch.ones(3)}, ValueError, "`weight` must have shape"),
-        ({"solver": "fresh", "max_iter": 1000}, ValueError, "2 T = 2000 splits but there are 60 examples"),
+        ({"solver": "fresh", "max_iter": 1000}, ValueError, "2 T = 2000 splits, but there are 60 examples"),
         ({"conditional": True, "who": torch.zeros(60, 1).bool()}, ValueError, "set 0 has no examples"),
     ],
 )

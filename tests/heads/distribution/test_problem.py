@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from gmctest.oracles_distribution import draw, dual_of, numpy_algorithm, tail_and_words
+from torchgmc.engine.values import Names
 from torchgmc.heads.distribution.problem import SimplexProblem, TiltProblem
 from torchgmc.heads.distribution.simplex import tail_of
 
@@ -17,9 +18,9 @@ def test_fixed_steps_equal_numpy_step_for_step(seed, conditional):
     alpha, eta = 0.01, 0.004
     p, words, others, keep, found = tail_and_words(logits, lists)
     ones = torch.ones(len(logits), dtype=torch.float64)
-    names = ([str(i) for i in range(3)], [str(i) for i in range(3)])
+    names = Names([str(i) for i in range(3)], [str(i) for i in range(3)])
     directions = found.lists[found.atom].T
-    problem = SimplexProblem(words, tail_of(others), directions, member, ones, conditional, torch.zeros(40).long(), *names)
+    problem = SimplexProblem(words, tail_of(others), directions, member, ones, conditional, names)
     report, log = run(problem, alpha, "paper", eta, 500)
     p, loop = numpy_algorithm(logits, member, lists, alpha, eta, 500, conditional)
     assert report.converged and report.iterations == len(loop) > 3
@@ -34,7 +35,7 @@ def test_line_search_removes_the_violation_in_both_geometries():
     logits, member, lists = draw()
     dual = dual_of(logits, member, lists)
     _, words, others, _, found = tail_and_words(logits, lists)
-    common = (member, torch.ones(40, dtype=torch.float64), False, torch.zeros(40).long(), ["a", "b", "c"], ["x", "y", "z"])
+    common = (member, torch.ones(40, dtype=torch.float64), False, Names(["a", "b", "c"], ["x", "y", "z"]))
     for problem in (TiltProblem(dual, *common), SimplexProblem(words, tail_of(others), found.lists[found.atom].T, *common)):
         before = problem.violations()
         who, what = torch.tensor(0), torch.tensor(0)

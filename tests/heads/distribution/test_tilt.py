@@ -84,7 +84,7 @@ def test_log_masses_in_blocks_and_types(monkeypatch):
     logits, _, lists = draw(n=50)
     found = atoms(lists)
     whole = log_masses(logits, *found[:2], len(found.lists))
-    monkeypatch.setattr("torchgmc.distributions.CHUNK", 13)
+    monkeypatch.setattr("torchgmc.heads.distribution.tilt.CHUNK", 13)
     torch.testing.assert_close(log_masses(logits, *found[:2], len(found.lists)), whole)
     half = log_masses(logits.bfloat16(), *found[:2], len(found.lists))
     torch.testing.assert_close(half, log_masses(logits.bfloat16().double(), *found[:2], len(found.lists)), rtol=1e-5, atol=1e-5)
@@ -145,7 +145,7 @@ def test_hessian_in_blocks(monkeypatch):
     dual, _ = fit(logits, member, lists)
     p = dual.tilted(torch.randn(dual.shape, dtype=torch.float64))[1]
     whole = dual.hessian(p)
-    monkeypatch.setattr("torchgmc.distributions.MAX_ELEMENTS", 20)
+    monkeypatch.setattr("torchgmc.heads.distribution.tilt.MAX_ELEMENTS", 20)
     torch.testing.assert_close(dual.hessian(p), whole)
 
 

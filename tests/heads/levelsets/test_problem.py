@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from torchgmc.engine.solver import run
+from torchgmc.engine.values import Names
 from torchgmc.heads.levelsets import steps as levelsets
 from torchgmc.heads.levelsets.problem import ResidualProblem
 from torchgmc.heads.levelsets.steps import (
@@ -30,7 +31,7 @@ def problem(n=200, a=3, bins=4, columns=1, euclidean=True, seed=0):
         member=member,
         weight=torch.rand(n, generator=g, dtype=torch.float64),
         edges=equal_width(bins, columns == 1, euclidean),
-        names=[str(j) for j in range(a)],
+        names=Names([str(j) for j in range(a)], [str(k) for k in range(40)]),
         conditional=False,
         euclidean=euclidean,
         unit=levelsets.UNIT,

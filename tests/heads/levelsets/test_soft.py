@@ -42,7 +42,7 @@ def soft_probability(head: gmc.ProbabilityHead, p: float, member: list[float], t
         rise = [1.0, *(sigmoid((z - e) / temperature) for e in head.edges.tolist()), 0.0]
         return [a - b for a, b in itertools.pairwise(rise)]
 
-    for table in head.tables[..., 0].tolist():  # (a, b)
+    for table in head.rounds[..., 0].tolist():  # (a, b)
         z = project(z)
         z -= sum(w * sum(m * row[k] for m, row in zip(everyone, table, strict=True)) for k, w in enumerate(inside(z)))
     for who, step in zip(head.log_who.tolist(), head.log_step.tolist(), strict=True):
@@ -56,7 +56,7 @@ def test_probabilities_are_the_definition(geometry, solver):
     probs, y, member = events(300, 3).observe
     head = gmc.ProbabilityHead(0.01, GROUPS, bins=4, geometry=geometry, noise_floor=False)
     head.fit(probs, y, member, solver=solver, max_iter=20)
-    assert len(head.tables) + len(head.log_who) > 0
+    assert len(head.rounds) + len(head.log_who) > 0
     found = head(probs[:20].double(), member[:20], "soft", 0.3)
     wanted = [soft_probability(head, float(p), m, 0.3) for p, m in zip(probs[:20], member[:20].double().tolist(), strict=True)]
     torch.testing.assert_close(found, torch.tensor(wanted, dtype=torch.float64), rtol=1e-9, atol=1e-9)

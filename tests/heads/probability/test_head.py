@@ -70,7 +70,7 @@ def test_files_copies_and_state(tmp_path, solver):
     fresh.load_state_dict(head.state_dict())
     for other in (loaded, fresh, copy.deepcopy(head), copy.deepcopy(head).half()):
         assert torch.equal(other(probs, member), expected)
-    assert f"rounds={len(head.tables) + len(head.log_who)}" in repr(head) and len(head.tables) + len(head.log_who) > 0
+    assert f"rounds={len(head.rounds) + len(head.log_who)}" in repr(head) and len(head.rounds) + len(head.log_who) > 0
     head.reset()
     assert not head.is_fitted and head.report is None
     with pytest.raises(RuntimeError, match="not fitted"):

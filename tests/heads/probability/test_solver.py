@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 import torchgmc as gmc
 from gmctest import oracles_levelsets as oracle
 from gmctest.oracles_levelsets import classes, events, head_table
+from torchgmc.engine.folds import deal
 
 NAMES = ["a", "b", "c"]
 
@@ -71,7 +72,7 @@ def test_fresh_equals_loop():
     alpha, eta, steps = 0.04, 2.0**-3, 12
     head = gmc.ProbabilityHead(alpha, NAMES, bins=3, geometry="euclidean")
     head.fit(probs, y, member, solver="fresh", eta=eta, max_iter=steps)
-    order = torch.randperm(1200, generator=torch.Generator().manual_seed(0)) % (2 * steps)
+    order = deal(2 * steps, *head.statistics.content())
     final, taken = oracle.algorithm_1(
         probs[:, None].tolist(),
         lambda i, row: [row[0] - float(y[i])],
@@ -220,9 +221,9 @@ def test_replay_is_exact_in_any_batch_order_and_precision_of_the_solver():
     head.observe(probs, y, member)
     examples, promise = head.statistics, head._promise(probs.device)
     assert probabilities.Sample(examples, promise).dtype == torch.float32
-    solution = probabilities.fit(examples, promise, 3, names)
+    solution = probabilities.fit(examples, promise, 3, head.test_functions())
     head.calibrate(max_iter=3)
-    assert len(head.tables) > 0
+    assert len(head.rounds) > 0
     assert torch.equal(head.calibrated(probs, member), solution.z)
     shuffled = torch.randperm(30_000, generator=torch.Generator().manual_seed(0))
     assert torch.equal(head.calibrated(probs[shuffled], member[shuffled]), solution.z[shuffled])

@@ -14,6 +14,7 @@ import torchgmc as gmc
 from gmctest import oracles_levelsets as oracle
 from gmctest.oracles_levelsets import scores_of
 from gmctest.soft_heads import SOFT, fitted, inputs_of
+from torchgmc.engine.folds import deal
 from torchgmc.heads.quantile.problem import quantile_error
 
 NAMES = ["a", "b", "c"]
@@ -56,7 +57,7 @@ def test_fresh_equals_loop():
     scores, member = scores_of(1200)
     alpha, eta, steps = 0.1, 0.5, 8
     head = gmc.QuantileHead(0.9, alpha, NAMES, init=0.5).fit(scores, member, solver="fresh", eta=eta, max_iter=steps)
-    order = torch.randperm(1200, generator=torch.Generator().manual_seed(0)) % (2 * steps)
+    order = deal(2 * steps, *head.statistics.content())
     final, taken = oracle.algorithm_1(
         [[0.5]] * 1200,
         lambda i, row: [float(scores[i] <= row[0]) - 0.9],

@@ -13,6 +13,7 @@ from torch._subclasses import FakeTensorMode
 import torchgmc as gmc
 from gmctest.fake_device import AWAY
 from gmctest.oracles import algorithm_1, false_alarm_rate, group_violations, miss_rate, pinball
+from torchgmc.engine.folds import deal
 from torchgmc.heads.threshold.risks import MonotoneRisk
 
 
@@ -245,7 +246,7 @@ def test_fresh_splits_keep_the_three_quarter_rule():
     report = head.report
     assert report.converged and 0 < report.iterations < 20 and "3/4 alpha" in report.message
     # The split that stopped it, measured by the loop with the final thresholds, has no violation above 3/4 alpha.
-    split = head._split(scores)
+    split = deal(40, *head.statistics.content())
     chosen = (split == 2 * report.iterations).tolist()
     rows = [i for i, c in enumerate(chosen) if c]
     pick = lambda t: [t.tolist()[i] for i in rows]  # noqa: E731
@@ -266,8 +267,8 @@ def test_streaming_needs_no_more_memory_for_more_images():
 def test_observe_in_slices_of_bounded_size(monkeypatch):
     scores, masks, groups = make(n=40, m=30, seed=16)
     whole = gmc.ThresholdHead(0.1, 0.02, ["a", "b", "c"]).fit(scores, masks, groups)
-    monkeypatch.setattr("torchgmc.heads.threshold.MAX_ELEMENTS", 10_000)
-    monkeypatch.setattr("torchgmc.risks.CHUNK", 64)
+    monkeypatch.setattr("torchgmc.heads.threshold.head.MAX_ELEMENTS", 10_000)
+    monkeypatch.setattr("torchgmc.heads.threshold.risks.CHUNK", 64)
     sliced = gmc.ThresholdHead(0.1, 0.02, ["a", "b", "c"]).fit(scores, masks, groups)
     torch.testing.assert_close(whole.offsets, sliced.offsets)
 
@@ -373,7 +374,7 @@ def test_many_steps_between_two_looks_change_nothing(monkeypatch, batch, solver)
     scores, masks, groups = make(n=200, m=40, seed=24)
     options = {} if solver == "exact" else {"eta": 1 / 128, "max_iter": 8 if solver == "fresh" else 500}
     one = gmc.ThresholdHead(0.1, 0.02, ["a", "b", "c"]).fit(scores, masks, groups, solver=solver, **options)
-    monkeypatch.setattr("torchgmc.solver.steps_per_sync", lambda device: batch)
+    monkeypatch.setattr("torchgmc.engine.solver.steps_per_sync", lambda device: batch)
     many = gmc.ThresholdHead(0.1, 0.02, ["a", "b", "c"]).fit(scores, masks, groups, solver=solver, **options)
     assert many.report.iterations == one.report.iterations and many.report.converged == one.report.converged
     torch.testing.assert_close(many.offsets, one.offsets)

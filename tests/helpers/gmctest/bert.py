@@ -39,3 +39,25 @@ def wordpiece(kind="fast", lower=True):
     letters = [chr(c) for c in range(97, 123)] + ([] if lower else [chr(c) for c in range(65, 91)])
     pieces = list(dict.fromkeys(PIECES.split() + letters + ["##" + c for c in letters]))
     return bert_tokenizer(pieces, lower=lower, slow=kind == "slow")
+
+
+def masked_lm() -> tuple[Any, Any]:
+    """A tiny masked language model with random weights, large enough to differ between prompts, and its tokenizer."""
+    import torch
+    import transformers
+
+    tokenizer = wordpiece()
+    torch.manual_seed(0)
+    config = transformers.BertConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=32,
+        max_position_embeddings=40,
+    )
+    model = transformers.BertForMaskedLM(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(4.0)
+    return model.eval(), tokenizer

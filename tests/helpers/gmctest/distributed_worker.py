@@ -17,6 +17,9 @@ N = 61
 #: Rows of rank 0 and rank 1.
 SHARDS = {"even": (0, 30, 60), "uneven": (0, 17, 61), "empty": (0, 61, 61), "empty first": (0, 0, 61)}
 
+#: Solvers with fixed steps; "exact" is tried on every shard.
+SOLVERS = {"paper": {"solver": "paper", "eta": 0.02, "max_iter": 15}, "fresh": {"solver": "fresh", "eta": 0.02, "max_iter": 3}}
+
 
 def rows(rank: int, shard: str) -> slice:
     return slice(*SHARDS[shard][rank : rank + 2])
@@ -39,6 +42,9 @@ def fits(rank: int) -> dict:
         head.calibrate(**entry.options)
         assert head.statistics is before
         found[entry.name, "observe"] = head.state_dict()
+        for name, options in SOLVERS.items():
+            head = entry.make().fit(*(t[rows(rank, "uneven")] for t in data), **options)
+            found[entry.name, name] = head.state_dict()
         with local():
             found[entry.name, "local"] = entry.make().fit(*data, **entry.options).state_dict()
     return found
@@ -49,7 +55,7 @@ def traffic(rank: int) -> dict:
     found = {}
     for entry in ZOO:
         sizes = []
-        for n in (60, 600):
+        for n in (2200, 2900):  # more than the keys that are kept of the examples
             data = entry.data(n, 4).observe
             before = exchanged_bytes()
             entry.make().fit(*(t[rank::2] for t in data), **entry.options)
@@ -103,6 +109,10 @@ def failures(rank: int) -> dict:
         "own loop": lambda: _own_loop(entry.make(), bad if rank else scores, masks, member),
         "wrong points": lambda: entry.make().fit(scores, masks, member) if rank else entry.make().calibrate(),
         "other heads": lambda: gmc.ThresholdHead(0.1 + 0.1 * rank, 0.02, ["a", "b", "c"]).fit(scores, masks, member),
+        "other solvers": lambda: entry.make().fit(scores, masks, member, solver="paper" if rank else "exact"),
+        "other solvers in a loop": lambda: _own_loop(
+            entry.make(), scores, masks, member, solver="paper" if rank else "exact", max_iter=3
+        ),
         "no data anywhere": lambda: entry.make().fit(scores[:0], masks[:0], member[:0]),
     }.items():
         try:
@@ -115,11 +125,11 @@ def failures(rank: int) -> dict:
     return found
 
 
-def _own_loop(head, *data):
+def _own_loop(head, *data, **options):
     with together():
         for part in zip(*(t.split(10) for t in data), strict=True):
             head.observe(*part)
-        head.calibrate()
+        head.calibrate(**options)
 
 
 def killed(rank: int) -> dict:

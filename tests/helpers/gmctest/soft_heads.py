@@ -50,7 +50,7 @@ def fitted(name: str) -> gmc.Head:
     if name not in LEVELED:
         return ZOO[NAMES.index(name)].fitted()
     head = LEVELED[name]()
-    assert sum(len(getattr(head, key)) for key in ("tables", "log_who") if hasattr(head, key)) > 0
+    assert sum(len(getattr(head, key)) for key in ("rounds", "log_who") if hasattr(head, key)) > 0
     return head
 
 

@@ -439,7 +439,7 @@ class DistributionHead(Head):
             raise ValueError(f"`labels` must be int64 token ids of shape ({len(logits)},), got {tuple(labels.shape)}.")
         lists, divergence, losses = [], [], []
         rows = max(1, 32 * CHUNK // logits.shape[1])
-        for first in range(0, len(logits), rows):
+        for first in range(0, max(len(logits), 1), rows):
             part = logits[first : first + rows]
             before = torch.log_softmax(part.float() if part.dtype != torch.float64 else part, -1)
             after = self(before, member[first : first + rows]) if self.is_fitted else self._start(before)

@@ -228,6 +228,11 @@ class ThresholdHead(Head):
         """Groups and classes."""
         return Names(self.groups, [f"class {c}" for c in range(self.columns)] if self.per_class else [""])
 
+    def softness(self) -> float:
+        """Default width of a soft step; only for risks that have one."""
+        self.risk.shares()
+        return 0.1
+
     def s_range(self) -> tuple[Tensor, Tensor]:
         """A risk lies in [0, 1]."""
         return -self.s_target(), 1.0 - self.s_target()
@@ -251,12 +256,11 @@ class ThresholdHead(Head):
             max_iter: cap on the steps: 1000 for ``"exact"``; else the bound of Theorem 1, at most 100,000.
         """
         self.check_solver(solver, eta, max_iter)
-        problem, splits = self._problem(), None
+        splits = self._splits(max_iter) if solver == "fresh" else None
+        problem = self._problem()
         if solver != "exact":
             eta, bound = self._fixed_step(problem, eta, solver == "fresh")
             max_iter = max_iter or bound
-        if solver == "fresh":
-            splits = self._splits(max_iter)
         report, _ = run(problem, self.alpha, solver, eta, splits.steps if splits else max_iter or 1000, splits=splits)
         self._write(self.base.new_full((self.columns,), self.init), problem.offsets)
         self.mark_fitted(self._finish(report))
@@ -265,7 +269,8 @@ class ThresholdHead(Head):
     def _splits(self, max_iter: int | None) -> Splits:
         if not self._apart:
             raise ValueError("solver='fresh' needs examples kept apart: use `fit` or `fit_batches` with solver='fresh'.")
-        assert self.statistics is not None
+        if self.statistics is None:
+            raise ValueError("no examples observed: call `observe` (or `fit`) with at least one image first.")
         return Splits(fresh_steps(max_iter, int(self.statistics.examples)), *self.statistics.content())
 
     def _write(self, base: Tensor, offsets: Tensor) -> None:

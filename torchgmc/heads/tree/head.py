@@ -229,7 +229,7 @@ class TreeHead(Head):
             )
         sets = self._sets(statistics.levels.device)
         options = (self.target, self.conditional, self.alpha, self.test_functions(), self.init, self.jitter)
-        return TreeProblem(statistics, self.tree, sets, *options)
+        return TreeProblem(statistics.sorted(), self.tree, sets, *options)
 
     def _sets(self, device: torch.device) -> Tensor:
         """Nodes of each set, bool (V, q)."""

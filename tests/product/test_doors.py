@@ -1,0 +1,136 @@
+"""Every door to a fit, every solver, every head: the same state."""
+
+import pytest
+import torch
+from torch import nn
+
+import torchgmc as gmc
+from gmctest.heads_zoo import ZOO, Entry
+
+SOLVERS = {
+    "exact": {},
+    "paper": {"solver": "paper", "max_iter": 25},
+    "paper, own step": {"solver": "paper", "eta": 0.01, "max_iter": 25},
+    "fresh": {"solver": "fresh", "max_iter": 4},
+    "fresh, own step": {"solver": "fresh", "eta": 0.01, "max_iter": 4},
+    "fresh, own number of steps": {"solver": "fresh"},
+}
+
+
+def state(head: gmc.Head) -> dict[str, torch.Tensor]:
+    assert head.is_fitted and head.report is not None
+    return head.state_dict()
+
+
+def same(found: gmc.Head, want: gmc.Head, atol: float = 1e-9) -> None:
+    one, two = state(found), state(want)
+    assert list(one) == list(two)
+    for name in one:
+        torch.testing.assert_close(one[name], two[name], rtol=0, atol=atol, msg=lambda text, name=name: f"{name}: {text}")
+    assert found.report.iterations == want.report.iterations
+
+
+@pytest.mark.parametrize("options", SOLVERS.values(), ids=SOLVERS)
+@pytest.mark.parametrize("entry", ZOO, ids=lambda e: e.name)
+def test_fit_and_fit_batches(entry: Entry, options):
+    data = entry.data(200, 3).observe
+    whole = entry.make().fit(*data, **options)
+    names = whole.arguments
+    parts = list(zip(*(t.split(61) for t in data), strict=True))
+    same(entry.make().fit_batches(parts, **options), whole)
+    same(entry.make().fit_batches((dict(zip(names, part, strict=False)) for part in parts), **options), whole)
+    same(entry.make().fit(**dict(zip(names, data, strict=False)), **options), whole)
+    again = entry.fitted()  # a fit forgets the one before
+    same(again.fit_batches(reversed(parts), **options), whole, 1e-5)  # sums in another order
+
+
+class Identity:
+    """A loader's batch goes through a model that changes nothing."""
+
+    @staticmethod
+    def module():
+        pl = pytest.importorskip("lightning.pytorch")
+
+        class Module(pl.LightningModule):
+            def __init__(self) -> None:
+                super().__init__()
+                self.weight = nn.Parameter(torch.zeros(()))
+
+            def forward(self, x):
+                return x
+
+            def training_step(self, batch, index):
+                return self.weight.square()
+
+            def validation_step(self, batch, index):
+                self(batch["x"])
+
+            def configure_optimizers(self):
+                return torch.optim.SGD(self.parameters(), 0.1)
+
+        return Module()
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore:.*does not have many workers", "ignore:.*training data")
+@pytest.mark.parametrize("options", [SOLVERS[k] for k in ("exact", "paper, own step", "fresh, own step")], ids=str)
+@pytest.mark.parametrize("entry", ZOO, ids=lambda e: e.name)
+def test_lightning(entry: Entry, options, tmp_path):
+    pl = pytest.importorskip("lightning.pytorch")
+    data = entry.data(60, 3).observe
+    head = entry.make()
+    bound = head.bind(*data)
+    batch = {"x": bound[head.arguments[0]]}
+    if head.truth:
+        batch["target"] = bound[head.truth]
+    if head.member_argument in bound:
+        batch["groups"] = bound[head.member_argument]
+    rows = [{key: value[i] for key, value in batch.items()} for i in range(60)]
+    loader = torch.utils.data.DataLoader(rows, batch_size=23)
+    adapter = gmc.Adapter(inputs="x", conformity=(lambda output, target: output) if head.takes == "groups" else None)
+    callback = gmc.lightning.CalibrationCallback(head, loader, adapter=adapter, monitor=True, **options)
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
+    trainer = pl.Trainer(
+        max_epochs=1, accelerator="cpu", default_root_dir=tmp_path, callbacks=[callback], limit_train_batches=1, **quiet
+    )
+    trainer.fit(Identity.module(), loader, loader)
+    same(callback.head, entry.make().fit(*data, **options))
+    assert trainer.callback_metrics["calibration/worst"].isfinite()
+
+
+@pytest.mark.parametrize("geometry", ["kl", "euclidean"])
+@pytest.mark.parametrize("options", SOLVERS.values(), ids=SOLVERS)
+def test_text_helper(options, geometry):
+    pytest.importorskip("transformers")
+    from gmctest.bert import masked_lm
+
+    model, tokenizer = masked_lm()
+    sentences = [f"{who} is a [MASK] ." for who in ("she", "he") for _ in range(20)]
+    groups = gmc.TokenGroups(tokenizer, {"female": ["she"], "male": ["he"]})
+    lists = {"x": [7, 8, 9], "y": [9, 12]}
+    batches = list(gmc.text.masked_logits(model, tokenizer, sentences, batch_size=8))
+    want = gmc.DistributionHead(lists, 0.001, groups.names, geometry=geometry)
+    want.fit_batches([(b.logits, groups(b.input_ids)) for b in batches], **options)
+    head = gmc.DistributionHead(lists, 0.001, groups.names, geometry=geometry)
+    same(gmc.text.calibrate_masked_lm(model, tokenizer, sentences, head, groups, batch_size=8, progress=False, **options), want)
+    before = {name: value.clone() for name, value in head.state_dict().items()}
+    with pytest.raises(ValueError):  # an error leaves the fitted head as it was
+        gmc.text.calibrate_masked_lm(model, tokenizer, ["no mask here ."], head, groups, progress=False)
+    assert all(torch.equal(value, before[name]) for name, value in head.state_dict().items()) and head.is_fitted
+
+
+def test_options_are_refused_before_anything_is_done():
+    head = ZOO[0].fitted()
+    want = {name: value.clone() for name, value in head.state_dict().items()}
+
+    def batches():
+        raise AssertionError("the options are wrong: no batch is to be asked for")
+        yield
+
+    for options in ({"solver": "newton"}, {"eta": 0.1}, {"solver": "paper", "max_iter": 0}):
+        with pytest.raises(ValueError):
+            head.fit_batches(batches(), **options)
+    with pytest.raises(TypeError, match="batch 1 of `batches` must be a tuple of scores, masks, groups, weight"):
+        head.fit_batches([ZOO[0].data(5, 0).observe, "ab"])
+    with pytest.raises(TypeError, match="`mask` is unknown: a batch of a ThresholdHead is `scores`, `masks`"):
+        head.fit_batches([{"scores": torch.rand(2, 3), "mask": torch.ones(2, 3)}])
+    assert all(torch.equal(value, want[name]) for name, value in head.state_dict().items()) and head.is_fitted
