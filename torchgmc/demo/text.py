@@ -92,16 +92,10 @@ class TextResult(Result):
     def rows(self) -> list[dict[str, Any]]:
         """One row a group and list: probability of the list in the group, and bias, by method."""
         found = {name: {(r["group"], r["what"]): r for r in audit.rows()} for name, audit in self.audits.items()}
+        columns = {"probability": "risk", "bias": "estimate", "verdict": "verdict"}
         return [
-            {
-                "group": group,
-                "list": what,
-                "mass": found["kl"][group, what]["mass"],
-                **{
-                    key: {name: found[name][group, what][column] for name in METHODS}
-                    for key, column in (("probability", "risk"), ("bias", "estimate"), ("verdict", "verdict"))
-                },
-            }
+            {"group": group, "list": what, "mass": found["kl"][group, what]["mass"]}
+            | {key: {name: found[name][group, what][column] for name in METHODS} for key, column in columns.items()}
             for group, what in sorted(found["kl"])
         ]
 
@@ -112,12 +106,11 @@ class TextResult(Result):
             "alpha": self.alpha,
             "bias": self.rows(),
             "quality": self.quality,
-            "tradeoff": {name: [list(point) for point in points] for name, points in self.tradeoff.items()},
+            "tradeoff": self.tradeoff,
             "details": self.report.details,
         }
 
     def __rich__(self) -> Any:
-
         def numbers(row: dict[str, Any], name: str) -> str:
             return f"{1000 * row['bias'][name]:+.2f}"
 
@@ -362,19 +355,13 @@ def _page(result: TextResult, head: gmc.DistributionHead, data: Data) -> Page:
 
 
 def _sections(result: TextResult) -> list[Section]:
-    bias = Table(
-        ["group", "list", *(f"bias, {name}" for name in METHODS), *(f"P(list | group), {name}" for name in METHODS)],
-        [
-            [
-                r["group"],
-                r["list"],
-                *(f"{r['bias'][m]:+.4f}" for m in METHODS),
-                *(f"{r['probability'][m]:.4f}" for m in METHODS),
-            ]
-            for r in result.rows()
-        ],
-        numeric=[f"{kind}, {name}" for kind in ("bias", "P(list | group)") for name in METHODS],
-    )
+    kinds = {"bias": ("bias", "+.4f"), "P(list | group)": ("probability", ".4f")}
+    titles = [f"{kind}, {name}" for kind in kinds for name in METHODS]
+    cells = [
+        [row["group"], row["list"], *(f"{row[key][name]:{form}}" for key, form in kinds.values() for name in METHODS)]
+        for row in result.rows()
+    ]
+    bias = Table(["group", "list", *titles], cells, titles)
     columns = {
         "NLL": "NLL after",
         "perplexity": "perplexity after",
@@ -382,18 +369,9 @@ def _sections(result: TextResult) -> list[Section]:
         "tokens at 0": "zeros",
         "softmax(p)": "printed after",
     }
-    cost = Table(
-        ["method", "worst bias", *columns],
-        [
-            [
-                name,
-                f"{result.audits[name].max_violation:.5f}",
-                *(f"{result.quality[name][key]:.5g}" for key in columns.values()),
-            ]
-            for name in METHODS
-        ],
-        numeric=["worst bias", *columns],
-    )
+    worst = {name: f"{result.audits[name].max_violation:.5f}" for name in METHODS}
+    cells = [[name, worst[name], *(f"{result.quality[name][key]:.5g}" for key in columns.values())] for name in METHODS]
+    cost = Table(["method", "worst bias", *columns], cells, ["worst bias", *columns])
     details = result.report.details
     return [
         Section("Bias of each list, by group", ["Bias = P(group) (P(list | group) - P(list))."], [bias]),
