@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import torchgmc as gmc
-from torchgmc.datasets import FASSEG, _faces, _files, _skin
+from torchgmc.datasets import FASSEG, _files, prepare
 
 
 def test_fasseg_pads_and_masks(compact):
@@ -47,7 +47,7 @@ def test_fasseg_transforms_and_loader(compact):
 def paint(classes, scale, rng):
     """A label bitmap: colours of the classes, enlarged, with a little noise and grey blur at one place."""
     big = np.repeat(np.repeat(classes, scale, 0), scale, 1)
-    bitmap = _faces.COLOURS[big].astype(int) + rng.integers(-3, 4, (*big.shape, 3))
+    bitmap = prepare.faces.COLOURS[big].astype(int) + rng.integers(-3, 4, (*big.shape, 3))
     bitmap[0, 1] = (128, 128, 128)  # far from every colour
     return bitmap.clip(0, 255).astype(np.uint8), big
 
@@ -99,7 +99,7 @@ def test_fasseg_from_its_repository(repository):
     for k in range(len(faces)):  # the tone is that of the painted skin
         inside = faces.labels[k] == 1
         pixel = faces.images[k].permute(1, 2, 0)[inside].median(0).values.numpy()
-        assert abs(meta["skin_L"][k] - _skin.lab(pixel)[0]) < 0.5
+        assert abs(meta["skin_L"][k] - prepare.skin.lab(pixel)[0]) < 0.5
     order = sorted(range(3), key=lambda k: meta["ita"][k])
     assert [meta["ita_tercile_set"][k] for k in order] == [0, 1, 2]
     assert len(FASSEG(root, subset="set118")) == 4
@@ -124,7 +124,11 @@ def test_fasseg_incomplete_copy(repository):
 def test_blur_takes_the_class_of_the_nearest_clean_pixel():
     bitmap = np.zeros((1, 7, 3), dtype=np.uint8) + np.array([128, 128, 128], dtype=np.uint8)
     bitmap[0, 0], bitmap[0, 6] = (255, 255, 0), (0, 0, 255)
-    assert _faces.classify(bitmap)[0].tolist()[:3] == [1, 1, 1] and _faces.classify(bitmap)[0].tolist()[4:] == [5, 5, 5]
+    assert prepare.faces.classify(bitmap)[0].tolist()[:3] == [1, 1, 1] and prepare.faces.classify(bitmap)[0].tolist()[4:] == [
+        5,
+        5,
+        5,
+    ]
 
 
 @pytest.mark.skipif("TORCHGMC_DATA" not in os.environ, reason="the real data is not here")
@@ -134,6 +138,6 @@ def test_real_skin_tones():
     for k in range(0, len(faces), 30):
         height, width = faces.hw[k].tolist()
         image, label = faces.images[k, :, :height, :width].permute(1, 2, 0).numpy(), faces.labels[k, :height, :width].numpy()
-        got = _faces.measure(image, label)
+        got = prepare.faces.measure(image, label)
         for key, near in {"ita": 2.0, "skin_L": 0.3, "image_L": 0.05, "hair_frac": 0.002, "face_frac": 0.002}.items():
             assert abs(got[key] - faces.metadata[key][k]) <= near, (k, key)

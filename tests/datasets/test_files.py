@@ -6,7 +6,7 @@ import os
 import numpy as np
 import pytest
 
-from torchgmc.datasets import FASSEG, GenderPrompts, HierarchicalText, _files, _prompts
+from torchgmc.datasets import FASSEG, GenderPrompts, HierarchicalText, _files, prepare
 
 
 def test_root_from_the_environment(compact, monkeypatch):
@@ -71,6 +71,6 @@ def test_real_data():
     rows = zip(prompts.texts, *(prompts.metadata[key] for key in ("word", "group", "lists")), strict=True)
     for text, word, group, lists in rows:  # our rules find every prompt of the compact layout
         whole = text.replace("[MASK]", word)
-        found = {row["text"]: row for row in _prompts.prompts_of({"id": "x", "text": whole})}
-        mentioned = list(_prompts.indicators(whole))
+        found = {row["text"]: row for row in prepare.prompts.prompts_of({"id": "x", "text": whole})}
+        mentioned = list(prepare.prompts.indicators(whole))
         assert found[text]["lists"] == lists and (mentioned == [group] or (group == "both" and len(mentioned) == 2))

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import torchgmc as gmc
-from torchgmc.datasets import HierarchicalText, _texts
+from torchgmc.datasets import HierarchicalText, prepare
 
 
 def test_hierarchy(compact):
@@ -27,49 +27,33 @@ def test_hierarchy(compact):
         texts.scores("crossfit")
 
 
-def sheet(rows):
-    """An .xlsx with shared strings and a number."""
-    words = sorted({str(v) for row in rows for v in row if isinstance(v, str)})
-    space = 'xmlns="http://schemas.openxmlformats.org/spreadsheetml/2006/main"'
-
-    def cell(place, value):
-        if isinstance(value, str):
-            return f'<c r="{place}" t="s"><v>{words.index(value)}</v></c>'
-        return f'<c r="{place}"><v>{value}</v></c>'
-
-    lines = [
-        f'<row r="{r}">' + "".join(cell(f"{'ABCDEFG'[k]}{r}", v) for k, v in enumerate(row)) + "</row>"
-        for r, row in enumerate(rows, 1)
-    ]
-    file = io.BytesIO()
-    with zipfile.ZipFile(file, "w") as book:
-        shared = "".join(f"<si><t>{word}</t></si>" for word in words)
-        book.writestr("xl/sharedStrings.xml", f"<sst {space}>{shared}</sst>")
-        book.writestr("xl/worksheets/sheet1.xml", f"<worksheet {space}><sheetData>{''.join(lines)}</sheetData></worksheet>")
-    return file.getvalue()
-
-
-@pytest.mark.parametrize("named", [True, False])
-def test_web_of_science_from_its_archive(tmp_path, named):
-    leaf, domain = [0, 0, 1, 2, 2, 2, 3], [0, 0, 0, 5, 5, 2, 2]  # one document of leaf 2 is filed elsewhere
-    with zipfile.ZipFile(tmp_path / "WebOfScience.zip", "w") as archive:
-        archive.writestr("WOS46985/X.txt", "".join(f"abstract  {k} \r\n" for k in range(7)))
+def web_of_science(root, leaf, num=7):
+    with zipfile.ZipFile(root / "WebOfScience.zip", "w") as archive:
+        archive.writestr("WOS46985/X.txt", "".join(f"abstract  {k} \r\n" for k in range(num)))
         archive.writestr("WOS46985/Y.txt", "".join(f"{y}\r\n" for y in leaf))
-        archive.writestr("WOS46985/YL1.txt", "".join(f"{y}\r\n" for y in domain))
-        if named:
-            rows = [["Y1", "Y2", "Y", "Domain", "area"]]
-            areas = {0: "Vision", 1: "Robots ", 2: "Depression", 3: "Depression"}
-            rows += [[d, 0, y, "x", areas[y]] for y, d in zip(leaf, domain, strict=True)]
-            archive.writestr("Meta-data/Data.xlsx", sheet(rows))
+
+
+def test_web_of_science_from_its_archive(tmp_path):
+    leaf = [0, 0, 1, 40, 40, 40, 110]
+    web_of_science(tmp_path, leaf)
     texts = HierarchicalText(tmp_path, "wos")
-    assert texts.labels.tolist() == leaf and texts.texts[3] == "abstract 3"
-    names = ["Vision", "Robots", "Depression (2)", "Depression (3)"] if named else ["CS 0", "CS 1", "Medical 2", "Psychology 3"]
-    assert texts.node_names == [*names, "CS", "Psychology", "Medical", "Root"]
-    assert texts.parents == [4, 4, 6, 5, 7, 7, 7, -1]
+    assert texts.labels.tolist() == [0, 0, 1, 2, 2, 2, 3] and texts.texts[3] == "abstract 3"
+    leaves = ["Computer vision", "Machine learning", "Depression", "Cancer"]
+    assert texts.node_names == [*leaves, "CS", "Psychology", "Medical", "Root"]
+    assert texts.parents == [4, 4, 5, 6, 7, 7, 7, -1]
     assert {s for s in texts.metadata["split"]} == {"train", "score"}
     gmc.TreeHead(texts.parents, target=0.9, alpha=0.1, names=texts.node_names)
     with pytest.raises(FileNotFoundError, match="scores come with the compact layout only"):
         texts.scores()
+
+
+@pytest.mark.parametrize(
+    ("leaf", "message"), [([0] * 6 + [134], "not as published.*134"), ([0] * 6, "7 texts and 6 leaves; they must be as many")]
+)
+def test_another_web_of_science(tmp_path, leaf, message):
+    web_of_science(tmp_path, leaf)
+    with pytest.raises(ValueError, match=message):
+        HierarchicalText(tmp_path, "wos")
 
 
 def test_newsgroups_from_their_archive(tmp_path):
@@ -113,7 +97,7 @@ def test_damaged_archives(tmp_path):
 
 
 @pytest.mark.skipif("TORCHGMC_DATA" not in os.environ, reason="the real data is not here")
-@pytest.mark.parametrize("name", ["wos", "newsgroups", "amazon"])
+@pytest.mark.parametrize("name", ["newsgroups", "amazon"])
 def test_real_trees(name):
     """A tree grown from its leaves is the tree of the compact layout."""
     texts = HierarchicalText(name=name)
@@ -123,6 +107,14 @@ def test_real_trees(name):
         return (*route(above), texts.node_names[node]) if above >= 0 else ()
 
     leaves = [route(leaf) for leaf in range(texts.num_leaves)]
-    tops = {"wos": _texts.DOMAINS, "newsgroups": _texts.SECTIONS, "amazon": sorted({path[0] for path in leaves})}[name]
-    tree = _texts.grow(leaves, tops)
+    tops = {"newsgroups": prepare.texts.SECTIONS, "amazon": sorted({path[0] for path in leaves})}[name]
+    tree = prepare.texts.grow(leaves, tops)
     assert tree["parent"] == texts.parents and tree["names"] == texts.node_names
+
+
+@pytest.mark.skipif("TORCHGMC_DATA" not in os.environ, reason="the real data is not here")
+def test_real_web_of_science(tmp_path):
+    """An archive with every leaf gives the tree of the compact layout."""
+    web_of_science(tmp_path, range(134), num=134)
+    made, real = HierarchicalText(tmp_path, "wos"), HierarchicalText(name="wos")
+    assert made.node_names == real.node_names and made.parents == real.parents

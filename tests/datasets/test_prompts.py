@@ -3,7 +3,7 @@
 import pytest
 
 import torchgmc as gmc
-from torchgmc.datasets import GenderPrompts, _prompts
+from torchgmc.datasets import GenderPrompts, prepare
 
 
 def test_prompts(compact):
@@ -22,7 +22,7 @@ def test_prompts(compact):
 
 @pytest.fixture
 def corpora(tmp_path):
-    text, wiki = (tmp_path / name for name in _prompts.ORIGINAL)
+    text, wiki = (tmp_path / name for name in prepare.prompts.ORIGINAL)
     (text / "POM").mkdir(parents=True)
     wiki.mkdir(parents=True)
     (text / "sst.txt").write_text("1\tShe is a strong nurse .\n2\tNobody is strong .\n3\tShe is a strong nurse .\n")
@@ -53,7 +53,7 @@ def test_prompts_from_the_corpora(corpora):
     masks = GenderPrompts(corpora, "random_mask")
     assert len(masks) == 6 and all(text.count("[MASK]") == 1 for text in masks.texts)
     for text, word in zip(masks.texts, masks.metadata["word"], strict=True):
-        assert not _prompts.indicators(word) and "unk" not in word, text
+        assert not prepare.prompts.indicators(word) and "unk" not in word, text
     templates = GenderPrompts(corpora, "templates")
     assert len(templates) == 348 and templates.groups.sum(0).tolist() == [178, 170]
     assert sorted(templates.texts) == sorted(gmc.text.words.template_prompts())

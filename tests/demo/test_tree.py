@@ -30,17 +30,13 @@ def test_files_hold_what_was_measured(result):
 
 def test_rows_are_the_coverage_of_the_saved_head(result):
     from torchgmc.demo import tree
+    from torchgmc.demo.progress import Bar
 
     head = gmc.load(result.files["head.safetensors"])
     setting = result.setting
     train = tree.draw(setting.num_train, 0, 0, setting.features, used=False)
     test = tree.draw(setting.num_test, 2, 0, setting.features)
-
-    class Quiet:
-        def track(self, items, text):
-            return items
-
-    model = tree.train_network(*train, setting, 0, Quiet())
+    model = tree.train_network(train, setting, 0, Bar())
     with torch.inference_mode():
         probs = model(test[0]).softmax(1)
         nodes = head(probs)

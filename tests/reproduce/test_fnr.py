@@ -13,7 +13,8 @@ pytest.importorskip("matplotlib")
 
 import torchgmc as gmc
 from torchgmc.cli import main
-from torchgmc.demo.stage import Bar
+from torchgmc.demo.progress import Bar
+from torchgmc.engine import hashing
 from torchgmc.reproduce import faces as training
 from torchgmc.reproduce import fnr
 
@@ -36,7 +37,7 @@ def out(data, tmp_path_factory):
 @pytest.fixture
 def prepared(data, out, monkeypatch):
     monkeypatch.setattr(training, "train", lambda *_: pytest.fail("trained again"))
-    return fnr.prepare(data, out / "fnr", Bar(None), replace(fnr.QUICK, alpha=ALPHA))
+    return fnr.prepare(data, out / "fnr", Bar(), replace(fnr.QUICK, alpha=ALPHA))
 
 
 def test_page_says_what_is_missing(out):
@@ -77,7 +78,7 @@ def test_a_model_never_trains_on_the_fold_it_scores(data, monkeypatch):
 
     monkeypatch.setattr(training, "train", train)
     monkeypatch.setattr(training, "score", lambda model, images, rows, size: seen.append(rows) or torch.zeros(len(rows), 2, 2))
-    training.fold_scores(faces, fold, 1, fnr.QUICK, Bar(None))
+    training.fold_scores(faces, fold, 1, fnr.QUICK, Bar())
     assert not set(seen[0].tolist()) & set(seen[1].tolist())
     assert not set(faces.subjects[seen[0]].tolist()) & set(faces.subjects[seen[1]].tolist())
 
@@ -88,7 +89,7 @@ def test_training_learns_and_is_repeatable(data):
 
     def scores(epochs):
         setting = fnr.Setting(size=32, epochs=epochs, batch_size=8)
-        model = training.train(faces.images, faces.face, faces.valid, rows, setting, Bar(None), "")
+        model = training.train(faces.images, faces.face, faces.valid, rows, setting, Bar(), "")
         return training.score(model, faces.images, fresh, 32)
 
     assert torch.equal(scores(1), scores(1))
@@ -102,7 +103,7 @@ def test_noise_added_once_is_the_noise_of_the_head():
     member = torch.rand(40, 2, generator=g) < 0.6
     options = {"target": 0.2, "alpha": 0.01, "groups": ["a", "b"], "init": 1.5}
     own = gmc.ThresholdHead(jitter=0.1, **options).fit(scores, masks, member)
-    values = gmc.jitter.add(scores, 0.1)
+    values = hashing.add(scores, 0.1)
     once = gmc.ThresholdHead(range=(-0.1, 1.1), **options).fit(values, masks, member)
     assert torch.equal(own(scores, member), once(values, member))
 

@@ -17,7 +17,7 @@ pytest.importorskip("typer")
 pytest.importorskip("matplotlib")
 
 from torchgmc.cli import main  # noqa: E402
-from torchgmc.demo.stage import Bar  # noqa: E402
+from torchgmc.demo.progress import Bar  # noqa: E402
 from torchgmc.reproduce import masked_lm, text  # noqa: E402
 from torchgmc.reproduce.measures import measure, noise  # noqa: E402
 from torchgmc.text import masked_logits, words  # noqa: E402
@@ -82,7 +82,7 @@ SETTING = text.Setting(masked=40, max_steps=30)
 
 @pytest.fixture(scope="module")
 def prepared(data, tmp_path_factory):
-    return text.prepare(data, tmp_path_factory.mktemp("out"), Bar(None), SETTING)
+    return text.prepare(data, tmp_path_factory.mktemp("out"), Bar(), SETTING)
 
 
 @pytest.fixture(scope="module")
@@ -132,7 +132,7 @@ def test_what_is_kept_gives_the_models_own_logits(data, prepared):
 def test_two_masks_are_refused(data):
     model, tokenizer = masked_lm.load_model(data / "text/mlm")
     with pytest.raises(ValueError, match=r"texts\[1\] must have one \[MASK\]"):
-        masked_lm.read(model, tokenizer, ["she saw [MASK] .", "[MASK] saw [MASK] ."], Bar(None))
+        masked_lm.read(model, tokenizer, ["she saw [MASK] .", "[MASK] saw [MASK] ."], Bar())
 
 
 def test_the_second_model_is_biased_as_said(prepared):

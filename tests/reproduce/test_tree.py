@@ -8,15 +8,15 @@ from torchgmc.reproduce import tree
 
 
 def test_a_classifier_is_trained_once_where_scores_are_missing(tmp_path, monkeypatch):
-    from torchgmc.demo.stage import Bar
+    from torchgmc.demo.progress import Bar
     from torchgmc.reproduce import classifier
 
     data = made_up_data.hierarchy(tmp_path / "data")
     (data / "hierarchy/scores.npz").unlink()
-    prepared = tree.prepare(data, tmp_path, Bar(None), tree.QUICK)
+    prepared = tree.prepare(data, tmp_path, Bar(), tree.QUICK)
     probs, labels = prepared.tensors["wos.probs"], prepared.tensors["wos.labels"]
     assert 190 < len(probs) < 210 and "trained here" in prepared.notes[0]
     torch.testing.assert_close(probs.sum(1), torch.ones(len(probs)))
     assert (probs.argmax(1) == labels).double().mean() > 0.8  # the topic is written in the text
     monkeypatch.setattr(classifier, "scores", lambda *_: pytest.fail("trained again"))
-    assert torch.equal(tree.prepare(data, tmp_path, Bar(None), tree.QUICK).tensors["wos.probs"], probs)
+    assert torch.equal(tree.prepare(data, tmp_path, Bar(), tree.QUICK).tensors["wos.probs"], probs)

@@ -1,11 +1,11 @@
-"""Where the data is, and how its tables are read."""
+"""The folder of all data, and how its tables are read and written."""
 
 import csv
 import gzip
 import json
 import os
 import zipfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,31 +29,6 @@ def data_root(root: str | os.PathLike[str] | None) -> Path:
     if not isinstance(root, str | os.PathLike):
         raise TypeError(f"`root` must be a path, got {type(root).__name__}.")
     return Path(root).expanduser()
-
-
-def locate(
-    root: Path, folder: str, needed: Sequence[str], original: Sequence[str], make: Callable[[], Any] | None, what: str
-) -> Path:
-    """The folder of the compact layout, made from the publisher's files if there are only these.
-
-    Args:
-        root: what the user gave: the folder of all data, or that of this data set itself.
-        folder: name of the compact layout's folder below ``root``.
-        needed: files it must have.
-        original: what the publisher's files look like below ``root``, for the error.
-        make: writes the compact layout from the publisher's files; None if they are not there.
-        what: name of the data, for the error.
-    """
-    for place in (root / folder, root):
-        if all((place / name).is_file() for name in needed):
-            return place
-    if make is not None:
-        make()
-        return root / folder
-    raise FileNotFoundError(
-        f"no {what} in {str(root)!r}: neither {folder}/{{{','.join(needed)}}} (compact) nor {' and '.join(original)} (as "
-        f"published) is there; pass `download=True` to fetch it, or point `root` or {VARIABLE} to a folder that has it."
-    )
 
 
 def read_npz(path: Path) -> dict[str, np.ndarray[Any, Any]]:

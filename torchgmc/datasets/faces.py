@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from torchgmc.datasets import _faces
-from torchgmc.datasets._files import data_root, locate, read_npz, read_table, typed
+from torchgmc.datasets._download import locate
+from torchgmc.datasets._files import data_root, read_npz, read_table, typed
+from torchgmc.datasets.prepare import faces as prepare
 from torchgmc.engine import checks
 
 #: Label of what lies outside the image (images are placed top left).
@@ -65,9 +66,11 @@ class FASSEG(Dataset[tuple[Any, Any]]):
             top,
             "fasseg",
             ("frontal.npz", "multipose.npz", "metadata.csv"),
-            ("FASSEG-repository/V2", "FASSEG-repository/V3"),
-            _faces.maker(top, download),
+            prepare.ORIGINAL,
+            lambda: prepare.convert(top),
             "FASSEG faces",
+            download,
+            packages=["PIL.Image"],
         )
         self._read()
 

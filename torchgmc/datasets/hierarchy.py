@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from torchgmc.datasets import _texts
-from torchgmc.datasets._files import data_root, locate, read_lines, read_npz, transpose
+from torchgmc.datasets._download import locate
+from torchgmc.datasets._files import data_root, read_lines, read_npz, transpose
+from torchgmc.datasets.prepare import texts as prepare
 from torchgmc.engine import checks
 
 NAMES = ("wos", "newsgroups", "amazon")
@@ -68,9 +69,10 @@ class HierarchicalText(Dataset[tuple[Any, int]]):
             top,
             "hierarchy",
             (f"{name}.jsonl.gz", f"{name}_tree.json"),
-            (_texts.ORIGINAL[name],),
-            _texts.maker(top, name, download),
+            (prepare.ORIGINAL[name],),
+            lambda: prepare.convert(top, name),
             f"texts {name!r}",
+            download,
         )
         tree = json.loads((self.root / f"{name}_tree.json").read_text(encoding="utf-8"))
         self.parents: list[int] = [int(v) for v in tree["parent"]]

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from torchgmc.datasets import _prompts
-from torchgmc.datasets._files import data_root, locate, read_lines, read_npz, transpose
+from torchgmc.datasets._download import locate
+from torchgmc.datasets._files import data_root, read_lines, read_npz, transpose
+from torchgmc.datasets.prepare import prompts as prepare
 from torchgmc.engine import checks
 
 PARTS = ("prompts", "templates", "random_mask")
@@ -69,9 +70,10 @@ class GenderPrompts(Dataset[tuple[Any, Tensor]]):
             top,
             "text",
             (f"{part}.jsonl.gz", "word_lists.json"),
-            _prompts.ORIGINAL,
-            _prompts.maker(top, download),
+            prepare.ORIGINAL,
+            lambda: prepare.convert(top),
             "gender prompts",
+            download,
         )
         columns = transpose(read_lines(self.root / f"{part}.jsonl.gz"))
         self.texts: list[str] = columns.pop("text")

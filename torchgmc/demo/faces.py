@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from torchgmc.demo.stage import one_thread
+from torchgmc.engine.threads import one_thread
 
 __all__ = ["GROUPS", "Faces", "draw"]
 

@@ -20,14 +20,16 @@ from torch import Tensor, nn
 
 import torchgmc as gmc
 from torchgmc.demo.faces import GROUPS, Faces, draw
-from torchgmc.demo.stage import Bar, Result, clock, folder, one_thread, percent, progress_bar, remake
+from torchgmc.demo.progress import Bar, train
+from torchgmc.demo.stage import Found, Page, Result, fit_and_audit, percent, perform, trained
 from torchgmc.demo.terminal import by_method, meaning, show
 from torchgmc.engine.extras import require
-from torchgmc.report import Picture, Section, Table, write, write_file
+from torchgmc.report import Section, Table, picture
 
 __all__ = ["QUICK", "DemoResult", "Setting", "run"]
 
 METHODS = ("unprocessed", "conformal", "GMC")
+_FACES = "The picture with the median miss rate under conformal risk control, for each of six combinations of groups."
 
 
 @dataclass(frozen=True)
@@ -75,7 +77,27 @@ class DemoResult(Result):
         return {"groups": self.rows(), "pixel_accuracy": self.accuracy, "thresholds": self.thresholds}
 
     def __rich__(self) -> Any:
-        return _rich_table(self)
+        setting = self.setting
+
+        def numbers(row: dict[str, Any], name: str) -> str:
+            return f"{percent(row['risk'][name], 1)} {row['deviation'][name]:+.4f}"
+
+        rows = [
+            ([row["group"], percent(row["mass"], 0).rjust(5)], by_method(row, setting.alpha, numbers)) for row in self.rows()
+        ]
+        return show(
+            f"Miss rate by group, target {percent(setting.target, 1)}",
+            ["\ngroup", "\nshare"],
+            [f"{name}\nmiss deviation" for name in METHODS],
+            rows,
+            [
+                ["worst", *(f"{self.audits[name].max_violation:.4f}" for name in METHODS)],
+                ["accuracy", *(percent(self.accuracy[name], 1) for name in METHODS)],
+            ],
+            f"deviation = share x (miss rate - target); promised: at most {setting.alpha:g}\n"
+            + meaning(f"these {setting.num_test} test pictures", setting.delta),
+            self.certificate,
+        )
 
 
 def run(
@@ -95,47 +117,28 @@ def run(
         >>> result.audits["GMC"].max_violation  # doctest: +SKIP
         0.0021
     """
-    setting = setting or Setting()
-    out = folder(out, ("segmentation_models_pytorch", "segmentation"))
-    seconds: dict[str, float] = {}
-    with one_thread(), progress_bar(progress) as bar:
-        with clock(seconds, "draw"):
-            sizes = (setting.num_train, setting.num_calibration, setting.num_test)
-            share = (setting.prevalence, 1.0, 1.0)
-            train, calibration, test = (
-                draw(num, setting.size, seed=3 * seed + k, prevalence=share[k])
-                for k, num in enumerate(bar.track(sizes, "draw pictures"))
-            )
-        with clock(seconds, "train"):
-            model = train_unet(train, setting, seed, bar)
-        with clock(seconds, "score"):
-            known = score(model, calibration.images, bar, "score calibration pictures")
-            fresh = score(model, test.images, bar, "score test pictures")
-        with clock(seconds, "calibrate and audit"):
-            heads = _heads(setting)
-            for head in bar.track(heads.values(), "calibrate"):
-                head.fit(known, calibration.masks, calibration.groups)
-            audits = {
-                name: head.audit(fresh, test.masks, test.groups, delta=setting.delta)
-                for name, head in bar.track(list(heads.items()), "audit")
-            }
-            masks = {name: head(fresh, test.groups) for name, head in heads.items()}
-        accuracy = {name: float((mask == test.masks).float().mean()) for name, mask in masks.items()}
-        report = heads["GMC"].report
-        assert report is not None
-        thresholds = _thresholds(heads["GMC"], test.groups)
-        result = DemoResult(
-            out=out,
-            seed=seed,
-            setting=setting,
-            audits=audits,
-            accuracy=accuracy,
-            thresholds=thresholds,
-            report=report,
-            seconds=seconds,
-        )
-        with clock(seconds, "write"):
-            return _write(result, heads["GMC"], test, masks)
+    extras = {"segmentation_models_pytorch": "segmentation"}
+    return perform(DemoResult, _work, out, seed, progress, setting or Setting(), QUICK, **extras)
+
+
+def _work(setting: Setting, seed: int, bar: Bar) -> Found:
+    def painted(num: int, own: int, used: bool) -> Faces:
+        return draw(num, setting.size, seed=own, prevalence=1.0 if used else setting.prevalence)
+
+    model, calibration, test = trained(setting, seed, bar, painted, train_unet)
+    with bar.clock("score"):
+        known = score(model, calibration.images, bar, "score calibration pictures")
+        fresh = score(model, test.images, bar, "score test pictures")
+    with bar.clock("calibrate and audit"):
+        heads = _heads(setting)
+        examples = (known, calibration.masks, calibration.groups), (fresh, test.masks, test.groups)
+        audits = fit_and_audit(heads, *examples, setting.delta, bar)
+        masks = {name: head(fresh, test.groups) for name, head in heads.items()}
+    fields = {
+        "accuracy": {name: float((mask == test.masks).float().mean()) for name, mask in masks.items()},
+        "thresholds": _thresholds(heads["GMC"], test.groups),
+    }
+    return Found(heads["GMC"], audits, fields, lambda result: _page(result, heads["GMC"], test, masks))
 
 
 def train_unet(data: Faces, setting: Setting, seed: int, bar: Bar) -> nn.Module:
@@ -144,20 +147,16 @@ def train_unet(data: Faces, setting: Setting, seed: int, bar: Bar) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model: nn.Module = smp.Unet(setting.encoder, encoder_weights=None, encoder_depth=4, decoder_channels=(64, 32, 16, 16))
-    model = model.to(memory_format=torch.channels_last).train()
     generator = torch.Generator().manual_seed(seed)
     order = torch.cat([torch.randperm(len(data.images), generator=generator) for _ in range(setting.epochs)])
     batches = [batch for batch in torch.split(order, setting.batch_size) if len(batch) == setting.batch_size]
-    optimiser = torch.optim.AdamW(model.parameters(), lr=setting.learning_rate, weight_decay=1e-2)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, setting.learning_rate, total_steps=max(len(batches), 2))
-    for batch in bar.track(batches, "train the U-Net"):
+
+    def loss(batch: Tensor) -> Tensor:
         logits = model(data.images[batch].contiguous(memory_format=torch.channels_last)).squeeze(1)  # (b, S, S)
-        loss = F.binary_cross_entropy_with_logits(logits, data.masks[batch].float())
-        optimiser.zero_grad()
-        torch.autograd.backward(loss)
-        optimiser.step()
-        schedule.step()
-    return model.eval()
+        return F.binary_cross_entropy_with_logits(logits, data.masks[batch].float())
+
+    model = model.to(memory_format=torch.channels_last)
+    return train(model, batches, loss, setting.learning_rate, bar, "train the U-Net", cycle=True)
 
 
 @torch.inference_mode()
@@ -203,43 +202,18 @@ def _examples(test: Faces, mask: Tensor) -> list[int]:
     return chosen
 
 
-def _write(result: DemoResult, head: gmc.ThresholdHead, test: Faces, masks: dict[str, Tensor]) -> DemoResult:
-    """Writes every file, each whole or not at all."""
+def _page(result: DemoResult, head: gmc.ThresholdHead, test: Faces, masks: dict[str, Tensor]) -> Page:
     from torchgmc import plots
 
     setting = result.setting
     rows = _examples(test, masks["conformal"])
     shown = {name: mask[rows] for name, mask in masks.items()}
     captions = [_combination(test.groups[row]).replace(" + ", " +\n") for row in rows]
-    faces = [
-        plots.png(plots.masks(test.images[rows], test.masks[rows], shown, captions=captions, dark=dark))
-        for dark in (False, True)
-    ]
-    result = result.placed("report.html", "deviation.png", "masks.png", "thresholds.png", "results.json", "head.safetensors")
-    gmc.save(head, result.files["head.safetensors"])
-    bars = plots.deviation(result.audits, setting.alpha, title="Deviation of the miss rate from the target, by group")
-    write_file(result.files["deviation.png"], plots.png(bars))
-    write_file(result.files["masks.png"], faces[0])
-    limits = plots.thresholds(head, test.groups, title="Threshold of each combination of groups")
-    write_file(result.files["thresholds.png"], plots.png(limits))
-    write(
-        result.files["report.html"],
-        result.audits,
-        head,
-        title=f"A miss rate of {percent(setting.target, 1)} for every group, not on average",
-        lead="A U-Net learned to find faces in drawn pictures, few of them dim, turned, faint or covered; in use such pictures "
-        f"are common. Its threshold is chosen in three ways on {setting.num_calibration} calibration pictures, and each way is "
-        f"audited on {setting.num_test} fresh ones.",
-        sections=_sections(result, Picture(faces[0], _FACES, faces[1])),
-        settings=remake(result, quick=setting == QUICK),
-    )
-    return result.saved()
 
+    def faces(dark: bool) -> Any:
+        return plots.masks(test.images[rows], test.masks[rows], shown, captions=captions, dark=dark)
 
-_FACES = "The picture with the median miss rate under conformal risk control, for each of six combinations of groups."
-
-
-def _sections(result: DemoResult, faces: Picture) -> list[Section]:
+    looks = picture(faces, _FACES)
     risks = Table(
         ["group", "share", *METHODS],
         [
@@ -249,26 +223,15 @@ def _sections(result: DemoResult, faces: Picture) -> list[Section]:
         numeric=["share", *METHODS],
     )
     text = "Share of a face's pixels that the mask leaves out, mean over pictures."
-    return [Section("Miss rate of each group", [text], [risks]), Section("What it looks like", [], [], [faces])]
-
-
-def _rich_table(result: DemoResult) -> Any:
-    setting = result.setting
-
-    def numbers(row: dict[str, Any], name: str) -> str:
-        return f"{percent(row['risk'][name], 1)} {row['deviation'][name]:+.4f}"
-
-    rows = [([row["group"], percent(row["mass"], 0).rjust(5)], by_method(row, setting.alpha, numbers)) for row in result.rows()]
-    return show(
-        f"Miss rate by group, target {percent(setting.target, 1)}",
-        ["\ngroup", "\nshare"],
-        [f"{name}\nmiss deviation" for name in METHODS],
-        rows,
-        [
-            ["worst", *(f"{result.audits[name].max_violation:.4f}" for name in METHODS)],
-            ["accuracy", *(percent(result.accuracy[name], 1) for name in METHODS)],
+    bars = plots.deviation(result.audits, setting.alpha, title="Deviation of the miss rate from the target, by group")
+    limits = plots.thresholds(head, test.groups, title="Threshold of each combination of groups")
+    return {"deviation.png": plots.png(bars), "masks.png": looks.png, "thresholds.png": plots.png(limits)}, {
+        "title": f"A miss rate of {percent(setting.target, 1)} for every group, not on average",
+        "lead": "A U-Net learned to find faces in drawn pictures, few of them dim, turned, faint or covered; in use such "
+        f"pictures are common. Its threshold is chosen in three ways on {setting.num_calibration} calibration pictures, and "
+        f"each way is audited on {setting.num_test} fresh ones.",
+        "sections": [
+            Section("Miss rate of each group", [text], [risks]),
+            Section("What it looks like", pictures=[looks]),
         ],
-        f"deviation = share x (miss rate - target); promised: at most {setting.alpha:g}\n"
-        + meaning(f"these {setting.num_test} test pictures", setting.delta),
-        result.certificate,
-    )
+    }

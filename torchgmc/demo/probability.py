@@ -19,9 +19,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import torchgmc as gmc
-from torchgmc.demo.stage import Bar, Result, clock, folder, one_thread, progress_bar, remake
+from torchgmc.demo.progress import Bar, train
+from torchgmc.demo.stage import Found, Page, Result, perform, trained
 from torchgmc.demo.terminal import marked, show
-from torchgmc.report import Picture, Section, Table, write, write_file
+from torchgmc.report import Section, Table, picture
 
 __all__ = ["QUICK", "ProbabilityResult", "Setting", "run"]
 
@@ -68,11 +69,6 @@ class ProbabilityResult(Result):
     demo: ClassVar[str] = "probability"
     curves: dict[str, list[Any]]
 
-    @property
-    def certificate(self) -> str:
-        """One line about the calibrated model."""
-        return super().certificate.replace("groups", "cells (group x level of the prediction)")
-
     def worst(self) -> dict[str, dict[str, float]]:
         """Largest |deviation| over the level sets, by group and method."""
         return {
@@ -89,7 +85,19 @@ class ProbabilityResult(Result):
         return {"worst_by_group": self.worst(), "brier": brier, "curves": self.curves}
 
     def __rich__(self) -> Any:
-        return _rich_table(self)
+        alpha = self.setting.alpha
+        return show(
+            "Worst deviation over levels of the prediction, by group",
+            ["group"],
+            METHODS,
+            [
+                ([group], [marked(f"{row[name]:.4f}", row[name], alpha) for name in METHODS])
+                for group, row in self.worst().items()
+            ],
+            [["Brier score", *(f"{self.audits[name].cost['Brier score after']:.4f}" for name in METHODS)]],
+            f"!  beyond the promised {alpha:g} on these {self.setting.num_test} test examples",
+            self.certificate,
+        )
 
 
 def run(
@@ -108,29 +116,23 @@ def run(
         >>> result.audits["GMC"].holds  # doctest: +SKIP
         True
     """
-    setting = setting or Setting()
-    out = folder(out)
-    seconds: dict[str, float] = {}
-    with one_thread(), progress_bar(progress) as bar:
-        with clock(seconds, "draw"):
-            sizes = (setting.num_train, setting.num_calibration, setting.num_test)
-            train, known, test = (draw(num, 3 * seed + k, setting.prevalence if k == 0 else 1.0) for k, num in enumerate(sizes))
-        with clock(seconds, "train"):
-            model = train_network(train, setting, seed, bar)
-        with clock(seconds, "calibrate and audit"):
-            with torch.no_grad():
-                probs, fresh = (model(part.x).squeeze(1).sigmoid() for part in (known, test))
-            overall = gmc.ProbabilityHead(setting.alpha, bins=setting.bins).fit(probs, known.y)
-            head = _head(setting).fit(probs, known.y, known.groups)
-            outputs = {"unprocessed": fresh, "one curve": overall(fresh), "GMC": head(fresh, test.groups)}
-            audits = {name: _audit(f, test, setting) for name, f in outputs.items()}
-            curves = {name: _curves(f, test, setting.bins).tolist() for name, f in outputs.items()}
-        assert head.report is not None
-        result = ProbabilityResult(
-            out=out, seed=seed, setting=setting, audits=audits, curves=curves, report=head.report, seconds=seconds
-        )
-        with clock(seconds, "write"):
-            return _write(result, head)
+    return perform(ProbabilityResult, _work, out, seed, progress, setting or Setting(), QUICK)
+
+
+def _work(setting: Setting, seed: int, bar: Bar) -> Found:
+    def met(num: int, own: int, used: bool) -> Cases:
+        return draw(num, own, 1.0 if used else setting.prevalence)
+
+    model, known, test = trained(setting, seed, bar, met, train_network)
+    with bar.clock("calibrate and audit"):
+        with torch.no_grad():
+            probs, fresh = (model(part.x).squeeze(1).sigmoid() for part in (known, test))
+        overall = gmc.ProbabilityHead(setting.alpha, bins=setting.bins).fit(probs, known.y)
+        head = _head(setting).fit(probs, known.y, known.groups)
+        outputs = {"unprocessed": fresh, "one curve": overall(fresh), "GMC": head(fresh, test.groups)}
+        audits = {name: _audit(f, test, setting) for name, f in outputs.items()}
+        curves = {name: _curves(f, test, setting.bins).tolist() for name, f in outputs.items()}
+    return Found(head, audits, {"curves": curves}, _page)
 
 
 def draw(num: int, seed: int, prevalence: float) -> Cases:
@@ -154,13 +156,11 @@ def train_network(data: Cases, setting: Setting, seed: int, bar: Bar) -> nn.Modu
         model = nn.Sequential(nn.Linear(8, 32), nn.GELU(), nn.Linear(32, 32), nn.GELU(), nn.Linear(32, 1))
     rng = torch.Generator().manual_seed(seed)
     order = torch.cat([torch.randperm(len(data.x), generator=rng) for _ in range(setting.epochs)])
-    optimiser = torch.optim.AdamW(model.parameters(), lr=setting.learning_rate)
-    for batch in bar.track(torch.split(order, setting.batch_size), "train the network"):
-        loss = F.binary_cross_entropy_with_logits(model(data.x[batch]).squeeze(1), data.y[batch].float())
-        optimiser.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]  # torch gives it no types
-        optimiser.step()
-    return model.eval()
+
+    def loss(rows: Tensor) -> Tensor:
+        return F.binary_cross_entropy_with_logits(model(data.x[rows]).squeeze(1), data.y[rows].float())
+
+    return train(model, torch.split(order, setting.batch_size), loss, setting.learning_rate, bar, "train the network")
 
 
 def _head(setting: Setting) -> gmc.ProbabilityHead:
@@ -183,7 +183,7 @@ def _curves(f: Tensor, test: Cases, bins: int) -> Tensor:
     return torch.stack([total / count for total in sums], -1)
 
 
-def _reliability(result: ProbabilityResult, dark: bool) -> bytes:
+def _reliability(result: ProbabilityResult, dark: bool) -> Any:
     """One panel a group: share of events against the prediction, for each method."""
     from torchgmc import plots
 
@@ -198,16 +198,13 @@ def _reliability(result: ProbabilityResult, dark: bool) -> bytes:
         axes.set(xlim=(0, 1), ylim=(0, 1), xlabel="predicted", ylabel="observed")
     plots.set_title(figure, "Share of events against the prediction, by group", theme)
     plots.set_legend(figure, panels[0], theme)
-    return plots.png(figure)
+    return figure
 
 
-def _write(result: ProbabilityResult, head: gmc.ProbabilityHead) -> ProbabilityResult:
-    """Writes every file, each whole or not at all."""
+def _page(result: ProbabilityResult) -> Page:
     setting = result.setting
-    result = result.placed("report.html", "reliability.png", "results.json", "head.safetensors")
-    pictures = [_reliability(result, dark) for dark in (False, True)]
-    gmc.save(head, result.files["head.safetensors"])
-    write_file(result.files["reliability.png"], pictures[0])
+    caption = "Share of events against the prediction, one panel a group"
+    reliability = picture(lambda dark: _reliability(result, dark), caption)
     worst = Table(
         ["group", *METHODS],
         [[group, *(f"{row[name]:.4f}" for name in METHODS)] for group, row in result.worst().items()],
@@ -217,34 +214,13 @@ def _write(result: ProbabilityResult, head: gmc.ProbabilityHead) -> ProbabilityR
         "Deviation of a cell: its share of all examples times (mean prediction - share of events). Shown is the worst of the "
         f"{setting.bins} levels of the prediction; promised is at most {setting.alpha:g}."
     )
-    picture = Picture(pictures[0], "Share of events against the prediction, one panel a group", pictures[1])
-    write(
-        result.files["report.html"],
-        result.audits,
-        head,
-        title="A probability that means the same in every group",
-        lead=f"A network predicts an event. Three ways to use its probabilities, audited on {setting.num_test} fresh examples.",
-        certificate=result.certificate,
-        sections=[
+    return {"reliability.png": reliability.png}, {
+        "title": "A probability that means the same in every group",
+        "lead": "A network predicts an event. Three ways to use its probabilities, audited on "
+        f"{setting.num_test} fresh examples.",
+        "certificate": result.certificate,
+        "sections": [
             Section("Worst deviation of each group", [text], [worst]),
-            Section("Reliability", ["On the diagonal, predictions come true as often as they say."], [], [picture]),
+            Section("Reliability", ["On the diagonal, predictions come true as often as they say."], pictures=[reliability]),
         ],
-        settings=remake(result, quick=setting == QUICK),
-    )
-    return result.saved()
-
-
-def _rich_table(result: ProbabilityResult) -> Any:
-    alpha = result.setting.alpha
-    return show(
-        "Worst deviation over levels of the prediction, by group",
-        ["group"],
-        METHODS,
-        [
-            ([group], [marked(f"{row[name]:.4f}", row[name], alpha) for name in METHODS])
-            for group, row in result.worst().items()
-        ],
-        [["Brier score", *(f"{result.audits[name].cost['Brier score after']:.4f}" for name in METHODS)]],
-        f"!  beyond the promised {alpha:g} on these {result.setting.num_test} test examples",
-        result.certificate,
-    )
+    }

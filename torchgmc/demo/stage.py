@@ -1,25 +1,38 @@
-"""What the demonstrations share: a result that becomes JSON and a table, progress bars, clocks."""
+"""What the demonstrations share: a result that becomes JSON, a table and a page, and the run around their own work."""
+
+from __future__ import annotations
 
 import json
-import math
-import sys
-import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import torch
+from torch import Tensor, nn
 
 import torchgmc as gmc
+from torchgmc.demo.progress import Bar, progress_bar
 from torchgmc.engine.extras import require
-from torchgmc.report import write_file
+from torchgmc.engine.threads import one_thread
+from torchgmc.heads.base import Head
+from torchgmc.report import write, write_file
 
-__all__ = ["Bar", "Result", "clock", "folder", "one_thread", "percent", "progress_bar", "remake"]
+__all__ = ["Found", "Page", "Result", "fit_and_audit", "percent", "perform", "three", "trained"]
 
-
+T = TypeVar("T")
 Same = TypeVar("Same", bound="Result")
+Page = tuple[dict[str, bytes], dict[str, Any]]
+
+
+class Found(NamedTuple):
+    """What a demonstration's own work gives: the head to save, audits by method, more fields of its result, and its page: a
+    function of the result that gives PNG files by name and options of :func:`torchgmc.report.write`."""
+
+    head: Head
+    audits: dict[str, gmc.Audit]
+    fields: dict[str, Any]
+    page: Callable[[Any], Page]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,22 +71,26 @@ class Result:
             for group in groups
         ]
 
-    def placed(self: Same, *names: str) -> Same:
-        """With the paths of the files to be written."""
-        return replace(self, files={name: self.out / name for name in names})
-
-    def saved(self: Same) -> Same:
-        """Writes ``results.json``, the last of the files."""
-        write_file(self.files["results.json"], (json.dumps(self.to_dict(), indent=2) + "\n").encode())
-        return self
+    def written(self: Same, found: Found, quick: bool) -> Same:
+        """Writes every file, each whole or not at all; ``results.json`` is the last."""
+        images, page = found.page(self)
+        names = ("report.html", *images, "results.json", "head.safetensors")
+        result = replace(self, files={name: self.out / name for name in names})
+        gmc.save(found.head, result.files["head.safetensors"])
+        for name, image in images.items():
+            write_file(result.files[name], image)
+        command = f"torchgmc demo {self.demo} --seed {self.seed}{' --quick' if quick else ''}"
+        settings = {"command": command, "seed": self.seed} | {k.replace("_", " "): v for k, v in asdict(self.setting).items()}
+        write(result.files["report.html"], self.audits, found.head, settings=settings, **page)
+        write_file(result.files["results.json"], (json.dumps(result.to_dict(), indent=2) + "\n").encode())
+        return result
 
     def findings(self) -> dict[str, Any]:
         """What belongs to this demonstration alone, as JSON types."""
         return {}
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as JSON types."""
-        fit = self.report
+        """Everything as JSON types; what is not finite, as the risk of an empty group, becomes null."""
         content = {
             "demo": self.demo,
             "torchgmc": gmc.__version__,
@@ -85,86 +102,71 @@ class Result:
             "holds": {name: audit.holds for name, audit in self.audits.items()},
             "violated": {name: audit.violated for name, audit in self.audits.items()},
             **self.findings(),
-            "fit": {
-                "converged": fit.converged,
-                "iterations": fit.iterations,
-                "seconds": fit.seconds,
-                "message": fit.message,
-            },
+            "fit": {name: getattr(self.report, name) for name in ("converged", "iterations", "seconds", "message")},
             "seconds": self.seconds,
             "files": {name: str(path) for name, path in self.files.items()},
         }
-        finite: dict[str, Any] = _finite(content)
+        finite: dict[str, Any] = json.loads(json.dumps(content), parse_constant=lambda name: None)
         return finite
 
 
-def remake(result: Result, quick: bool = False) -> dict[str, Any]:
-    """The command and the settings that make a result again."""
-    command = f"torchgmc demo {result.demo} --seed {result.seed}{' --quick' if quick else ''}"
-    return {"command": command, "seed": result.seed} | {k.replace("_", " "): v for k, v in asdict(result.setting).items()}
+def perform(
+    kind: type[Same],
+    work: Callable[[Any, int, Bar], Found],
+    out: str | Path,
+    seed: int,
+    progress: bool,
+    setting: Any,
+    quick: Any,
+    **extras: str,
+) -> Same:
+    """Runs a demonstration and writes its files.
 
-
-def folder(out: str | Path, *extras: tuple[str, str]) -> Path:
-    """The output folder, made after the packages of the extras ``(package, extra)`` were found."""
-    for package, extra in (*extras, ("matplotlib", "report"), ("rich", "cli")):
+    Args:
+        kind: of the result.
+        work: draws, trains, calibrates and audits, given ``setting``, ``seed`` and a bar, whose clock times its stages.
+        out, seed, progress, setting: see the demonstrations' ``run``.
+        quick: the setting of a trial run.
+        extras: packages that are needed, and the extra of each.
+    """
+    for package, extra in {**extras, "matplotlib": "report", "rich": "cli"}.items():
         require(package, extra=extra)  # say so before the work, not after it
     path = Path(out)
     path.mkdir(parents=True, exist_ok=True)
-    return path
+    with one_thread(), progress_bar(progress) as bar:
+        found = work(setting, seed, bar)
+        fit = found.head.report
+        assert fit is not None
+        common = {"out": path, "seed": seed, "setting": setting, "audits": found.audits, "report": fit, "seconds": bar.seconds}
+        with bar.clock("write"):
+            return kind(**common, **found.fields).written(found, quick=setting == quick)
+
+
+def three(setting: Any, seed: int, bar: Bar, draw: Callable[[int, int, bool], T]) -> list[T]:
+    """Examples to train on, calibrate on and test on: ``draw(num, seed, used)``, where only the first are not as in use."""
+    sizes = (setting.num_train, setting.num_calibration, setting.num_test)
+    return [draw(num, 3 * seed + k, k > 0) for k, num in enumerate(bar.track(sizes, "draw"))]
+
+
+def trained(
+    setting: Any, seed: int, bar: Bar, draw: Callable[[int, int, bool], T], train: Callable[[T, Any, int, Bar], nn.Module]
+) -> tuple[nn.Module, T, T]:
+    """A model trained on the first of :func:`three` sets of examples, and the two others."""
+    with bar.clock("draw"):
+        archive, calibration, test = three(setting, seed, bar, draw)
+    with bar.clock("train"):
+        return train(archive, setting, seed, bar), calibration, test
+
+
+def fit_and_audit(
+    heads: Mapping[str, Head], known: Sequence[Tensor], fresh: Sequence[Tensor], delta: float, bar: Bar
+) -> dict[str, gmc.Audit]:
+    """Every head fitted on the one, and its audit on the other; both as ``fit`` and ``audit`` take them."""
+    for head in bar.track(heads.values(), "calibrate"):
+        head.fit(*known)
+    return {name: head.audit(*fresh, delta=delta) for name, head in bar.track(heads.items(), "audit")}
 
 
 def percent(value: float, digits: int = 1) -> str:
     """0.075 -> 7.5 %."""
     return f"{100 * value:.{digits}f}\N{NO-BREAK SPACE}%"
-
-
-class Bar:
-    """A progress bar, or nothing with the same face."""
-
-    def __init__(self, bars: Any) -> None:
-        self.bars = bars
-
-    def track(self, items: Iterable[Any], text: str) -> Iterable[Any]:
-        """The items, one after the other."""
-        items = list(items)
-        tracked: Iterable[Any] = items if self.bars is None else self.bars.track(items, description=text)
-        return tracked
-
-
-@contextmanager
-def progress_bar(wanted: bool) -> Iterator[Bar]:
-    """A bar on the terminal; none when the output goes elsewhere."""
-    if not (wanted and sys.stdout.isatty()):
-        yield Bar(None)
-        return
-    console = require("rich.console", extra="cli").Console(stderr=True)
-    with require("rich.progress", extra="cli").Progress(console=console) as bars:
-        yield Bar(bars)
-
-
-@contextmanager
-def clock(seconds: dict[str, float], stage: str) -> Iterator[None]:
-    """Notes how long the block took."""
-    start = time.perf_counter()
-    yield
-    seconds[stage] = time.perf_counter() - start
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Operations this small gain nothing from a second thread, and lose much to it on a busy machine."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-def _finite(value: Any) -> Any:
-    """JSON has no NaN: the risk of an empty group becomes null."""
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

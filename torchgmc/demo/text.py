@@ -12,6 +12,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -20,11 +21,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import torchgmc as gmc
+from torchgmc.demo.progress import Bar, train
 from torchgmc.demo.sentences import JOBS, PEOPLE, Corpus, draw, vocabulary
-from torchgmc.demo.stage import Bar, Result, clock, folder, one_thread, progress_bar, remake
+from torchgmc.demo.stage import Found, Page, Result, perform, three
 from torchgmc.demo.terminal import by_method, meaning, show
 from torchgmc.engine.extras import require
-from torchgmc.report import Section, Table, write, write_file
+from torchgmc.report import Section, Table
 from torchgmc.text import Quality, words
 
 __all__ = ["QUICK", "Setting", "TextResult", "run"]
@@ -90,16 +92,10 @@ class TextResult(Result):
     def rows(self) -> list[dict[str, Any]]:
         """One row a group and list: probability of the list in the group, and bias, by method."""
         found = {name: {(r["group"], r["what"]): r for r in audit.rows()} for name, audit in self.audits.items()}
+        columns = {"probability": "risk", "bias": "estimate", "verdict": "verdict"}
         return [
-            {
-                "group": group,
-                "list": what,
-                "mass": found["kl"][group, what]["mass"],
-                **{
-                    key: {name: found[name][group, what][column] for name in METHODS}
-                    for key, column in (("probability", "risk"), ("bias", "estimate"), ("verdict", "verdict"))
-                },
-            }
+            {"group": group, "list": what, "mass": found["kl"][group, what]["mass"]}
+            | {key: {name: found[name][group, what][column] for name in METHODS} for key, column in columns.items()}
             for group, what in sorted(found["kl"])
         ]
 
@@ -110,12 +106,25 @@ class TextResult(Result):
             "alpha": self.alpha,
             "bias": self.rows(),
             "quality": self.quality,
-            "tradeoff": {name: [list(point) for point in points] for name, points in self.tradeoff.items()},
+            "tradeoff": self.tradeoff,
             "details": self.report.details,
         }
 
     def __rich__(self) -> Any:
-        return _rich_table(self)
+        def numbers(row: dict[str, Any], name: str) -> str:
+            return f"{1000 * row['bias'][name]:+.2f}"
+
+        rows = [([row["group"], row["list"]], by_method(row, self.alpha, numbers, of="bias")) for row in self.rows()]
+        lines = (("NLL of masked words", "NLL after", ".4f"), ("mean KL", "KL", ".2g"), ("tokens at 0", "zeros", ".1f"))
+        return show(
+            f"Bias P(A)(P(U|A) - P(U)) in units of 0.001, promised {1000 * self.alpha:.3g}",
+            ["group", "list"],
+            METHODS,
+            rows,
+            [[label, *(f"{self.quality[name][key]:{form}}" for name in METHODS)] for label, key, form in lines],
+            meaning("the test prompts", self.setting.delta),
+            self.certificate,
+        )
 
 
 def run(
@@ -142,37 +151,25 @@ def run(
         >>> result.audits["kl"].max_violation  # doctest: +SKIP
         0.0012
     """
-    setting = setting or Setting()
-    out = folder(out, ("transformers", "text"))
-    seconds: dict[str, float] = {}
-    with one_thread(), progress_bar(progress) as bar:
-        with clock(seconds, "model"):
-            data = _from_folder(Path(model), seed, bar) if model is not None else _from_scratch(setting, seed, bar)
-        with clock(seconds, "calibrate and audit"):
-            plain = _audit(_head(data, 1.0, "kl"), data, setting.delta)
-            alpha = setting.alpha or (0.002 if model is None else plain.max_violation / 10)
-            heads = {name: _head(data, alpha, name) for name in METHODS}
-            audits = {name: _audit(head, data, setting.delta) for name, head in bar.track(list(heads.items()), "audit")}
-            quality = {name: _quality(head, data) for name, head in heads.items()}
-        with clock(seconds, "trade-off"):
-            tradeoff = _tradeoff(data, plain.max_violation, setting, bar)
-        report = heads["kl"].report
-        assert report is not None
-        name = "trained on the spot" if model is None else Path(model).name
-        result = TextResult(
-            out=out,
-            seed=seed,
-            model=name,
-            setting=setting,
-            alpha=alpha,
-            audits=audits,
-            quality=quality,
-            tradeoff=tradeoff,
-            report=report,
-            seconds=seconds,
-        )
-        with clock(seconds, "write"):
-            return _write(result, heads["kl"], data)
+    folder = None if model is None else Path(model)
+    work = partial(_work, folder=folder)
+    return perform(TextResult, work, out, seed, progress, setting or Setting(), QUICK, transformers="text")
+
+
+def _work(setting: Setting, seed: int, bar: Bar, folder: Path | None) -> Found:
+    with bar.clock("model"):
+        data = _from_scratch(setting, seed, bar) if folder is None else _from_folder(folder, seed, bar)
+    with bar.clock("calibrate and audit"):
+        plain = _audit(_head(data, 1.0, "kl"), data, setting.delta)
+        alpha = setting.alpha or (0.002 if folder is None else plain.max_violation / 10)
+        heads = {name: _head(data, alpha, name) for name in METHODS}
+        audits = {name: _audit(head, data, setting.delta) for name, head in bar.track(heads.items(), "audit")}
+        quality = {name: _quality(head, data) for name, head in heads.items()}
+    with bar.clock("trade-off"):
+        tradeoff = _tradeoff(data, plain.max_violation, setting, bar)
+    name = "trained on the spot" if folder is None else folder.name
+    fields = {"model": name, "alpha": alpha, "quality": quality, "tradeoff": tradeoff}
+    return Found(heads["kl"], audits, fields, lambda result: _page(result, heads["kl"], data))
 
 
 # -- the model ---------------------------------------------------------------------------------------------------------------
@@ -181,10 +178,8 @@ def run(
 def _from_scratch(setting: Setting, seed: int, bar: Bar) -> Data:
     known = vocabulary()
     place = {word: i for i, word in enumerate(known)}
-    train, calibration, test = (
-        draw(num, 3 * seed + k) for k, num in enumerate((setting.num_train, setting.num_calibration, setting.num_test))
-    )
-    model = _train(train, place, setting, seed, bar)
+    archive, calibration, test = three(setting, seed, bar, lambda num, own, _: draw(num, own))
+    model = _train(archive, place, setting, seed, bar)
     prompts = [_logits(model, corpus, place, corpus.job, bar) for corpus in (calibration, test)]
     g = torch.Generator().manual_seed(seed)
     random = [int(torch.randint(len(s), (), generator=g)) for s in test.sentences]
@@ -227,26 +222,20 @@ def _train(data: Corpus, place: dict[str, int], setting: Setting, seed: int, bar
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model: nn.Module = transformers.BertForMaskedLM(config).train()
+        model: nn.Module = transformers.BertForMaskedLM(config)
     ids, attention = _rows(data, place)
     job = torch.tensor(data.job) + 1
     g = torch.Generator().manual_seed(seed)
     order = torch.cat([torch.randperm(len(ids), generator=g) for _ in range(setting.epochs)])
-    batches = [order[k : k + setting.batch_size] for k in range(0, len(order), setting.batch_size)]
-    optimiser = torch.optim.AdamW(model.parameters(), lr=setting.learning_rate)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, setting.learning_rate, total_steps=max(len(batches), 2))
-    for batch in bar.track(batches, "train the model"):
+
+    def loss(batch: Tensor) -> Tensor | None:
         inside = (ids[batch] > 4) & (torch.rand(len(batch), ids.shape[1], generator=g) < 0.15)
         chosen = inside | (torch.arange(ids.shape[1]) == job[batch, None]) & (torch.rand(len(batch), 1, generator=g) < 0.7)
         masked = ids[batch].masked_fill(chosen, 4)
         logits = model(input_ids=masked, attention_mask=attention[batch]).logits
-        if bool(chosen.any()):
-            loss = F.cross_entropy(logits[chosen], ids[batch][chosen])
-            optimiser.zero_grad()
-            torch.autograd.backward(loss)
-            optimiser.step()
-        schedule.step()
-    return model.eval()
+        return F.cross_entropy(logits[chosen], ids[batch][chosen]) if bool(chosen.any()) else None
+
+    return train(model, torch.split(order, setting.batch_size), loss, setting.learning_rate, bar, "train the model", cycle=True)
 
 
 @torch.inference_mode()
@@ -336,11 +325,9 @@ def _tradeoff(data: Data, worst: float, setting: Setting, bar: Bar) -> dict[str,
     return found
 
 
-def _write(result: TextResult, head: gmc.DistributionHead, data: Data) -> TextResult:
-    """Writes every file, each whole or not at all."""
+def _page(result: TextResult, head: gmc.DistributionHead, data: Data) -> Page:
     from torchgmc import plots
 
-    result = result.placed("report.html", "bias.png", "words.png", "tradeoff.png", "results.json", "head.safetensors")
     start = (result.audits["unprocessed"].max_violation, result.quality["unprocessed"]["NLL before"])
 
     def moved(dark: bool, title: str | None = None) -> Any:
@@ -350,46 +337,31 @@ def _write(result: TextResult, head: gmc.DistributionHead, data: Data) -> TextRe
         labels = {"bias": "worst |bias|", "cost": "NLL of masked words (nats)"}
         return plots.tradeoff(result.tradeoff, start, title=title, dark=dark, **labels)
 
-    gmc.save(head, result.files["head.safetensors"])
-    bars = plots.deviation(result.audits, result.alpha, title="Bias of each list of words, by group")
     drawn = {
-        "bias.png": bars,
+        "bias.png": plots.deviation(result.audits, result.alpha, title="Bias of each list of words, by group"),
         "words.png": moved(False, "Words whose probability moved most"),
         "tradeoff.png": curve(False, "What the last bit of fairness costs"),
     }
-    for name, figure in drawn.items():
-        write_file(result.files[name], plots.png(figure))
-    write(
-        result.files["report.html"],
-        result.audits,
-        head,
-        title="The same chance of every job, whoever the sentence is about",
-        lead=f"A masked language model ({result.model}) predicts a masked word; its bias is removed in two geometries on "
+    return {name: plots.png(figure) for name, figure in drawn.items()}, {
+        "title": "The same chance of every job, whoever the sentence is about",
+        "lead": f"A masked language model ({result.model}) predicts a masked word; its bias is removed in two geometries on "
         "calibration prompts and measured on fresh ones.",
-        sections=_sections(result),
-        figures={
+        "sections": _sections(result),
+        "figures": {
             "Words whose mean probability moved most, in each group": moved,
             "Worst bias against NLL of masked words, both geometries, from a large alpha to a small one": curve,
         },
-        settings=remake(result, quick=result.setting == QUICK),
-    )
-    return result.saved()
+    }
 
 
 def _sections(result: TextResult) -> list[Section]:
-    bias = Table(
-        ["group", "list", *(f"bias, {name}" for name in METHODS), *(f"P(list | group), {name}" for name in METHODS)],
-        [
-            [
-                r["group"],
-                r["list"],
-                *(f"{r['bias'][m]:+.4f}" for m in METHODS),
-                *(f"{r['probability'][m]:.4f}" for m in METHODS),
-            ]
-            for r in result.rows()
-        ],
-        numeric=[f"{kind}, {name}" for kind in ("bias", "P(list | group)") for name in METHODS],
-    )
+    kinds = {"bias": ("bias", "+.4f"), "P(list | group)": ("probability", ".4f")}
+    titles = [f"{kind}, {name}" for kind in kinds for name in METHODS]
+    cells = [
+        [row["group"], row["list"], *(f"{row[key][name]:{form}}" for key, form in kinds.values() for name in METHODS)]
+        for row in result.rows()
+    ]
+    bias = Table(["group", "list", *titles], cells, titles)
     columns = {
         "NLL": "NLL after",
         "perplexity": "perplexity after",
@@ -397,18 +369,9 @@ def _sections(result: TextResult) -> list[Section]:
         "tokens at 0": "zeros",
         "softmax(p)": "printed after",
     }
-    cost = Table(
-        ["method", "worst bias", *columns],
-        [
-            [
-                name,
-                f"{result.audits[name].max_violation:.5f}",
-                *(f"{result.quality[name][key]:.5g}" for key in columns.values()),
-            ]
-            for name in METHODS
-        ],
-        numeric=["worst bias", *columns],
-    )
+    worst = {name: f"{result.audits[name].max_violation:.5f}" for name in METHODS}
+    cells = [[name, worst[name], *(f"{result.quality[name][key]:.5g}" for key in columns.values())] for name in METHODS]
+    cost = Table(["method", "worst bias", *columns], cells, ["worst bias", *columns])
     details = result.report.details
     return [
         Section("Bias of each list, by group", ["Bias = P(group) (P(list | group) - P(list))."], [bias]),
@@ -429,21 +392,3 @@ def _sections(result: TextResult) -> list[Section]:
             ],
         ),
     ]
-
-
-def _rich_table(result: TextResult) -> Any:
-
-    def numbers(row: dict[str, Any], name: str) -> str:
-        return f"{1000 * row['bias'][name]:+.2f}"
-
-    rows = [([row["group"], row["list"]], by_method(row, result.alpha, numbers, of="bias")) for row in result.rows()]
-    lines = (("NLL of masked words", "NLL after", ".4f"), ("mean KL", "KL", ".2g"), ("tokens at 0", "zeros", ".1f"))
-    return show(
-        f"Bias P(A)(P(U|A) - P(U)) in units of 0.001, promised {1000 * result.alpha:.3g}",
-        ["group", "list"],
-        METHODS,
-        rows,
-        [[label, *(f"{result.quality[name][key]:{form}}" for name in METHODS)] for label, key, form in lines],
-        meaning("the test prompts", result.setting.delta),
-        result.certificate,
-    )

@@ -19,10 +19,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import torchgmc as gmc
-from torchgmc.demo.stage import Result, clock, folder, percent, progress_bar, remake
+from torchgmc.demo.progress import Bar, train
+from torchgmc.demo.stage import Found, Page, Result, fit_and_audit, percent, perform, trained
 from torchgmc.demo.terminal import by_method, meaning, show
 from torchgmc.heads.tree.tree import Tree
-from torchgmc.report import Section, Table, write, write_file
+from torchgmc.report import Section, Table
 
 __all__ = ["QUICK", "Setting", "TreeResult", "run"]
 
@@ -82,7 +83,26 @@ class TreeResult(Result):
         return {"sets": self.rows(), "precision": precision, "rounds": self.report.details["rounds"]}
 
     def __rich__(self) -> Any:
-        return _rich_table(self)
+        setting = self.setting
+
+        def numbers(row: dict[str, Any], name: str) -> str:
+            return f"{percent(row['mass'][name], 0)}  {percent(row['coverage'][name])}"
+
+        rows = [([row["set"]], by_method(row, setting.alpha, numbers)) for row in self.rows()]
+        lines = (("answers a leaf", "answers: leaf"), ("answers the root", "answers: root"))
+        return show(
+            f"Coverage by set of answers, target {percent(setting.target)}",
+            ["\nanswers in"],
+            [f"{name}\nused  right" for name in METHODS],
+            rows,
+            [
+                ["worst deviation", *(f"{self.audits[name].max_violation:.4f}" for name in METHODS)],
+                *([label, *(percent(self.audits[name].cost[key]) for name in METHODS)] for label, key in lines),
+            ],
+            f"promised: every set of answers is right {percent(setting.target)} of the time, within {setting.alpha:g}\n"
+            + meaning(f"these {setting.num_test} test documents", setting.delta),
+            self.certificate,
+        )
 
 
 def run(
@@ -101,29 +121,19 @@ def run(
         >>> result.audits["GMC"].max_violation  # doctest: +SKIP
         0.0237
     """
-    setting = setting or Setting()
-    out = folder(out)
-    seconds: dict[str, float] = {}
-    with progress_bar(progress) as bar:
-        with clock(seconds, "draw"):
-            train = draw(setting.num_train, 3 * seed, seed, setting.features, used=False)
-            calibration, test = (
-                draw(num, 3 * seed + k, seed, setting.features)
-                for k, num in ((1, setting.num_calibration), (2, setting.num_test))
-            )
-        with clock(seconds, "train"):
-            model = train_network(*train, setting, seed, bar)
-        with clock(seconds, "calibrate and audit"), torch.inference_mode():
-            known, fresh = (model(x).softmax(1) for x in (calibration[0], test[0]))
-            heads = _heads(setting)
-            for head in bar.track(heads.values(), "calibrate"):
-                head.fit(known, calibration[1])
-            audits = {name: head.audit(fresh, test[1], delta=setting.delta) for name, head in heads.items()}
-        report = heads["GMC"].report
-        assert report is not None
-        result = TreeResult(out=out, seed=seed, setting=setting, audits=audits, report=report, seconds=seconds)
-        with clock(seconds, "write"):
-            return _write(result, heads["GMC"])
+    return perform(TreeResult, _work, out, seed, progress, setting or Setting(), QUICK)
+
+
+def _work(setting: Setting, seed: int, bar: Bar) -> Found:
+    def filed(num: int, own: int, used: bool) -> tuple[Tensor, Tensor]:
+        return draw(num, own, seed, setting.features, used)
+
+    model, calibration, test = trained(setting, seed, bar, filed, train_network)
+    with bar.clock("calibrate and audit"), torch.inference_mode():
+        heads = _heads(setting)
+        known, fresh = ((model(x).softmax(1), y) for x, y in (calibration, test))
+        audits = fit_and_audit(heads, known, fresh, setting.delta, bar)
+    return Found(heads["GMC"], audits, {}, lambda result: _page(result, heads["GMC"]))
 
 
 def draw(num: int, seed: int, world: int, features: int, used: bool = True) -> tuple[Tensor, Tensor]:
@@ -149,22 +159,17 @@ def draw(num: int, seed: int, world: int, features: int, used: bool = True) -> t
     return centre[labels] + noise, labels
 
 
-def train_network(x: Tensor, y: Tensor, setting: Setting, seed: int, bar: Any) -> nn.Module:
+def train_network(data: tuple[Tensor, Tensor], setting: Setting, seed: int, bar: Bar) -> nn.Module:
     """A small network by AdamW and cross-entropy."""
+    x, y = data
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = nn.Sequential(nn.Linear(setting.features, 64), nn.ReLU(), nn.Linear(64, Tree(LIBRARY).num_leaves))
-    optimiser = torch.optim.AdamW(model.parameters(), lr=setting.learning_rate)
-    generator = torch.Generator().manual_seed(seed)
-    for _ in bar.track(range(setting.epochs), "train"):
-        order = torch.randperm(len(x), generator=generator)
-        for start in range(0, len(x), setting.batch_size):
-            rows = order[start : start + setting.batch_size]
-            loss = F.cross_entropy(model(x[rows]), y[rows])
-            optimiser.zero_grad()
-            torch.autograd.backward(loss)
-            optimiser.step()
-    return model.eval()
+    rng = torch.Generator().manual_seed(seed)
+    batches = [
+        rows for _ in range(setting.epochs) for rows in torch.split(torch.randperm(len(x), generator=rng), setting.batch_size)
+    ]
+    return train(model, batches, lambda rows: F.cross_entropy(model(x[rows]), y[rows]), setting.learning_rate, bar, "train")
 
 
 def _heads(setting: Setting) -> dict[str, gmc.TreeHead]:
@@ -176,63 +181,27 @@ def _heads(setting: Setting) -> dict[str, gmc.TreeHead]:
     }
 
 
-def _write(result: TreeResult, head: gmc.TreeHead) -> TreeResult:
-    """Writes every file, each whole or not at all."""
+def _page(result: TreeResult, head: gmc.TreeHead) -> Page:
     from torchgmc import plots
 
     setting = result.setting
-    result = result.placed("report.html", "deviation.png", "tree.png", "results.json", "head.safetensors")
-    gmc.save(head, result.files["head.safetensors"])
     title = "Deviation of the coverage from the target, by set of answers"
-    write_file(result.files["deviation.png"], plots.png(plots.deviation(result.audits, setting.alpha, title=title)))
     shelves = plots.tree(head, result.audits["GMC"], title="Coverage of the answers on each shelf")
-    write_file(result.files["tree.png"], plots.png(shelves))
-    write(
-        result.files["report.html"],
-        result.audits,
-        head,
-        title=f"Right {100 * setting.target:g} % of the time whatever the answer, not on average",
-        lead="A network files documents under the topics of a library, and may answer with a whole shelf. How broad its "
-        f"answers are is chosen in three ways on calibration documents, and each is audited on {setting.num_test} fresh ones.",
-        certificate=result.certificate,
-        sections=[_coverage(result)],
-        settings=remake(result, quick=setting == QUICK),
-    )
-    return result.saved()
-
-
-def _coverage(result: TreeResult) -> Section:
-    heads = [f"{what}, {name}" for name in METHODS for what in ("used", "right")]
+    columns = [f"{what}, {name}" for name in METHODS for what in ("used", "right")]
     coverage = Table(
-        ["answers on the shelf", *heads],
+        ["answers on the shelf", *columns],
         [
             [row["set"], *(percent(row[what][name]) for name in METHODS for what in ("mass", "coverage"))]
             for row in result.rows()
         ],
-        numeric=heads,
+        numeric=columns,
     )
     root = 'The root, which says nothing, belongs to "all" alone.'
-    return Section("How often each answer is used, and how often it is right", [root], [coverage])
-
-
-def _rich_table(result: TreeResult) -> Any:
-    setting = result.setting
-
-    def numbers(row: dict[str, Any], name: str) -> str:
-        return f"{percent(row['mass'][name], 0)}  {percent(row['coverage'][name])}"
-
-    rows = [([row["set"]], by_method(row, setting.alpha, numbers)) for row in result.rows()]
-    lines = (("answers a leaf", "answers: leaf"), ("answers the root", "answers: root"))
-    return show(
-        f"Coverage by set of answers, target {percent(setting.target)}",
-        ["\nanswers in"],
-        [f"{name}\nused  right" for name in METHODS],
-        rows,
-        [
-            ["worst deviation", *(f"{result.audits[name].max_violation:.4f}" for name in METHODS)],
-            *([label, *(percent(result.audits[name].cost[key]) for name in METHODS)] for label, key in lines),
-        ],
-        f"promised: every set of answers is right {percent(setting.target)} of the time, within {setting.alpha:g}\n"
-        + meaning(f"these {setting.num_test} test documents", setting.delta),
-        result.certificate,
-    )
+    bars = plots.deviation(result.audits, setting.alpha, title=title)
+    return {"deviation.png": plots.png(bars), "tree.png": plots.png(shelves)}, {
+        "title": f"Right {100 * setting.target:g} % of the time whatever the answer, not on average",
+        "lead": "A network files documents under the topics of a library, and may answer with a whole shelf. How broad its "
+        f"answers are is chosen in three ways on calibration documents, and each is audited on {setting.num_test} fresh ones.",
+        "certificate": result.certificate,
+        "sections": [Section("How often each answer is used, and how often it is right", [root], [coverage])],
+    }

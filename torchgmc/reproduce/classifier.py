@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from torchgmc.demo.stage import Bar
+from torchgmc.demo.progress import Bar
 
 __all__ = ["scores"]
 

@@ -8,7 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from torchgmc.demo.stage import Bar
+from torchgmc.demo.progress import Bar
+from torchgmc.demo.progress import train as train_model
 from torchgmc.engine.extras import require
 
 __all__ = ["fold_of", "fold_scores", "score", "train"]
@@ -56,21 +57,16 @@ def train(images: Tensor, masks: Tensor, valid: Tensor, rows: Tensor, setting: A
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(setting.training_seed)
         model: nn.Module = smp.Unet(setting.encoder, encoder_weights=weights, decoder_channels=DECODER)
-    model = model.to(memory_format=torch.channels_last).train()
     generator = torch.Generator().manual_seed(setting.training_seed)
     order = torch.cat([rows[torch.randperm(len(rows), generator=generator)] for _ in range(setting.epochs)])
     batches = [batch for batch in torch.split(order, setting.batch_size) if len(batch) == setting.batch_size]
-    optimiser = torch.optim.AdamW(model.parameters(), setting.learning_rate, weight_decay=1e-2)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, setting.learning_rate, total_steps=max(2, len(batches)))
-    for batch in bar.track(batches, text):
+
+    def loss(batch: Tensor) -> Tensor:
         pictures, target, weight = _augmented(images[batch], masks[batch], valid[batch], setting.size, generator)
         logits = model(pictures.contiguous(memory_format=torch.channels_last))[:, 0]
-        loss = F.binary_cross_entropy_with_logits(logits, target, weight, reduction="sum") / weight.sum()
-        optimiser.zero_grad()
-        torch.autograd.backward(loss)
-        optimiser.step()
-        schedule.step()
-    return model.eval()
+        return F.binary_cross_entropy_with_logits(logits, target, weight, reduction="sum") / weight.sum()
+
+    return train_model(model.to(memory_format=torch.channels_last), batches, loss, setting.learning_rate, bar, text, cycle=True)
 
 
 def _augmented(images: Tensor, masks: Tensor, valid: Tensor, size: int, generator: torch.Generator) -> tuple[Tensor, ...]:

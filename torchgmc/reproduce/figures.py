@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
+from torchgmc import plots
 from torchgmc.engine.extras import require
 from torchgmc.reproduce.measures import MEASURES
 from torchgmc.reproduce.tables import WORST, Summary, slug
@@ -13,7 +13,7 @@ from torchgmc.reproduce.tables import WORST, Summary, slug
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["bars", "draw", "png"]
+__all__ = ["bars", "draw"]
 
 DPI = 90
 INK, FAINT, BAND = "#1F2430", "#D9DDE5", "#009E73"
@@ -23,16 +23,17 @@ LABELS = {"mass": "mass-weighted, the paper's measure", "conditional": "inside t
 
 def draw(results: Any, summary: Summary) -> dict[str, bytes]:
     """PNG files of an experiment by name: its own ``figures``, or bars for each part."""
-    module = results.module
-    name = module.NAME
+    module, parts = results.module, summary.parts()
     if hasattr(module, "figures"):
-        return {file: png(figure) for file, figure in module.figures(summary, results.setting).items()}
-    parts = summary.parts()
-    names = [f"{name}.png" if len(parts) == 1 else f"{name}-{slug(part)}.png" for part in parts]
-    return {
-        file: png(bars(summary, part, module.METHODS, summary.alpha(part), module.PAPER.get(part), module.TITLE))
-        for file, part in zip(names, parts, strict=True)
-    }
+        found = module.figures(summary, results.setting)
+    else:
+        found = {
+            f"{module.NAME}{'' if len(parts) == 1 else '-' + slug(part)}.png": bars(
+                summary, part, module.METHODS, summary.alpha(part), module.PAPER.get(part), module.TITLE
+            )
+            for part in parts
+        }
+    return {file: plots.png(figure, dpi=DPI) for file, figure in found.items()}
 
 
 def bars(
@@ -126,10 +127,3 @@ def _panel(
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
     return seen
-
-
-def png(figure: Figure) -> bytes:
-    """The figure as a PNG file in memory."""
-    buffer = BytesIO()
-    figure.savefig(buffer, format="png", dpi=DPI)
-    return buffer.getvalue()

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 import torchgmc as gmc
-from torchgmc.demo.stage import Bar
+from torchgmc.demo.progress import Bar
 from torchgmc.engine import hashing
 from torchgmc.reproduce.faces import fold_of, fold_scores
 from torchgmc.reproduce.frame import Prepared, cached, digest

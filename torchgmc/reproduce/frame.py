@@ -12,7 +12,7 @@ import json
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -27,8 +27,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 import torchgmc as gmc
-from torchgmc.demo.stage import Bar, one_thread, progress_bar
+from torchgmc.demo.progress import Bar, progress_bar
 from torchgmc.engine.files import write_atomically
+from torchgmc.engine.threads import one_thread
 from torchgmc.reproduce import EXPERIMENTS
 
 __all__ = ["Experiment", "Prepared", "Results", "cached", "data_root", "digest", "load", "reproduce"]
@@ -201,16 +202,10 @@ def reproduce(
         mark = fingerprint(settings)
         missing = [seed for seed in range(seeds) if _rows(folder, seed, mark) is None]
         done = _serial(module, prepared, missing) if jobs == 1 else _parallel(name, root, folder, setting, missing, jobs)
-        for seed, rows in _shown(bar, done, f"{name}: seeds", len(missing)):
+        for seed, rows in bar.track(done, f"{name}: seeds", len(missing)):
             _write_json(_seed_file(folder, seed), {"fingerprint": mark, "seed": seed, "rows": rows})
     rows = [{"seed": seed, **row} for seed in range(seeds) for row in _rows(folder, seed, mark) or ()]
     return Results(module, setting, seeds, prepared, rows)
-
-
-def _shown(bar: Bar, items: Iterable[Any], text: str, total: int) -> Iterable[Any]:
-    """The items as they come, with a bar on a terminal."""
-    shown: Iterable[Any] = items if bar.bars is None else bar.bars.track(items, description=text, total=total)
-    return shown
 
 
 def _changed(setting: Any, changes: Sequence[str]) -> Any:
@@ -331,7 +326,7 @@ def _start_worker(name: str, root: Path, folder: Path, setting: Any) -> None:
     threading.Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(1)
     module = load(name)
-    _work = module, module.prepare(root, folder, Bar(None), setting)
+    _work = module, module.prepare(root, folder, Bar(), setting)
 
 
 def _end_with_parent() -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torchgmc.demo.stage import Bar
+from torchgmc.demo.progress import Bar
 from torchgmc.engine.extras import require
 from torchgmc.text import attributes_from_words
 

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 import torchgmc as gmc
-from torchgmc.engine.files import write_atomically
+from torchgmc.report import write_file
 from torchgmc.reproduce.measures import MEASURES
 
 __all__ = ["WORST", "Summary", "summarize", "write"]
@@ -177,12 +177,8 @@ def write(folder: Path, results: Any, summary: Summary, command: str, figures: M
         **figures,
     }
     for file, content in files.items():
-        _write(folder / file, content)
+        write_file(folder / file, content)
     return {file: folder / file for file in files}
-
-
-def _write(path: Path, content: bytes) -> None:
-    write_atomically(path, lambda part: part.write_bytes(content))
 
 
 def _csv(rows: Sequence[Mapping[str, Any]]) -> bytes:

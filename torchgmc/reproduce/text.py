@@ -27,7 +27,7 @@ from torch import Tensor
 
 import torchgmc as gmc
 from torchgmc.datasets import GenderPrompts
-from torchgmc.demo.stage import Bar
+from torchgmc.demo.progress import Bar
 from torchgmc.reproduce.frame import Prepared, cached, digest
 from torchgmc.reproduce.masked_lm import list_tokens, load_model, read, stereotype
 from torchgmc.reproduce.measures import MEASURES, measure, noise

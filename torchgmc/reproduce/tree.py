@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 import torchgmc as gmc
-from torchgmc.demo.stage import Bar
+from torchgmc.demo.progress import Bar
 from torchgmc.reproduce import classifier
 from torchgmc.reproduce.frame import Prepared, cached, digest
 from torchgmc.reproduce.measures import measure
@@ -67,38 +67,12 @@ METHODS = (
 )
 OURS = METHODS[:5]
 
+_SETS = ("all", "CS", "Medical", "Civil", "ECE", "Biochemistry", "MAE", "Psychology")
 PAPER = {
     "wos": {
-        "GMC": {
-            "all": 0.016,
-            "CS": 0.027,
-            "Medical": 0.003,
-            "Civil": 0.001,
-            "ECE": 0.002,
-            "Biochemistry": 0.002,
-            "MAE": 0.001,
-            "Psychology": 0.002,
-        },
-        "conformal": {
-            "all": 0.068,
-            "CS": 0.071,
-            "Medical": 0.001,
-            "Civil": 0.001,
-            "ECE": 0.002,
-            "Biochemistry": 0.001,
-            "MAE": 0.001,
-            "Psychology": 0.001,
-        },
-        "unprocessed": {
-            "all": 0.093,
-            "CS": 0.014,
-            "Medical": 0.004,
-            "Civil": 0.004,
-            "ECE": 0.005,
-            "Biochemistry": 0.001,
-            "MAE": 0.003,
-            "Psychology": 0.017,
-        },
+        "GMC": dict(zip(_SETS, (0.016, 0.027, 0.003, 0.001, 0.002, 0.002, 0.001, 0.002), strict=True)),
+        "conformal": dict(zip(_SETS, (0.068, 0.071, 0.001, 0.001, 0.002, 0.001, 0.001, 0.001), strict=True)),
+        "unprocessed": dict(zip(_SETS, (0.093, 0.014, 0.004, 0.004, 0.005, 0.001, 0.003, 0.017), strict=True)),
     }
 }
 

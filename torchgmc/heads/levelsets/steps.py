@@ -6,13 +6,14 @@ the input is in *now*. f is held in coordinates z in which a step is an addition
 any order, and an example ends in the same level set in any batch, format or precision of the solver.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor
 
 from torchgmc import projections
+from torchgmc.engine.threads import one_thread
 
 #: Unit of the coordinates z of a probability, and of the steps taken in it.
 FINE, UNIT = 2.0**-40, 2.0**-32
@@ -181,21 +182,9 @@ class Table:
         self.sums = self.sums + (cell_sums(some, *self.read(rows), self.bins) - before)
 
 
-@contextmanager
-def calm(member: Tensor) -> Iterator[None]:
-    """One thread inside, for a small problem on the CPU: thousands of short operations.
-
-    They gain little from a second thread, and on a busy machine each may wait for it: a fit of 0.1 s then takes seconds.
-    """
-    before = torch.get_num_threads()
-    small = member.device.type == "cpu" and member.numel() <= ONE_THREAD and before > 1
-    if small:
-        torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        if small:
-            torch.set_num_threads(before)
+def calm(member: Tensor) -> AbstractContextManager[None]:
+    """One thread inside, for a small problem on the CPU."""
+    return one_thread(member.device.type == "cpu" and member.numel() <= ONE_THREAD)
 
 
 def cell_sums(member: Tensor, values: Tensor, level: Tensor, bins: int) -> Tensor:

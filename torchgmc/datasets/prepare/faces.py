@@ -1,18 +1,18 @@
 """FASSEG as published (github.com/massimomauro/FASSEG-repository), turned into the compact layout."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from torchgmc.datasets._download import fetch_all, github_files
 from torchgmc.datasets._files import write_table
-from torchgmc.datasets._skin import erode, lab, skin_tone
+from torchgmc.datasets.prepare.skin import erode, lab, skin_tone
 from torchgmc.engine.extras import require
 from torchgmc.engine.files import write_atomically
 
-REPOSITORY, COMMIT, FOLDER = "massimomauro/FASSEG-repository", "7817f33", "FASSEG-repository"
+FOLDER = "FASSEG-repository"
+#: What the published files are called below the root.
+ORIGINAL = (f"{FOLDER}/V2", f"{FOLDER}/V3")
 SIDE = 192
 NAMES = ("background", "skin", "hair", "nose", "mouth", "eyes")
 COLOURS = np.array([(255, 0, 0), (255, 255, 0), (127, 0, 0), (0, 255, 255), (0, 255, 0), (0, 0, 255)], dtype=np.uint8)
@@ -32,35 +32,14 @@ class Pair(NamedTuple):
     label: Path
 
 
-def wanted(path: str) -> bool:
-    """Photographs and labels of V2 and V3 (V1 is V2 with coarser labels)."""
-    return path.endswith(".bmp") and path.startswith(("V2/", "V3/"))
-
-
-def maker(root: Path, download: bool) -> Callable[[], None] | None:
-    """What makes the compact layout, or None if the published files are not there."""
-    original = root / FOLDER
-
-    def make() -> None:
-        require("PIL.Image", extra="datasets")  # say so before the download
-        if download:
-            files = github_files(REPOSITORY, COMMIT, FOLDER, root, wanted)
-            labelled = {twin(f.path) for f in files} & {f.path for f in files}
-            fetch_all([f for f in files if f.path in labelled or twin(f.path) in labelled], root, "FASSEG")
-        convert(original, root / "fasseg")
-
-    return make if download or ((original / "V2").is_dir() and (original / "V3").is_dir()) else None
-
-
 def twin(path: str) -> str:
-    """The photograph of a label map, and nothing for a photograph.
+    """The photograph of a label map.
 
     Example:
         >>> twin("V3/Test_labels/+30/a.bmp"), twin("V2/Train_Labels/1.bmp")
         ('V3/Test_RGB/+30/a.bmp', 'V2/Train_RGB/1.bmp')
     """
-    found = path.replace("_labels/", "_RGB/").replace("_Labels/", "_RGB/")
-    return found if found != path else ""
+    return path.replace("_labels/", "_RGB/").replace("_Labels/", "_RGB/")
 
 
 def pairs(original: Path) -> list[Pair]:
@@ -77,12 +56,13 @@ def pairs(original: Path) -> list[Pair]:
     return found
 
 
-def convert(original: Path, out: Path) -> None:
+def convert(root: Path) -> None:
     """Write ``frontal.npz``, ``multipose.npz`` and ``metadata.csv``.
 
     Images are scaled to a longest side of 192 (Lanczos; labels nearest) and placed top left. Columns of the
     metadata that need a judgement (alignment of the label map) are not made.
     """
+    original, out = root / FOLDER, root / "fasseg"
     found = pairs(original)
     missing = [name for name in ("frontal", "multipose") if name not in {pair.set for pair in found}]
     if missing:

@@ -7,34 +7,21 @@ import re
 import tarfile
 import zipfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from torchgmc.datasets._download import Remote, fetch, fetch_all, github_files
 from torchgmc.datasets._files import write_lines
-from torchgmc.datasets._sheets import columns_of
 from torchgmc.engine.files import write_atomically
 
-WOS = Remote(
-    "https://data.mendeley.com/public-files/datasets/9rw3vkcfy4/files/c9ea673d-5542-44c0-ab7b-f1311f7d61df/file_downloaded",
-    "WebOfScience.zip",
-    size=60222421,
-    sha256="b787d484bff88b0dcdb3fa291d06ec9d2f025dc2a67ce1045d0c688cd96ccf8a",  # as the `datasets` library recorded it
-)
-NEWSGROUPS = Remote(
-    "https://ndownloader.figshare.com/files/5975967",
-    "20news-bydate.tar.gz",
-    sha256="8f1b2514ca22a5ade8fbb9cfa5727df95fa587f4c87b786e15c759fa66d95610",  # as scikit-learn has it
-)
-AMAZON = ("Migue8gl/HierarchicalTextClassification", "60a5845", "HierarchicalTextClassification")
 #: What the published files are called below the root.
-ORIGINAL = {"wos": WOS.path, "newsgroups": NEWSGROUPS.path, "amazon": f"{AMAZON[2]}/data/test.csv"}
-DOMAINS = ("CS", "ECE", "Psychology", "MAE", "Civil", "Medical", "Biochemistry")
+ORIGINAL = {
+    "wos": "WebOfScience.zip",
+    "newsgroups": "20news-bydate.tar.gz",
+    "amazon": "HierarchicalTextClassification/data/test.csv",
+}
 SECTIONS = ("comp", "rec", "sci", "politics", "religion", "forsale")
 SMALLEST_LEAF = 6
-
-
 Route = tuple[str, ...]
 
 
@@ -51,19 +38,6 @@ class Corpus(NamedTuple):
     documents: list[Document]
     leaves: list[Route]
     tops: Sequence[str]
-
-
-def maker(root: Path, name: str, download: bool) -> Callable[[], None] | None:
-    """What makes the compact layout, or None if the published files are not there."""
-
-    def make() -> None:
-        if download and name == "amazon":
-            fetch_all(github_files(*AMAZON, root, lambda path: path == "data/test.csv"), root, "Amazon reviews")
-        elif download:
-            fetch(WOS if name == "wos" else NEWSGROUPS, root)
-        convert(root, name)
-
-    return make if download or (root / ORIGINAL[name]).is_file() else None
 
 
 def convert(root: Path, name: str) -> None:
@@ -125,50 +99,23 @@ def thirds(labels: Sequence[int]) -> list[str]:
 
 
 def wos(path: Path) -> Corpus:
-    """WOS-46985: ``X.txt`` (texts), ``Y.txt`` (leaf), ``YL1.txt`` (domain), names from ``Meta-data/Data.xlsx`` if it is there.
-
-    Leaves keep the order of their numbers. A leaf whose documents carry several domains or names takes the most frequent one.
-    """
+    """WOS-46985: ``X.txt`` (texts) and ``Y.txt`` (leaf). Domain and name of leaf 0, 1, ... are in ``web_of_science.json``."""
+    domains = json.loads(Path(__file__).with_name("web_of_science.json").read_text(encoding="utf-8"))
+    known = dict(enumerate((domain, name) for domain, names in domains.items() for name in names))
     with zipfile.ZipFile(path) as archive:
-        inside = archive.namelist()
 
         def lines(name: str) -> list[str]:
-            found = [entry for entry in inside if entry.endswith(f"WOS46985/{name}")]
+            found = [entry for entry in archive.namelist() if entry.endswith(f"WOS46985/{name}")]
             if not found:
                 raise KeyError(f"no WOS46985/{name} in the archive")
             return archive.read(found[0]).decode("utf-8").rstrip("\r\n").split("\n")
 
         texts = [" ".join(line.split()) for line in lines("X.txt")]
         leaf = [int(line) for line in lines("Y.txt")]
-        domain = [int(line) for line in lines("YL1.txt")]
-        sheet = next((entry for entry in inside if entry.endswith("Meta-data/Data.xlsx")), None)
-        areas = dict[int, str]()
-        if sheet is not None:
-            with archive.open(sheet) as file:
-                known = columns_of(file, ("Y", "area"))
-            areas = {int(float(y)): name.strip() for y, name in majority(known["Y"], known["area"]).items()}
-    if not len(texts) == len(leaf) == len(domain):
-        raise ValueError(
-            f"WOS46985 has {len(texts)} texts, {len(leaf)} leaves and {len(domain)} domains; they must be as many."
-        )
-    above = majority(leaf, domain)
-    paths = {y: (DOMAINS[above[y]], areas.get(y, f"{DOMAINS[above[y]]} {y}")) for y in set(leaf)}
-    shared = Counter(name for _, name in paths.values())  # Depression is a leaf of two domains
-    paths = {y: path if shared[path[1]] == 1 else (path[0], f"{path[1]} ({y})") for y, path in paths.items()}
-    return Corpus([Document(t, paths[y]) for t, y in zip(texts, leaf, strict=True)], [paths[y] for y in sorted(paths)], DOMAINS)
-
-
-def majority(keys: Sequence[Any], values: Sequence[Any]) -> dict[Any, Any]:
-    """The most frequent value of each key.
-
-    Example:
-        >>> majority([1, 1, 1, 2], ["a", "b", "b", "c"])
-        {1: 'b', 2: 'c'}
-    """
-    counts: dict[Any, Counter[Any]] = {}
-    for key, value in zip(keys, values, strict=True):
-        counts.setdefault(key, Counter())[value] += 1
-    return {key: count.most_common(1)[0][0] for key, count in counts.items()}
+    if len(texts) != len(leaf):
+        raise ValueError(f"WOS46985 has {len(texts)} texts and {len(leaf)} leaves; they must be as many.")
+    documents = [Document(text, known[y]) for text, y in zip(texts, leaf, strict=True)]
+    return Corpus(documents, [known[y] for y in sorted(set(leaf))], list(domains))
 
 
 def newsgroups(path: Path) -> Corpus:

@@ -3,41 +3,19 @@
 import json
 import random
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from torchgmc.datasets._download import fetch_all, github_files
 from torchgmc.datasets._files import write_lines
 from torchgmc.engine.files import write_atomically
 
-DEBIAS = ("pliang279/sent_debias", "1be02d4", "sent_debias")
-EXAMPLES = ("pytorch/examples", "77f55b9", "examples")
-CORPUS, WIKITEXT = "debias-BERT/text_corpus", "word_language_model/data/wikitext-2"
 #: What the published files are called below the root.
-ORIGINAL = (f"{DEBIAS[2]}/{CORPUS}", f"{EXAMPLES[2]}/{WIKITEXT}")
+ORIGINAL = ("sent_debias/debias-BERT/text_corpus", "examples/word_language_model/data/wikitext-2")
 #: Longest sentence, in words; about the 128 word pieces of the compact layout.
 LONGEST = 100
 NUM_RANDOM = 6000
 _WORD = re.compile(r"[A-Za-z]+")
-
-
-def maker(root: Path, download: bool) -> Callable[[], None] | None:
-    """What makes the compact layout, or None if the published files are not there."""
-
-    def make() -> None:
-        if download:
-            files = github_files(*DEBIAS, root, _is_corpus)
-            files += github_files(*EXAMPLES, root, lambda p: p in (f"{WIKITEXT}/valid.txt", f"{WIKITEXT}/test.txt"))
-            fetch_all(files, root, "corpora of the prompts")
-        convert(root)
-
-    return make if download or all((root / folder).is_dir() for folder in ORIGINAL) else None
-
-
-def _is_corpus(path: str) -> bool:
-    names = {f"{CORPUS}/{name}.txt" for name in ("sst", "reddit", "meld")}
-    return path in names or (path.startswith(f"{CORPUS}/POM/") and path.endswith(".txt"))
 
 
 def convert(root: Path) -> None:
@@ -49,10 +27,7 @@ def convert(root: Path) -> None:
     kept = list(gendered(root))
     if not kept:
         raise FileNotFoundError(f"no gendered sentence in {' and '.join(ORIGINAL)} of {str(root)!r}; is the copy complete?")
-    rows: list[dict[str, Any]] = []
-    for sentence in kept:
-        rows += prompts_of(sentence)
-    write_lines(out / "prompts.jsonl.gz", rows)
+    write_lines(out / "prompts.jsonl.gz", (row for sentence in kept for row in prompts_of(sentence)))
     write_lines(out / "random_mask.jsonl.gz", random_masks(kept))
     write_lines(out / "templates.jsonl.gz", templates())
     lists = {f"{name}_indicator": found for name, found in words.INDICATORS.items()} | {"attributes": words.ATTRIBUTES}

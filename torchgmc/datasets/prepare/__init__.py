@@ -1,0 +1,1 @@
+"""The published files of each data set, converted to the compact layout."""
