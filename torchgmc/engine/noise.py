@@ -2,14 +2,16 @@ r"""How far a sample can be trusted: the slack of each group, and how much of it
 
 One rule for every head. An offset for everyone is free. The offset of a group A pays an l1 price
 
-.. math:: \lambda_A = \Big(k + \frac{1 + 1.5\,|\gamma|}{\sqrt{n_A}}\Big)\, \mathrm{se}_A
+.. math:: \lambda_A = \Big(k + \frac{2 + 1.2\,|\gamma|}{\sqrt{n_A}}\Big)\, \mathrm{se}_A
 
 where :math:`\mathrm{se}_A` is the standard error of the group's violation at the common f, :math:`n_A` its number of examples
-and :math:`\gamma` the skewness of s, on which the error of a standard error depends: by the optimality conditions a group moves only if its violation is beyond that, and ends within it. The variance of an
-example is the group's own or everybody's, whichever is larger: ten examples that agree by chance are not free of noise. k is
-chosen by five-fold cross-validation of the potential that the fit minimises, k = infinity (nobody moves by himself) among the
-candidates: it is kept unless another k is better by more than ``KEEP`` standard errors of the paired difference; of the others
-the largest within one standard error of the best is taken.
+and :math:`\gamma` the skewness of s, on which the error of a standard error depends. By the optimality conditions a group moves
+only if its violation is beyond that price, and ends within it. The variance of an example is the group's own or everybody's,
+whichever is larger: ten examples that agree by chance are not free of noise.
+
+k is chosen by five-fold cross-validation of the potential that the fit minimises. k = infinity (no group moves by itself) is
+among the candidates, and is kept unless another k is better by more than ``KEEP`` standard errors of the paired difference; of
+the others the largest within one standard error of the best is taken.
 """
 
 import math
@@ -18,17 +20,32 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["CANDIDATES", "FIXED", "FOLDS", "Choice", "choose", "skewness_of", "slacks", "standard_errors"]
+__all__ = [
+    "CANDIDATES",
+    "FIXED",
+    "FOLDS",
+    "Choice",
+    "choose",
+    "explain",
+    "skewness_of",
+    "slacks",
+    "small_groups",
+    "standard_errors",
+]
 
 #: Slacks tried, in standard errors; infinity is always among them, last.
 CANDIDATES = (0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0)
 #: Slack where there is nothing to cross-validate: sets that depend on f, mappings without a potential.
 FIXED = 1.5
+#: A violation of fewer standard errors counts as noise, and one of more does not, whatever k was chosen.
+LEAST, MOST = 2.0, 3.0
 FOLDS = 5
+#: A group with fewer examples on either side of its threshold is too small to have one of its own.
+FEWEST = 5.0
 #: Standard errors by which k = infinity may be worse and is kept.
 KEEP = 2.0
 #: Of a group of n_A examples another (SMALL + SKEWED |skewness|) / sqrt(n_A) standard errors are not trusted.
-SMALL, SKEWED = 1.0, 1.5
+SMALL, SKEWED = 2.0, 1.2
 
 
 def standard_errors(squares: Tensor, count: Tensor, total: Tensor, pooled: Tensor) -> Tensor:
@@ -53,6 +70,11 @@ def slacks(k: float | Tensor, error: Tensor, examples: Tensor, skewness: float =
         skewness: of s.
     """
     return (k + (SMALL + SKEWED * abs(skewness)) / examples.clamp_min(1.0).sqrt()) * error
+
+
+def bound(k: float, error: Tensor, examples: Tensor, skewness: float = 0.0) -> Tensor:
+    """Violation that the sample cannot tell from 0, after a fit with this k."""
+    return slacks(min(max(k, LEAST), MOST), error, examples, skewness)
 
 
 def skewness_of(s: Tensor, weight: Tensor) -> float:
@@ -91,5 +113,28 @@ def choose(loss: Tensor) -> Choice:
     if bool(mean[last] <= mean[best] + KEEP * error[last]):
         place = last
     else:
-        place = int((mean[:last] <= mean[best] + error[:last]).nonzero()[:, 0].max())
+        place = int((mean[:last] <= mean[best] + 0.5 * error[:last]).nonzero()[:, 0].max())
     return Choice(CANDIDATES[place] if place < last else math.inf, place, mean)
+
+
+def small_groups(names: list[str], count: Tensor, target: float) -> list[str]:
+    """Groups of which fewer than ``FEWEST`` examples are expected on one side of the threshold."""
+    few = count * min(target, 1.0 - target) < FEWEST
+    return [name for name, is_few in zip(names, few.tolist(), strict=True) if is_few]
+
+
+def explain(k: float, noise_floor: bool, small: list[str]) -> str:
+    """What was chosen, and which groups are too small to say anything about, for a report."""
+    if not noise_floor:
+        return "The fit goes to alpha on the sample, noise included."
+    if math.isinf(k):
+        text = "Held-out loss finds no difference between groups that would last: one threshold for everyone."
+    else:
+        text = f"Groups move where they differ by more than {k:g} standard errors (chosen by held-out loss)."
+    if small:
+        shown = ", ".join(map(repr, small[:4])) + (", ..." if len(small) > 4 else "")
+        text += (
+            f" {len(small)} groups are too small to be told from noise ({shown}): merge them, give more data, or compare with "
+            "a conformal baseline."
+        )
+    return text

@@ -10,7 +10,7 @@ from torchgmc.engine import noise
 from torchgmc.engine.noise import CANDIDATES
 from torchgmc.engine.pinball import Pinball, solve
 
-__all__ = ["Folded", "Offsets", "fit", "fit_to", "weighted_quantile"]
+__all__ = ["Folded", "Offsets", "fit_offsets", "fit_offsets_to", "weighted_quantile"]
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ def weighted_quantile(scores: Tensor, weight: Tensor, mass: float) -> float:
     return float(ordered[index.clamp(max=len(ordered) - 1)])
 
 
-def fit_to(data: Folded, target: float, slack: Tensor) -> Offsets:
+def fit_offsets_to(data: Folded, target: float, slack: Tensor) -> Offsets:
     """Offsets with a given slack per group, ``(a,)``: every violation ends within it, but for jumps of the risk."""
     columns = data.columns()
     design = data.design(columns)
@@ -84,7 +84,7 @@ def fit_to(data: Folded, target: float, slack: Tensor) -> Offsets:
     return Offsets(float(theta[0]), groups, math.nan, torch.zeros(0))
 
 
-def fit(data: Folded, target: float, error: Tensor, count: Tensor, skewness: float, ahead: float) -> Offsets:
+def fit_offsets(data: Folded, target: float, error: Tensor, count: Tensor, skewness: float, ahead: float) -> Offsets:
     """Offsets by the noise rule of :mod:`torchgmc.engine.noise`.
 
     Args:
@@ -100,10 +100,10 @@ def fit(data: Folded, target: float, error: Tensor, count: Tensor, skewness: flo
     total, folds = data.total, len(data.weight)
     rank = target * (data.examples + ahead) / data.examples  # of the mass of all
     everyone = weighted_quantile(data.scores, data.weight.sum(0), float(rank * total))
-    none = Offsets(everyone, torch.zeros(data.member.shape[1], dtype=torch.float64, device=data.mass.device), math.inf, torch.zeros(0))
+    alike = torch.zeros(data.member.shape[1], dtype=torch.float64, device=data.mass.device)
     kept = (data.mass.sum(1) > 0) & (data.mass.sum(1) < total)  # folds with examples, and others to fit on
     if len(columns) == 0 or int(kept.sum()) < 2:
-        return none
+        return Offsets(everyone, alike, math.inf, torch.zeros(0))
     design = data.design(columns)
     problem = Pinball(data.scores, data.cell, design)
     # Fits without each fold, then with all.
@@ -136,12 +136,10 @@ def fit(data: Folded, target: float, error: Tensor, count: Tensor, skewness: flo
     loss = ((over * held[:, None]).sum(2) - target * (out * inside[:, None]).sum(2)) / inside.sum(1)[:, None]  # (F, k + 1)
     choice = noise.choose(loss.T)
     if math.isinf(choice.k):
-        return Offsets(everyone, none.groups, math.inf, choice.loss)
-    final = solve(
-        problem, weight[-1:], linear[-1:, 0], price[-1:, choice.place], theta[-1:, choice.place]
-    ).theta[0]
+        return Offsets(everyone, alike, math.inf, choice.loss)
+    final = solve(problem, weight[-1:], linear[-1:, 0], price[-1:, choice.place], theta[-1:, choice.place]).theta[0]
     rest = data.scores - out[:, choice.place][:, data.cell]  # (F, N)
     shift = weighted_quantile(rest.flatten(), held.flatten(), float(rank * inside.sum()))
-    groups = torch.zeros_like(none.groups)
+    groups = torch.zeros_like(alike)
     groups[columns] = final[1:]
     return Offsets(float(final[0]) + shift, groups, choice.k, choice.loss, shift)

@@ -172,7 +172,8 @@ def _interior(problem: Pinball, weight: Tensor, linear: Tensor, slack: Tensor, s
     found, ended = torch.zeros_like(start), start.new_full((len(start),), torch.inf)
     todo = torch.arange(len(start), device=start.device)
     steps = 0
-    for steps in range(1, STEPS + 1):
+    while steps < STEPS:
+        steps += 1
         gap = ((a * z + s * v) * used).sum(1, keepdim=True)
         short = b - gather(a * used) @ design
         gap_size = gap / (1.0 + (h * a * used).sum(1, keepdim=True).abs())
@@ -217,7 +218,7 @@ def _system(design: Tensor, mass: Tensor) -> Tensor:
         factor, failed = torch.linalg.cholesky_ex(matrix + (power * size)[:, None, None] * ridge)
         if not bool(failed.any()):
             break
-    return factor
+    return torch.as_tensor(factor)
 
 
 def _step(x: Tensor, dx: Tensor, y: Tensor, dy: Tensor, used: Tensor) -> Tensor:

@@ -30,7 +30,7 @@ class Report:
     """What a fit did.
 
     Attributes:
-        converged: every |violation| ended at or below its tolerance.
+        converged: ``reached == "alpha"``.
         iterations: steps taken.
         violations_before: signed violations at f0, shape ``(a, u)``.
         violations_after: signed violations of the fitted f on the same data, shape ``(a, u)``.
@@ -38,6 +38,9 @@ class Report:
         seconds: time of the search.
         message: what stopped it and, if alpha was missed, where, why and what to try.
         details: counts that belong to one head (excluded images, duality gap, ...).
+        reached: ``"alpha"``: every |violation| is at most alpha. ``"noise"``: those above it are within the noise of the
+            sample.
+            ``"no"``: some are not.
     """
 
     converged: bool
@@ -48,6 +51,12 @@ class Report:
     seconds: float
     message: str
     details: dict[str, Any] = field(default_factory=dict)
+    reached: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.reached:
+            object.__setattr__(self, "reached", "alpha" if self.converged else "no")
+        object.__setattr__(self, "converged", self.reached == "alpha")
 
     def plot(self, **options: Any) -> "Figure":
         """Worst violation after each step (extra ``report``); options of :func:`torchgmc.plots.convergence`."""
@@ -56,9 +65,24 @@ class Report:
         return plots.convergence(self, **options)
 
     def __str__(self) -> str:
-        state = "converged" if self.converged else "NOT converged"
+        state = {"alpha": "converged", "noise": "within the noise", "no": "NOT converged"}[self.reached]
         before, after = (_worst(v) for v in (self.violations_before, self.violations_after))
         return f"{state}: worst |violation| {before:.4g} -> {after:.4g} in {self.iterations} steps. {self.message}"
+
+
+def reached(table: Tensor, alpha: float | None, noise: Tensor) -> str:
+    """Where a fit ended: see :attr:`Report.reached`.
+
+    Args:
+        table: violations.
+        alpha: largest allowed; None if none was asked.
+        noise: violation of each g that the sample cannot tell from 0.
+    """
+    size = table.abs()
+    if alpha is not None and bool((size <= alpha * (1 + 1e-9)).all()):
+        return "alpha"
+    bound = noise if alpha is None else noise.clamp_min(alpha)
+    return "noise" if bool((size <= bound * (1 + 1e-9)).all()) else "no"
 
 
 class Log(NamedTuple):

@@ -28,6 +28,12 @@ class PerExample:
         """A copy: the batch it was made from may be overwritten."""
         return type(self)(*(tensor.clone() for tensor in vars(self).values()))
 
+    def group_sizes(self) -> Tensor:
+        """Examples of each group, after weighting, ``(a,)``."""
+        member = self.member.double()
+        inside = self.weight @ member
+        return inside.square() / (self.weight.square() @ member).clamp_min(1e-300)
+
     def sorted(self: _Same) -> _Same:
         """The same examples in an order that does not depend on how they came."""
         order = self.order()

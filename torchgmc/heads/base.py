@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _Same = TypeVar("_Same", bound="Head")
+#: Name of the row for everyone.
+EVERYONE = "everyone"
 #: Held while statistics are added: several threads may observe.
 _KEEPING = threading.RLock()
 
@@ -46,17 +48,20 @@ class Head(Float64Module):
     exporting. What else a subclass may say of itself are the class attributes below and the methods of the second part.
 
     Args:
-        alpha: largest violation allowed.
+        alpha: largest violation allowed; None for as small as the sample can tell.
         groups: names of the groups, in the order of the columns of the membership; None for one group, "all".
         conditional: g = 1_A / P(A), so that alpha bounds each group's own deviation, not the mass-weighted one.
         jitter: half-width of the tie-breaking noise, drawn from the input itself.
+        noise_floor: solver ``"exact"`` goes as far as the sample can be trusted (:mod:`torchgmc.engine.noise`), and alpha is
+            what the report, the audit and the gate compare with. False: it goes to alpha on the sample, noise included.
     """
 
     fitted: Tensor
+    with_everyone: Tensor
     #: Arguments of ``__init__`` that rebuild the head; their values are written to saved files.
     settings: ClassVar[tuple[str, ...]] = ("alpha", "groups", "conditional", "jitter")
     #: Of them, those that matter for a fit only: heads that differ in them have the same ``forward``.
-    fit_only: ClassVar[tuple[str, ...]] = ("alpha", "conditional")
+    fit_only: ClassVar[tuple[str, ...]] = ("alpha", "conditional", "noise_floor")
     #: Names of what ``observe`` takes, in order: what comes from the model, the truth if there is one, groups, weight.
     arguments: ClassVar[tuple[str, ...]] = ("scores", "groups", "weight")
     #: Which of them is the truth; empty if the head learns without.
@@ -67,6 +72,8 @@ class Head(Float64Module):
     takes: str = "scores"
     #: The groups do not depend on f: each must have examples.
     static: bool = True
+    #: The fit has a term for everyone, and solver ``"exact"`` promises everyone too: a last row of every table.
+    common: ClassVar[bool] = False
     #: The promise compares with everybody's mean: :attr:`Values.mean` is given.
     relative: ClassVar[bool] = False
     #: ``forward`` takes the probability of one event, ``(n,)``.
@@ -79,9 +86,19 @@ class Head(Float64Module):
     fits: ClassVar[bool] = True
     __jit_unused_properties__: ClassVar[list[str]] = ["statistics", "member_argument", "needs_groups", "may_take_groups"]
 
-    def __init__(self, alpha: float, groups: Any = None, conditional: bool = False, jitter: float = 0.0) -> None:
+    def __init__(
+        self,
+        alpha: float | None,
+        groups: Any = None,
+        conditional: bool = False,
+        jitter: float = 0.0,
+        noise_floor: bool = True,
+    ) -> None:
         super().__init__()
-        self.alpha = checks.positive("alpha", alpha, "It is the largest violation allowed.")
+        self.alpha = None if alpha is None else checks.positive("alpha", alpha, "It is the largest violation allowed.")
+        self.noise_floor = bool(noise_floor)
+        if self.alpha is None and not self.noise_floor:
+            raise ValueError("`alpha` = None means as small as the sample can tell, which needs noise_floor=True.")
         self.groups = checks.names(groups)
         self.num_groups = len(self.groups)
         self.grouped = groups is not None  # without groups, `groups` may be left out of every call
@@ -90,6 +107,8 @@ class Head(Float64Module):
             raise ValueError(f"`jitter` must be a finite half-width of at least 0, got {jitter!r}.")
         self.jitter = float(jitter)
         self.register_buffer("fitted", torch.tensor(False))
+        self.register_buffer("with_everyone", torch.tensor(self.common and self.grouped))
+        self.promises_everyone = self.common and self.grouped  # mirrors the buffer
         self.is_fitted = False  # mirrors the buffer: forward may read it without looking at a tensor's value
         self.report: Optional[Report] = None  # noqa: UP045  # TorchScript reads Optional
         self._parts: tuple[Any, ...] = ()  # statistics, see `keep`
@@ -137,7 +156,15 @@ class Head(Float64Module):
 
     def test_functions(self) -> Names:
         """Names of the sets and of the directions: the rows and columns of every table of violations."""
-        return Names(self.groups, [""])
+        return Names(self.promised_groups(), [""])
+
+    def promised_groups(self) -> list[str]:
+        """Names of the groups, and of everyone where that is a promise of its own."""
+        return [*self.groups, EVERYONE] if self.promises_everyone else self.groups
+
+    def promised(self, member: Tensor) -> Tensor:
+        """Membership in :meth:`promised_groups` ``(n, a)``, from that in the groups."""
+        return torch.cat([member, torch.ones_like(member[:, :1])], 1) if self.promises_everyone else member
 
     def s_range(self) -> tuple[Any, Any] | None:
         """Smallest and largest s that can occur: numbers, or tensors ``(u,)``. None if unknown: then the data tell.
@@ -309,9 +336,19 @@ class Head(Float64Module):
             if solver == "exact":
                 raise ValueError("`eta` is the fixed step of solver='paper' or 'fresh'; solver='exact' finds its own.")
         checks.count("max_iter", max_iter, 1)
+        if self.alpha is None and solver != "exact":
+            raise ValueError(f"solver={solver!r} goes to `alpha`, and this head was made with alpha=None; give it a number.")
 
-    def mark_fitted(self, report: Report | None) -> None:
-        """The buffers hold a fitted state."""
+    def goal(self) -> float:
+        """alpha, where a number is needed."""
+        if self.alpha is None:
+            raise ValueError("this head was made with alpha=None: give `alpha=` a number for this.")
+        return self.alpha
+
+    def mark_fitted(self, report: Report | None, everyone: bool = False) -> None:
+        """The buffers hold a fitted state; ``everyone``: its tables have a last row for everyone."""
+        self.with_everyone.fill_(everyone)
+        self.promises_everyone = everyone
         self.calibrated_on = self.observed if self.fits else None
         self.fitted.fill_(True)
         self.is_fitted = True
@@ -323,6 +360,8 @@ class Head(Float64Module):
         self.observed = self.calibrated_on = None
         self.fitted.fill_(False)
         self.is_fitted = False
+        self.with_everyone.fill_(self.common and self.grouped)
+        self.promises_everyone = self.common and self.grouped
         self.report = None
 
     # -- audit -------------------------------------------------------------------------------------------------------
@@ -453,7 +492,8 @@ class Head(Float64Module):
         """Options and state, readable in a notebook."""
         shown = ", ".join(self.groups[:4]) + (", ..." if self.num_groups > 4 else "")
         kind = ", conditional" if self.conditional else ""
-        return f"alpha={self.alpha:g}{kind}, groups=[{shown}] ({self.num_groups}), fitted={self.is_fitted}"
+        alpha = "None" if self.alpha is None else f"{self.alpha:g}"
+        return f"alpha={alpha}{kind}, groups=[{shown}] ({self.num_groups}), fitted={self.is_fitted}"
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         for old, new in self.renamed.items():
@@ -463,6 +503,9 @@ class Head(Float64Module):
             if prefix + name in state_dict:
                 old = getattr(self, name)
                 setattr(self, name, old.new_empty(state_dict[prefix + name].shape[0], *old.shape[1:]))
+        if prefix + "fitted" in state_dict:  # files of version 0.1 have no promise for everyone
+            state_dict.setdefault(prefix + "with_everyone", torch.tensor(False))
         state_dict.pop(prefix + "seen", None)  # keys of the calibration data, which files of version 0.1 held
         super()._load_from_state_dict(state_dict, prefix, *args)
         self.is_fitted = bool(self.fitted)
+        self.promises_everyone = bool(self.with_everyone)

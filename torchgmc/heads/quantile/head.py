@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import time
 from typing import Any, ClassVar, Optional
 
 import torch
@@ -11,15 +12,19 @@ from torchgmc import theory
 from torchgmc.audits.measure import Tally
 from torchgmc.audits.page import Table
 from torchgmc.distributed import pooled
-from torchgmc.engine import checks, soft
-from torchgmc.engine.folds import Splits, fresh_steps
+from torchgmc.engine import checks, noise, soft
+from torchgmc.engine.folds import Splits, deal, fresh_steps
+from torchgmc.engine.noise import small_groups
+from torchgmc.engine.offsets import Folded, Offsets, fit_offsets, fit_offsets_to, weighted_quantile
 from torchgmc.engine.scripting import is_scripting
-from torchgmc.engine.solver import Log, Report, run
+from torchgmc.engine.solver import Log, Report, reached, run
 from torchgmc.engine.values import Names, Values
-from torchgmc.heads.base import Head
+from torchgmc.groups.cells import pattern_ids
+from torchgmc.heads.base import EVERYONE, Head
 from torchgmc.heads.combinations import threshold_figures, threshold_tables
 from torchgmc.heads.levelsets import soft as soft_levels
 from torchgmc.heads.levelsets import steps as levelsets
+from torchgmc.heads.levelsets.steps import cell_sums
 from torchgmc.heads.quantile import problem as quantiles
 from torchgmc.heads.quantile import training
 from torchgmc.heads.quantile.problem import QuantileProblem, QuantileStatistics
@@ -34,17 +39,21 @@ class QuantileHead(Head):
     .. math:: \left| E[1_A(x)\, 1\{q(x) \in \text{bin}_k\}\, (1\{\text{score} \le q(x)\} - \text{target})] \right| \le \alpha
 
     ``bins=None`` has one level set: group-conditional coverage, :math:`q(x) = q_0 - \sum_{A \ni x} \theta_A`. With ``bins=b``
-    coverage also holds at every level of the threshold itself (multivalid). Theta minimises the pinball loss; with level sets
-    the state is a log of steps. The scores come from :mod:`torchgmc.conformity` or are your own: small = conforming.
+    coverage also holds at every level of the threshold itself (multivalid). Theta minimises the pinball loss with a slack for
+    the noise of each group (:mod:`torchgmc.engine.noise`); q0 is at the rank of split conformal, and so it stays where the
+    groups
+    do not differ beyond their noise. With level sets the state is a log of steps. The scores come from
+    :mod:`torchgmc.conformity` or are your own: small = conforming.
 
     Args:
         target: coverage to hold, e.g. 0.9.
-        alpha: largest violation allowed.
+        alpha: largest violation allowed; None for as small as the sample can tell.
         groups: names of the groups; None for one group of everyone.
         bins: number of equal-width level sets of q over ``range``, or None.
         conditional: violations are divided by P(A), so that alpha bounds each group's own miscoverage.
         init: q0, the threshold to start from; by default the target quantile of all scores.
         range: (low, high) over which the level sets are spread; by default that of the calibration scores.
+        noise_floor: False goes to alpha on the sample, noise included.
 
     Shapes: ``fit(scores (n,), groups (n, a))``; ``head(groups)`` -> thresholds ``(n,)``, float64. A starting threshold per
     example may be given as ``base`` to both; it replaces q0.
@@ -53,22 +62,26 @@ class QuantileHead(Head):
         >>> groups = torch.rand(3000, 2) < torch.tensor([0.3, 0.6])
         >>> prediction, noise = torch.zeros(3000), torch.randn(3000) * (1 + 2 * groups[:, 0])
         >>> scores = gmc.conformity.absolute_residual(prediction, noise)
-        >>> head = gmc.QuantileHead(target=0.9, alpha=0.005, groups=["wide", "other"]).fit(scores, groups)
+        >>> head = gmc.QuantileHead(target=0.9, alpha=None, groups=["wide", "other"]).fit(scores, groups)
         >>> low, high = gmc.conformity.interval(prediction, head(groups))
         >>> covered = (low <= noise) & (noise <= high)
-        >>> bool((gmc.violations(groups, covered.float() - 0.9).abs() <= 0.005).all())
+        >>> bool((gmc.violations(groups, covered.float() - 0.9).abs() <= 0.02).all())
         True
     """
 
     base: Tensor
+    shift: Tensor
     offsets: Tensor
     log_who: Tensor
     log_step: Tensor
     log_column: Tensor
     edges: Tensor
     unit: Tensor
-    settings: ClassVar[tuple[str, ...]] = ("target", "alpha", "groups", "bins", "conditional", "init", "range")
-    fit_only: ClassVar[tuple[str, ...]] = ("alpha", "target", "conditional", "init", "range")
+    settings: ClassVar[tuple[str, ...]] = (
+        *("target", "alpha", "groups", "bins", "conditional", "init", "range", "noise_floor"),
+    )
+    fit_only: ClassVar[tuple[str, ...]] = ("alpha", "target", "conditional", "init", "range", "noise_floor")
+    common: ClassVar[bool] = True
     arguments: ClassVar[tuple[str, ...]] = ("scores", "groups", "weight", "base")
     takes = "groups"
     growing: ClassVar[tuple[str, ...]] = ("log_who", "log_step", "log_column")
@@ -76,14 +89,15 @@ class QuantileHead(Head):
     def __init__(
         self,
         target: float,
-        alpha: float,
+        alpha: float | None,
         groups: Any = None,
         bins: int | None = None,
         conditional: bool = False,
         init: float | None = None,
         range: tuple[float, float] | None = None,
+        noise_floor: bool = True,
     ) -> None:
-        super().__init__(alpha, groups, conditional)
+        super().__init__(alpha, groups, conditional, noise_floor=noise_floor)
         self.target = checks.fraction("target", target)
         self.bins = None if bins is None else checks.count("bins", bins, 1)
         self.num_bins = self.bins or 1
@@ -96,6 +110,7 @@ class QuantileHead(Head):
         if self.range is not None and not (len(self.range) == 2 and -math.inf < self.range[0] < self.range[1] < math.inf):
             raise ValueError(f"`range` must be (low, high) with low < high, got {range!r}.")
         self.register_buffer("base", torch.zeros((), dtype=torch.float64))
+        self.register_buffer("shift", torch.zeros((), dtype=torch.float64))
         self.register_buffer("offsets", torch.zeros(self.num_groups, dtype=torch.float64))
         self.register_buffer("log_who", torch.zeros(0, self.num_bins, dtype=torch.int64))
         self.register_buffer("log_step", torch.zeros(0, self.num_bins, dtype=torch.float64))
@@ -109,6 +124,7 @@ class QuantileHead(Head):
     def reset(self) -> None:
         """Forget statistics, state and report."""
         self.base.zero_()
+        self.shift.zero_()
         self.offsets.zero_()
         for name in self.growing:
             setattr(self, name, getattr(self, name)[:0])
@@ -161,102 +177,169 @@ class QuantileHead(Head):
         if examples is None or len(examples.scores) == 0:
             raise ValueError("no examples observed: call `observe` (or `fit`) with at least one score first.")
         unit = quantiles.grid_unit(examples.scores)
-        start = self.init
-        if start is None:
-            start = quantiles.weighted_quantile(examples.scores, examples.weight, self.target)
-        start = math.ceil(start / unit) * unit
         low, high = self.range or [float(v) for v in examples.scores.aminmax()]
         edges = low + (high - low) * torch.arange(1, self.num_bins, dtype=torch.float64) / self.num_bins
         edges = levelsets.snap(edges.to(examples.scores.device), unit)
-        z = torch.where(examples.base.isnan(), start, levelsets.snap(examples.base, unit))[:, None]
         with levelsets.calm(examples.member):
             if solver == "exact":
-                offsets, log, report = self._exact(examples, z, edges, unit, max_iter or 1000)
+                report, everyone = self._exact(examples, edges, unit, max_iter or 1000)
             else:
-                offsets, log, report = self._fixed(examples, z, edges, unit, solver, eta, max_iter)
-        device = self.offsets.device
-        self.base.fill_(start)
+                report, everyone = self._fixed(examples, edges, unit, solver, eta, max_iter), False
         self.unit.fill_(unit)
-        self.offsets.copy_(offsets)
         self.edges.copy_(edges)
-        self.log_who, self.log_step, self.log_column = (t.to(device) for t in log)
-        details = {"examples": len(z), "alpha_asked": self.alpha, "alpha_met": float(report.violations_after.abs().max())}
-        self.mark_fitted(dataclasses.replace(report, details=details | {"rounds": len(self.log_who)}))
+        details = {
+            "examples": examples.rows,
+            "alpha_asked": self.alpha,
+            "alpha_met": float(report.violations_after.abs().max()),
+        }
+        details |= report.details | {"rounds": len(self.log_who)}
+        self.mark_fitted(dataclasses.replace(report, details=details), everyone)
         return self
 
-    def _problem(self, examples: QuantileStatistics, z: Tensor, edges: Tensor, unit: float) -> QuantileProblem:
+    def _problem(
+        self, examples: QuantileStatistics, z: Tensor, edges: Tensor, unit: float, everyone: bool = False
+    ) -> QuantileProblem:
+        member, names = examples.member, self.groups
+        if everyone:
+            member, names = torch.cat([member, torch.ones_like(member[:, :1])], 1), [*names, EVERYONE]
         return QuantileProblem(
             examples.scores,
             self.target,
             z=z,
-            member=examples.member,
+            member=member,
             weight=examples.weight,
             edges=edges,
-            names=self.test_functions() if len(edges) else Names(self.groups, [""]),
+            names=Names(names, self._levels() if len(edges) else [""]),
             conditional=self.conditional,
             euclidean=None,
             unit=unit,
         )
 
-    def _exact(
-        self, examples: QuantileStatistics, z: Tensor, edges: Tensor, unit: float, max_iter: int
-    ) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor], Report]:
-        """Group offsets first, then steps on the level sets for what is left; nothing if f0 keeps the promise."""
-        dynamic = self._problem(examples, z, edges, unit)
-        dynamic.check_groups()
-        before, offsets = dynamic.violations(), torch.zeros_like(dynamic.mass)
-        first: Report | None = None
-        if bool((before.abs() > self.alpha).any()):
-            static = self._problem(examples, z, edges[:0], unit)
-            first, log = run(static, self.alpha, "exact", None, max_iter)
-            offsets = self._offsets(static, log)
-            if len(edges) == 0:
-                return offsets, self._rounds(static, Log(log.who[:0], log.what[:0], log.step[:0])), first
-            dynamic = self._problem(examples, static.z, edges, unit)
-        report, log = run(dynamic, self.alpha, "exact", None, max_iter)
-        if first is not None and float(report.violations_after.abs().max()) > float(before.abs().max()):
-            # The offsets moved examples between level sets and made things worse (few examples, equal scores): do without.
-            dynamic, offsets, first = self._problem(examples, z, edges, unit), torch.zeros_like(offsets), None
-            report, log = run(dynamic, self.alpha, "exact", None, max_iter)
-        if first is not None:
-            worst = before.abs().max()[None].to(first.history)
-            report = dataclasses.replace(
-                report,
-                iterations=first.iterations + report.iterations,
-                violations_before=before,
-                history=torch.cat([worst, first.history[1:], report.history[1:]]),
-                seconds=first.seconds + report.seconds,
-            )
-        return offsets, self._rounds(dynamic, log), report
+    def _begin(self, examples: QuantileStatistics, unit: float) -> tuple[float, Tensor]:
+        """q0 of everyone, and f0 of each example, ``(n, 1)``, on the grid."""
+        start = self.init
+        if start is None:
+            start = quantiles.quantile_of(examples.scores, examples.weight, self.target)
+        start = math.ceil(start / unit) * unit
+        return start, torch.where(examples.base.isnan(), start, levelsets.snap(examples.base, unit))[:, None]
+
+    def _exact(self, examples: QuantileStatistics, edges: Tensor, unit: float, max_iter: int) -> tuple[Report, bool]:
+        """Offsets of all groups at once, then steps on the level sets for what is left."""
+        began = time.perf_counter()
+        _, z = self._begin(examples, unit)
+        everyone = self.grouped and not bool(examples.member.all(0).any())
+        before = self._problem(examples, z, edges, unit, everyone)
+        before.check_groups()
+        own = not bool(examples.base.isnan().any())  # a start of its own for each example
+        found, level = self._offsets(examples, own)
+        snapped = levelsets.snap(found.groups, unit)
+        # Rounding may not push a threshold below the score it met.
+        lift = math.ceil(found.common / unit) * unit + unit * (1 + int((snapped != 0).sum()))
+        (self.shift if own else self.base).fill_(lift)
+        self.offsets.copy_(-snapped)
+        z = (
+            (levelsets.snap(examples.base, unit)[:, None] if own else 0.0)
+            + lift
+            + (examples.member.double() @ snapped)[:, None]
+        )
+        problem = self._problem(examples, z, edges, unit, everyone)
+        steps, history = 1, [before.violations().abs().max(), problem.violations().abs().max()]
+        fixed, noise_of = self._noise(problem, level)
+        message = self._explain(found, examples)
+        if len(edges):
+            tolerance = fixed if self.noise_floor else torch.full_like(fixed, self.goal())
+            report, log = run(problem, self.alpha or 0.0, "exact", None, max_iter, tolerance)
+            self._write_log(self._rounds(problem, log))
+            steps, history = steps + report.iterations, [*history, *report.history[1:]]
+            message = f"{message} {report.message}"
+        after = problem.violations()
+        worst = int(after.abs().argmax())
+        place = problem.label(*divmod(worst, after.shape[1]))
+        state = reached(after, self.alpha, noise_of)
+        message = f"worst |violation| {float(after.abs().max()):.4g} in {place}. {message}"
+        report = Report(
+            state == "alpha",
+            steps,
+            before.violations(),
+            after,
+            torch.stack([t.cpu() for t in history]),
+            time.perf_counter() - began,
+            message,
+            {"slack": found.k, "noise": noise_of, "small": small_groups(self.groups, examples.group_sizes(), self.target)},
+            state,
+        )
+        return report, everyone
+
+    def _offsets(self, examples: QuantileStatistics, own: bool) -> tuple[Offsets, float]:
+        """The common threshold and the offsets, and the slack they were found with."""
+        residual = examples.scores - examples.base if own else examples.scores
+        member, weight, total = examples.member.double(), examples.weight, examples.weight.sum()
+        cell, patterns = pattern_ids(examples.member)
+        fold = deal(noise.FOLDS, *examples.content())
+        spread = torch.zeros(noise.FOLDS, examples.rows, dtype=torch.float64, device=weight.device)
+        spread[fold, torch.arange(examples.rows, device=weight.device)] = weight
+        mass = spread.new_zeros(noise.FOLDS, len(patterns)).index_add_(1, cell, spread)
+        count = float(total.square() / weight.square().sum())  # examples, after weighting
+        data = Folded(residual, cell, spread, mass, patterns, count)
+        if not self.noise_floor:
+            scale = weight @ member / total if self.conditional else torch.ones_like(member[0])
+            return fit_offsets_to(data, self.target, 0.95 * self.goal() * scale), 0.0
+        middle = weighted_quantile(residual, weight, float(self.target * total))
+        s = (residual <= middle).double() - self.target
+        square = weight.square() @ member
+        error = noise.standard_errors(
+            (weight * s).square() @ member, square, total, (weight.square() @ s.square()) / weight.square().sum()
+        )
+        found = fit_offsets(data, self.target, error, examples.group_sizes(), noise.skewness_of(s, weight), 1.0)
+        return found, found.k
+
+    def _noise(self, problem: QuantileProblem, level: float) -> tuple[Tensor, Tensor]:
+        """Slack of each g where there is nothing to cross-validate, and violation not to be told from 0, ``(a, b)`` each."""
+        share = problem.share
+        variance = self.target * (1.0 - self.target)
+        squares = cell_sums(problem.member, share.square()[:, None], problem.place, problem.bins)[:, :, 0]
+        count = cell_sums(problem.member, torch.ones_like(share)[:, None], problem.place, problem.bins)[:, :, 0]
+        skewness = (1.0 - 2.0 * self.target) / math.sqrt(variance)
+        error = (squares * variance).sqrt().clamp_min(1e-12) / problem.scale[:, None]
+        return noise.slacks(noise.FIXED, error, count, skewness), noise.bound(level, error, count, skewness)
+
+    def _explain(self, found: Offsets, examples: QuantileStatistics) -> str:
+        small = small_groups(self.groups, examples.group_sizes(), self.target)
+        return noise.explain(found.k, self.noise_floor, small)
+
+    def _write_log(self, log: tuple[Tensor, Tensor, Tensor]) -> None:
+        device = self.offsets.device
+        self.log_who, self.log_step, self.log_column = (t.to(device) for t in log)
 
     def _fixed(
         self,
         examples: QuantileStatistics,
-        z: Tensor,
         edges: Tensor,
         unit: float,
         solver: str,
         eta: float | None,
         max_iter: int | None,
-    ) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor], Report]:
+    ) -> Report:
+        """Algorithm 1 or 2."""
+        start, z = self._begin(examples, unit)
         problem = self._problem(examples, z, edges, unit)
         problem.check_groups()
         slope, norm = problem.slope(), float((problem.mass / problem.scale.square()).max())
         low, high = (float(v) for v in torch.cat([problem.scores, z]).aminmax())
-        bound = theory.iteration_bound(self.alpha, slope, norm, max(high - low, 1e-12))
+        bound = theory.iteration_bound(self.goal(), slope, norm, max(high - low, 1e-12))
         steps, splits = max_iter or min(MAX_FIXED_STEPS, max(1, bound)), None
         if solver == "fresh":
             steps = fresh_steps(max_iter, len(z))
             splits = Splits(steps, *examples.content())
-        eta = eta or theory.step_size(self.alpha, slope, norm)
-        report, log = run(problem, self.alpha, solver, eta, steps, splits=splits)
+        eta = eta or theory.step_size(self.goal(), slope, norm)
+        report, log = run(problem, self.goal(), solver, eta, steps, splits=splits)
+        self.base.fill_(start)
         if problem.dynamic:
-            return torch.zeros_like(problem.mass), self._rounds(problem, log), report
-        return self._offsets(problem, log), self._rounds(problem, Log(log.who[:0], log.what[:0], log.step[:0])), report
-
-    def _offsets(self, problem: QuantileProblem, log: Log) -> Tensor:
-        """The log of static groups, collapsed."""
-        return torch.zeros_like(problem.mass).index_add_(0, log.who, problem.length(log.who, log.step))
+            self._write_log(self._rounds(problem, log))
+        else:
+            step = problem.length(log.who, log.step)
+            self.offsets.copy_(torch.zeros_like(problem.mass).index_add_(0, log.who, step))  # a log of static groups collapses
+        return report
 
     def _rounds(self, problem: QuantileProblem, log: Log) -> tuple[Tensor, Tensor, Tensor]:
         step = problem.length(log.who, log.step)
@@ -301,8 +384,9 @@ class QuantileHead(Head):
         if base is not None:
             start = base.to(torch.float64)
             free = torch.where(start.isfinite(), start, torch.zeros_like(start))  # rounding has the derivative 1
-            start = torch.round(start.detach() / self.unit) * self.unit + (free - free.detach())
+            start = torch.round(start.detach() / self.unit) * self.unit + (free - free.detach()) + self.shift
         z = (start - member @ self.offsets).unsqueeze(1)
+        member = torch.cat([member, torch.ones_like(member[:, :1])], 1)  # steps may be for everyone
         softened = z
         if mode != "hard":
             log = (self.log_who, self.log_step, self.log_column)
@@ -390,8 +474,12 @@ class QuantileHead(Head):
 
     def test_functions(self) -> Names:
         """Groups; level sets of q."""
-        levels = [f"q in level set {k + 1} of {self.num_bins}" for k in range(self.num_bins)]
-        return Names(self.groups, levels if self.bins else [""])
+        return Names(self.promised_groups(), self._levels())
+
+    def _levels(self) -> list[str]:
+        if not self.bins:
+            return [""]
+        return [f"q in level set {k + 1} of {self.num_bins}" for k in range(self.num_bins)]
 
     def s_range(self) -> tuple[float, float]:
         """Covered or not, minus the target."""
@@ -408,7 +496,7 @@ class QuantileHead(Head):
         elif self.init is not None:
             common = self.init
         else:
-            common = quantiles.weighted_quantile(batch.scores, batch.weight, self.target) if batch.rows else 0.0
+            common = quantiles.quantile_of(batch.scores, batch.weight, self.target) if batch.rows else 0.0
         return torch.where(batch.base.isnan(), common, batch.base)
 
     def _thresholds(self, batch: QuantileStatistics) -> Tensor:
@@ -439,10 +527,10 @@ class QuantileHead(Head):
             scores = scores if scores.dtype in (torch.float32, torch.float64) else scores.float()
             s = (torch.sigmoid((q - scores) / softness) - self.target)[:, None]
             inside = soft_levels.level_sets(q[:, None], edges.to(q), softness)[:, :, 0] if self.num_bins > 1 else 1.0
-            return Values(inside * s, batch.member)
+            return Values(inside * s, self.promised(batch.member))
         column = levelsets.levels(q[:, None], edges, False)
         s = ((batch.scores <= q).double() - self.target)[:, None]
-        return Values(q.new_zeros(len(q), self.num_bins).scatter(1, column, s), batch.member, column)
+        return Values(q.new_zeros(len(q), self.num_bins).scatter(1, column, s), self.promised(batch.member), column)
 
     def audit_sums(self, weight: Tensor, **batch: Any) -> dict[str, Tensor]:
         """Weighted sums of the thresholds before and after."""

@@ -108,7 +108,7 @@ def grid_unit(scores: Tensor) -> float:
     return 2.0 ** (math.frexp(size if size > 1e-200 else 1.0)[1] - 40)
 
 
-def weighted_quantile(scores: Tensor, weight: Tensor, target: float) -> float:
+def quantile_of(scores: Tensor, weight: Tensor, target: float) -> float:
     """Smallest score that at least ``target`` of the weight lies at or below."""
     ordered, place = scores.sort()
     covered = weight[place].cumsum(0)
