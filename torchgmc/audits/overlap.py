@@ -9,7 +9,7 @@ from torch import Tensor
 
 from torchgmc.engine import hashing
 
-__all__ = ["OverlapWarning", "Sketch", "salt_of", "share", "warning_text"]
+__all__ = ["OverlapWarning", "Sketch", "example_keys", "salt_of", "share", "warning_text"]
 
 #: Keys kept. An audit finds an overlap when about three or more of its examples have a key among the smallest.
 SIZE = 1024
@@ -52,11 +52,12 @@ class Sketch:
     @classmethod
     def of(cls, *parts: Tensor) -> "Sketch":
         """Sketch of n examples, each described by its row of every part, ``(n, ...)``."""
-        x = torch.cat([_columns(part) for part in parts], 1)
-        if x.shape[1] >= MANY:
-            mantissa, exponent = torch.frexp(x)
-            x = torch.round(mantissa * 1024.0) + 4096.0 * exponent
-        return cls._smallest((hashing.row_keys(x) >> 16).bitwise_and_((1 << 48) - 1).to(torch.float64), math.inf)
+        return cls.of_keys(example_keys(*parts))
+
+    @classmethod
+    def of_keys(cls, keys: Tensor) -> "Sketch":
+        """Sketch of examples with these :func:`example_keys`."""
+        return cls._smallest((keys >> 16).bitwise_and_((1 << 48) - 1).to(torch.float64), math.inf)
 
     @classmethod
     def _smallest(cls, keys: Tensor, limit: float) -> "Sketch":
@@ -81,6 +82,15 @@ class Sketch:
     def to(self, device: torch.device) -> "Sketch":
         """On another device."""
         return Sketch(self.keys.to(device), self.limit, self.salt)
+
+
+def example_keys(*parts: Tensor) -> Tensor:
+    """A 64-bit key of each example from some of its scores and labels, int64 ``(n,)``; the work does not grow with pixels."""
+    x = torch.cat([_columns(part) for part in parts], 1)
+    if x.shape[1] >= MANY:
+        mantissa, exponent = torch.frexp(x)
+        x = torch.round(mantissa * 1024.0) + 4096.0 * exponent
+    return hashing.row_keys(x)
 
 
 def _scramble(keys: Tensor, salt: int) -> Tensor:

@@ -34,7 +34,7 @@ __all__ = [
 ]
 
 #: Slacks tried, in standard errors; infinity is always among them, last.
-CANDIDATES = (0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0)
+CANDIDATES = (0.25, 0.75, 1.5, 3.0)
 #: Slack where there is nothing to cross-validate: sets that depend on f, mappings without a potential.
 FIXED = 1.5
 #: A violation of fewer standard errors counts as noise, and one of more does not, whatever k was chosen.
@@ -100,10 +100,10 @@ def choose(loss: Tensor) -> Choice:
         loss: mean loss of each candidate on each fold, ``(len(CANDIDATES) + 1, F)``; k = infinity last.
 
     Example:
-        >>> flat = torch.full((8, 5), 0.3)
+        >>> flat = torch.full((5, 5), 0.3)
         >>> choose(flat).k
         inf
-        >>> choose(torch.cat([flat[:3] - 0.1, flat[3:]])).k
+        >>> choose(torch.cat([flat[:2] - 0.1, flat[2:]])).k
         0.75
     """
     mean = loss.mean(1)

@@ -12,6 +12,9 @@ from torchgmc.engine.pinball import Pinball, solve
 
 __all__ = ["Folded", "Offsets", "fit_offsets", "fit_offsets_to", "weighted_quantile"]
 
+#: Scores from which k is chosen; of more, neighbours become one.
+BUCKETS = 512
+
 
 @dataclass(frozen=True)
 class Folded:
@@ -43,6 +46,27 @@ class Folded:
         """Groups with an offset of their own: some but not all of the mass, int64."""
         inside = self.member.double().T @ self.mass.sum(0)
         return ((inside > 0) & (inside < self.total * (1 - 1e-12))).nonzero()[:, 0]
+
+    def bucketed(self, most: int) -> "Folded":
+        """About ``most`` scores in place of all: neighbours in a cell become one, at their mean."""
+        n, cells = len(self.scores), len(self.member)
+        if n <= most:
+            return self
+        order = self.scores.argsort()
+        order = order[self.cell[order].argsort(stable=True)]
+        cell = self.cell[order]
+        count = torch.bincount(cell, minlength=cells)
+        rank = torch.arange(n, device=cell.device) - (count.cumsum(0) - count)[cell]
+        parts = (count * most / n).ceil().long().clamp_min(1).minimum(count.clamp_min(1))
+        place = (parts.cumsum(0) - parts)[cell] + rank * parts[cell] // count[cell]
+        weight = self.weight.new_zeros(len(self.weight), int(parts.sum())).index_add_(1, place, self.weight[:, order])
+        total = weight.sum(0)
+        sums = torch.zeros_like(total).index_add_(0, place, (self.weight.sum(0) * self.scores)[order])
+        used = total > 0
+        where = torch.repeat_interleave(torch.arange(cells, device=cell.device), parts)
+        return Folded(
+            (sums / total.clamp_min(1e-300))[used], where[used], weight[:, used], self.mass, self.member, self.examples
+        )
 
     def design(self, columns: Tensor) -> Tensor:
         """A column for everyone, and one for each of these groups, ``(c, 1 + k)``."""
@@ -78,7 +102,7 @@ def fit_offsets_to(data: Folded, target: float, slack: Tensor) -> Offsets:
     start[0, 0] = weighted_quantile(data.scores, weight, target)
     price = torch.cat([slack.new_zeros(1), slack[columns]])[None]
     problem = Pinball(data.scores, data.cell, design)
-    theta = solve(problem, weight[None], target * mass[None] @ design, price, start).theta[0]
+    theta = solve(problem, weight[None], target * mass[None] @ design, price, start, exact=1).theta[0]
     groups = torch.zeros(data.member.shape[1], dtype=torch.float64, device=design.device)
     groups[columns] = theta[1:]
     return Offsets(float(theta[0]), groups, math.nan, torch.zeros(0))
@@ -105,16 +129,17 @@ def fit_offsets(data: Folded, target: float, error: Tensor, count: Tensor, skewn
     if len(columns) == 0 or int(kept.sum()) < 2:
         return Offsets(everyone, alike, math.inf, torch.zeros(0))
     design = data.design(columns)
-    problem = Pinball(data.scores, data.cell, design)
+    few = data.bucketed(max(BUCKETS, 4 * len(data.member)))  # enough to choose k
+    problem = Pinball(few.scores, few.cell, design)
     # Fits without each fold, then with all.
     left = torch.cat([1.0 - torch.eye(folds, dtype=torch.float64, device=design.device)[kept], total.new_ones(1, folds)])
-    weight, mass = left @ data.weight, left @ data.mass
+    weight, mass = left @ few.weight, left @ data.mass
     size = mass.sum(1, keepdim=True)
     weight, mass = weight / size, mass / size
     price = torch.stack([noise.slacks(k, error[columns], count[columns], skewness) for k in CANDIDATES])  # (k, a)
     price = price * (total / size).sqrt()[:, :, None]  # (F + 1, k, a): fewer examples, larger errors
     price = torch.cat([price.new_zeros(*price.shape[:2], 1), price], 2)
-    middle = torch.stack([total.new_tensor(weighted_quantile(data.scores, w, target)) for w in weight])  # (F + 1,)
+    middle = torch.stack([total.new_tensor(weighted_quantile(few.scores, w, target)) for w in weight])  # (F + 1,)
     start = torch.zeros(len(weight), len(CANDIDATES), design.shape[1], dtype=torch.float64, device=design.device)
     start[:, :, 0] = middle[:, None]
     linear = (target * mass @ design)[:, None].expand(-1, len(CANDIDATES), -1)
@@ -125,21 +150,24 @@ def fit_offsets(data: Folded, target: float, error: Tensor, count: Tensor, skewn
         linear.flatten(0, 1),
         price.flatten(0, 1),
         start.flatten(0, 1),
-        exact=False,
     ).theta.view(shape)
     alone = torch.zeros_like(theta[:, :1])
     alone[:, 0, 0] = middle
     theta = torch.cat([theta, alone], 1)  # (F + 1, k + 1, K)
     out = theta[:-1] @ design.T  # thresholds of each cell by the fit without its fold, (F, k + 1, c)
-    held, inside = data.weight[kept], data.mass[kept]
-    over = (out[:, :, data.cell] - data.scores).clamp_min(0.0)
+    held, inside = few.weight[kept], data.mass[kept]
+    over = (out[:, :, few.cell] - few.scores).clamp_min(0.0)
     loss = ((over * held[:, None]).sum(2) - target * (out * inside[:, None]).sum(2)) / inside.sum(1)[:, None]  # (F, k + 1)
     choice = noise.choose(loss.T)
     if math.isinf(choice.k):
         return Offsets(everyone, alike, math.inf, choice.loss)
-    final = solve(problem, weight[-1:], linear[-1:, 0], price[-1:, choice.place], theta[-1:, choice.place]).theta[0]
-    rest = data.scores - out[:, choice.place][:, data.cell]  # (F, N)
-    shift = weighted_quantile(rest.flatten(), held.flatten(), float(rank * inside.sum()))
+    # The fits with this k once more, on every score: the last gives the offsets, the others the common shift.
+    whole = Pinball(data.scores, data.cell, design)
+    theta = solve(
+        whole, (left @ data.weight) / size, linear[:, 0], price[:, choice.place], theta[:, choice.place], exact=1
+    ).theta
+    rest = data.scores - (theta[:-1] @ design.T)[:, data.cell]  # (F, N)
+    shift = weighted_quantile(rest.flatten(), data.weight[kept].flatten(), float(rank * inside.sum()))
     groups = torch.zeros_like(alike)
-    groups[columns] = final[1:]
-    return Offsets(float(final[0]) + shift, groups, choice.k, choice.loss, shift)
+    groups[columns] = theta[-1, 1:]
+    return Offsets(float(theta[-1, 0]) + shift, groups, choice.k, choice.loss, shift)

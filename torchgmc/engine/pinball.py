@@ -17,7 +17,7 @@ from torch import Tensor
 __all__ = ["Pinball", "Solution", "solve"]
 
 #: Scores in one problem; of more, those near their threshold are kept and the rest is added to the linear part.
-LIMIT = 1 << 15
+LIMIT = 1024
 STEPS = 80
 #: Gap between the problem and its dual, relative to the objective, at which the steps end.
 GAP = 1e-10
@@ -58,7 +58,7 @@ class Solution:
     steps: int
 
 
-def solve(problem: Pinball, weight: Tensor, linear: Tensor, slack: Tensor, start: Tensor, exact: bool = True) -> Solution:
+def solve(problem: Pinball, weight: Tensor, linear: Tensor, slack: Tensor, start: Tensor, exact: int = 0) -> Solution:
     """The minimum of B problems over the same scores.
 
     Args:
@@ -67,13 +67,14 @@ def solve(problem: Pinball, weight: Tensor, linear: Tensor, slack: Tensor, start
         linear: b, ``(B, K)``.
         slack: s >= 0, ``(B, K)``.
         start: offsets to start from, ``(B, K)``; of a large problem they also say which scores matter.
-        exact: bring each solution from the interior to a vertex, where thresholds equal scores.
+        exact: bring so many of the last solutions from the interior to a vertex, where thresholds equal scores.
 
     Example:
         >>> scores = torch.tensor([0.1, 0.4, 0.2, 0.9, 0.5], dtype=torch.float64)
         >>> one = Pinball(scores, torch.zeros(5).long(), torch.ones(1, 1).double())
         >>> weight = torch.full((1, 5), 0.2).double()
-        >>> solve(one, weight, torch.tensor([[0.7]]).double(), torch.zeros(1, 1).double(), torch.zeros(1, 1).double()).theta
+        >>> zero = torch.zeros(1, 1).double()
+        >>> solve(one, weight, torch.tensor([[0.7]]).double(), zero, zero, exact=1).theta
         tensor([[0.5000]], dtype=torch.float64)
     """
     centre, width = _scale(problem.scores)
@@ -92,10 +93,8 @@ def solve(problem: Pinball, weight: Tensor, linear: Tensor, slack: Tensor, start
     theta = found.theta * width
     if common is not None:
         theta[:, common] += centre
-    if exact:
-        theta = torch.stack(
-            [_vertex(problem, w, b, s, t, width) for w, b, s, t in zip(weight, linear, slack, theta, strict=True)]
-        )
+    for i in range(len(theta) - exact, len(theta)):
+        theta[i] = _vertex(problem, weight[i], linear[i], slack[i], theta[i], width)
     return Solution(theta, found.gap, found.steps)
 
 
@@ -113,45 +112,59 @@ def _common(design: Tensor) -> int | None:
 
 
 def _windows(problem: Pinball, weight: Tensor, linear: Tensor, slack: Tensor, start: Tensor) -> Solution:
-    """Solve on the scores near their thresholds; those that turn out to be near as well join until nothing changes."""
-    if problem.scores.numel() <= LIMIT:
-        return _interior(problem, weight, linear, slack, start)
-    n = problem.scores.numel()
+    """Solve each problem on the scores near its thresholds.
+
+    The others of a cell count as one score at the nearest of them, on either side: the minimum is the same as long as no
+    threshold passes it. Windows grow until none does.
+    """
+    n, cells = problem.scores.numel(), len(problem.design)
+    scores, cell = (t.expand(len(weight), n) for t in (problem.scores, problem.cell))
+    if n <= 4 * (LIMIT + 2 * cells):
+        return _interior(problem.design, scores, cell, weight, linear, slack, start)
     every = torch.arange(0, n, -(-n // LIMIT), device=weight.device)
-    few = Pinball(problem.scores[every], problem.cell[every], problem.design)
     rough = weight[:, every] * (weight.sum(1) / weight[:, every].sum(1).clamp_min(1e-300))[:, None]
-    theta = _interior(few, rough, linear, slack, start, 1e-6).theta
-    kept = torch.zeros(n, dtype=torch.bool, device=weight.device)
-    kept[_residuals(problem, theta).abs().amin(0).topk(LIMIT, largest=False).indices] = True
-    for _ in range(20):
-        side = _residuals(problem, theta)[:, ~kept] < 0  # scores below their threshold count whatever happens nearby
-        out = problem.cell[~kept]
-        mass = weight.new_zeros(len(weight), len(problem.design)).index_add_(1, out, weight[:, ~kept] * side)
-        near = Pinball(problem.scores[kept], problem.cell[kept], problem.design)
-        found = _interior(near, weight[:, kept], linear - mass @ problem.design, slack, theta)
-        crossed = ((_residuals(problem, found.theta)[:, ~kept] < 0) != side).any(0)
-        theta = found.theta
-        if not bool(crossed.any()):
+    theta = _interior(problem.design, scores[:, every], cell[:, every], rough, linear, slack, start, 1e-5).theta
+    ends = torch.arange(cells, device=weight.device).expand(len(weight), cells)
+    size = LIMIT
+    while True:
+        rest = problem.scores - problem.thresholds(theta)[:, problem.cell]  # (B, N)
+        kept = torch.where(weight > 0, rest.abs(), torch.inf).topk(min(size, n), 1, largest=False).indices
+        outside = (weight > 0).scatter(1, kept, False)
+        parts = [(problem.scores[kept], problem.cell[kept], weight.gather(1, kept))]
+        for above in (True, False):
+            here = outside & ((rest >= 0) == above)
+            mass = weight.new_zeros(len(weight), cells).index_add_(1, problem.cell, weight * here)
+            far = torch.inf if above else -torch.inf
+            edge = torch.full_like(mass, far).scatter_reduce_(
+                1, cell, torch.where(here, scores, far), "amin" if above else "amax"
+            )
+            parts.append((torch.where(mass > 0, edge, torch.zeros_like(edge)), ends, mass))
+        near, where, heavy = (torch.cat(part, 1) for part in zip(*parts, strict=True))
+        found = _interior(problem.design, near, where, heavy, linear, slack, theta)
+        moved = problem.scores - problem.thresholds(found.theta)[:, problem.cell]
+        if size >= n or not bool((((moved < 0) != (rest < 0)) & outside).any()):
             return found
-        kept[(~kept).nonzero()[:, 0][crossed]] = True
-    return found
+        theta, size = found.theta, 2 * size
 
 
-def _residuals(problem: Pinball, theta: Tensor) -> Tensor:
-    """h - lambda, ``(B, N)``."""
-    return problem.scores - problem.thresholds(theta)[:, problem.cell]
-
-
-def _interior(problem: Pinball, weight: Tensor, linear: Tensor, slack: Tensor, start: Tensor, enough: float = GAP) -> Solution:
-    """Primal-dual steps on min h^T a with X^T a = b, 0 <= a <= w.
+def _interior(
+    design: Tensor,
+    scores: Tensor,
+    cell: Tensor,
+    weight: Tensor,
+    linear: Tensor,
+    slack: Tensor,
+    start: Tensor,
+    enough: float = GAP,
+) -> Solution:
+    """Primal-dual steps on min h^T a with X^T a = b, 0 <= a <= w, each problem with scores and cells ``(B, M)`` of its own.
 
     The term s |theta| is a score 0 with the weight 2 s in a cell of its own, and s less of the linear part.
     """
-    count, rows = linear.shape[1], len(problem.design)
-    eye = torch.eye(count, dtype=torch.float64, device=weight.device)
-    design = torch.cat([problem.design, eye])
-    cell = torch.cat([problem.cell, torch.arange(rows, rows + count, device=weight.device)])
-    h = torch.cat([problem.scores, problem.scores.new_zeros(count)])
+    many, count, rows = len(linear), linear.shape[1], len(design)
+    own = torch.arange(rows, rows + count, device=weight.device).expand(many, count)
+    design = torch.cat([design, torch.eye(count, dtype=torch.float64, device=weight.device)])
+    cell, h = torch.cat([cell, own], 1), torch.cat([scores, scores.new_zeros(many, count)], 1)
     w, b = torch.cat([weight, 2.0 * slack], 1), linear + slack
     live = w > 0
     one = torch.ones((), dtype=torch.float64, device=weight.device)
@@ -159,10 +172,10 @@ def _interior(problem: Pinball, weight: Tensor, linear: Tensor, slack: Tensor, s
     used, pairs = live.double(), 2.0 * live.sum(1, keepdim=True)
 
     def spread(theta: Tensor) -> Tensor:
-        return (theta @ design.T).index_select(1, cell)
+        return (theta @ design.T).gather(1, cell)
 
     def gather(values: Tensor) -> Tensor:
-        return values.new_zeros(len(values), len(design)).index_add_(1, cell, values)
+        return values.new_zeros(len(values), len(design)).scatter_add_(1, cell, values)
 
     theta = start
     rest = h - spread(theta)
@@ -180,12 +193,12 @@ def _interior(problem: Pinball, weight: Tensor, linear: Tensor, slack: Tensor, s
         miss = short.abs().amax(1, keepdim=True) / (1.0 + b.abs().amax(1, keepdim=True))
         better = gap_size[:, 0] < ended[todo]  # rounding can end the progress: keep the best
         found[todo[better]], ended[todo[better]] = theta[better], gap_size[better, 0]
-        busy = ((gap_size > enough) | (miss > enough))[:, 0] & gap_size[:, 0].isfinite()
+        busy = ((gap_size > enough) | (miss > 100.0 * enough))[:, 0] & gap_size[:, 0].isfinite()
         if not bool(busy.any()):
             break
         if not bool(busy.all()):
-            todo, theta, a, s, z, v, b, used, pairs, live, gap, short = (
-                t[busy] for t in (todo, theta, a, s, z, v, b, used, pairs, live, gap, short)
+            todo, theta, a, s, z, v, b, h, cell, used, pairs, live, gap, short = (
+                t[busy] for t in (todo, theta, a, s, z, v, b, h, cell, used, pairs, live, gap, short)
             )
         mean = gap / pairs
         scale = used / (z / a + v / s)

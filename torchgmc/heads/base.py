@@ -14,6 +14,7 @@ from torchgmc.audits import measure, overlap
 from torchgmc.audits.audit import Audit
 from torchgmc.audits.page import Table
 from torchgmc.engine import checks
+from torchgmc.engine.clusters import check as check_clusters
 from torchgmc.engine.float64 import Float64Module
 from torchgmc.engine.scripting import is_scripting
 from torchgmc.engine.solver import SOLVERS, Report
@@ -308,7 +309,7 @@ class Head(Float64Module):
     def statistics(self, value: Any) -> None:
         self._parts = () if value is None else (value,)
 
-    def keep(self, batch: Any, *content: Tensor) -> None:
+    def keep(self, batch: Any, *content: Tensor, keys: Tensor | None = None) -> None:
         """Add a batch's statistics to those of the others; threads may call it at the same time.
 
         Rows are joined once the later ones are half as many as those before, so n examples are copied O(log n) times each in
@@ -317,8 +318,10 @@ class Head(Float64Module):
         Args:
             batch: the statistics.
             content: scores and truth of the examples, one row each: an audit that meets them again says so.
+            keys: their :func:`~torchgmc.audits.overlap.example_keys`, if they are known already.
         """
-        sketch = overlap.Sketch.of(*content) if content else None
+        keys = overlap.example_keys(*content) if keys is None and content else keys
+        sketch = None if keys is None else overlap.Sketch.of_keys(keys)
         with _KEEPING:
             parts = [*self.__dict__.get("_parts", ()), batch]
             while len(parts) > 1 and 2 * getattr(parts[-1], "rows", 0) >= getattr(parts[-2], "rows", 0):
@@ -379,6 +382,10 @@ class Head(Float64Module):
         return measure.audit(self, [self.bind(*batch, **named)], delta)
 
     # -- checks ------------------------------------------------------------------------------------------------------
+
+    def check_clusters(self, clusters: Any, n: int, device: torch.device) -> Tensor:
+        """Cluster ids of a batch, ``(n, 1)``, or ``(n, 0)`` for none."""
+        return check_clusters(clusters, n, device)
 
     def check_groups(self, groups: Any, n: int, device: torch.device) -> Tensor:
         """Membership (n, a), bool, on the device of the scores."""

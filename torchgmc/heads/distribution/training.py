@@ -63,7 +63,7 @@ def solve(head: "DistributionHead", logits: Tensor, groups: Any, weight: Any, al
     problem = TiltPotential(head.atom_lists.to(logits.device), batch.member, batch.weight)
     check_members(head.groups, problem.mean)
     scale = problem.mean if head.conditional else torch.ones_like(problem.mean)
-    slack = slack_of(head.alpha, alpha, logits) * INSIDE * scale[:, None].expand(-1, problem.columns)
+    slack = slack_of(head.alpha or 0.0, alpha, logits) * INSIDE * scale[:, None].expand(-1, problem.columns)
     mass = atom_masses(logits, head.ids.to(logits.device), head.atom.to(logits.device), len(head.atom_lists), head.temperature)
     return {"offsets": optimum(problem, slack, mass), "mean_membership": problem.mean}
 

@@ -76,6 +76,6 @@ def solve(head: "ProbabilityHead", probs: Tensor, y: Tensor, groups: Any, weight
         slack = STATIC_SLACK * problem.error(z)
     else:
         scale = mass if head.conditional else torch.ones_like(mass)
-        slack = (0.95 / (head.high - head.low) * slack_of(head.alpha, alpha, probs)) * scale.expand(-1, problem.columns)
+        slack = (0.95 / (head.high - head.low) * slack_of(head.alpha or 0.0, alpha, probs)) * scale.expand(-1, problem.columns)
     state = {"offsets": optimum(problem, slack, z)}
     return state | {name: getattr(head, name)[:0] for name in ("rounds", "log_who", "log_step", "log_column")}

@@ -48,6 +48,6 @@ def solve(
     cell, patterns = pattern_ids(batch.member)
     problem = SoftPinball(cell, share, target, patterns.to(torch.float64), 1, temperature, spread + temperature)
     scale = (share @ batch.member.double())[:, None]
-    slack = slack_of(head.alpha, alpha, scores) * (scale if head.conditional else torch.ones_like(scale))
+    slack = slack_of(head.alpha or 0.0, alpha, scores) * (scale if head.conditional else torch.ones_like(scale))
     state = {"offsets": optimum(problem, slack, values, origins)[:, 0], "base": start}
     return state | {name: getattr(head, name)[:0] for name in ("log_who", "log_step", "log_column")}

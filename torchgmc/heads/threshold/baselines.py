@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 import torch
 
 from torchgmc.distributed import pooled
-from torchgmc.engine.solver import Report
+from torchgmc.engine.solver import Report, reached
 from torchgmc.heads.threshold.head import ThresholdHead
 from torchgmc.heads.threshold.problem import CurveProblem
 
@@ -34,7 +34,7 @@ class ConformalRiskControl(ThresholdHead):
         True
     """
 
-    def __init__(self, target: float | list[float], alpha: float = 0.005, groups: Any = None, **options: Any) -> None:
+    def __init__(self, target: float | list[float], alpha: float | None = 0.005, groups: Any = None, **options: Any) -> None:
         super().__init__(target, alpha, groups, **options)
 
     @pooled
@@ -65,8 +65,8 @@ class ConformalRiskControl(ThresholdHead):
         after = problem.tabulate(member_risk, problem.mass)
         history = torch.stack([before.abs().max(), after.abs().max()]).cpu()
         message = f"one threshold per class: {', '.join(f'{v:.4g}' for v in base.tolist())}; groups are not fitted."
-        within = bool((after.abs() <= self.alpha).all())
-        self.mark_fitted(self._finish(Report(within, 1, before, after, history, 0.0, message)))
+        state = reached(after, self.alpha, torch.zeros_like(after))
+        self.mark_fitted(self._finish(Report(state == "alpha", 1, before, after, history, 0.0, message)))
         return self
 
 
@@ -90,7 +90,7 @@ class Unprocessed(ThresholdHead):
     def __init__(
         self,
         target: float | list[float],
-        alpha: float = 0.005,
+        alpha: float | None = 0.005,
         groups: Any = None,
         threshold: float | None = None,
         **options: Any,
@@ -104,7 +104,7 @@ class Unprocessed(ThresholdHead):
         """Measure the violations; nothing is fitted."""
         table = self._problem().violations()
         self._write(self.base.new_full((self.columns,), self.init), torch.zeros_like(self.offsets))
-        within = bool((table.abs() <= self.alpha).all())
+        within = reached(table, self.alpha, torch.zeros_like(table)) == "alpha"
         history = table.abs().max()[None].cpu()
         self.mark_fitted(self._finish(Report(within, 0, table, table, history, 0.0, "nothing was fitted.")))
         return self

@@ -8,9 +8,11 @@ from torch import Tensor
 
 from torchgmc import theory
 from torchgmc.audits.measure import Tally
+from torchgmc.audits.overlap import example_keys
 from torchgmc.audits.page import Table
 from torchgmc.distributed import pooled
-from torchgmc.engine import checks, hashing, soft
+from torchgmc.engine import checks, hashing, noise, soft
+from torchgmc.engine.clusters import parts_of
 from torchgmc.engine.folds import Splits, fresh_steps
 from torchgmc.engine.scripting import is_scripting
 from torchgmc.engine.solver import Report, run
@@ -19,7 +21,15 @@ from torchgmc.groups.cells import pattern_ids
 from torchgmc.heads.base import Head
 from torchgmc.heads.combinations import threshold_figures, threshold_tables
 from torchgmc.heads.threshold import training
-from torchgmc.heads.threshold.problem import CurveProblem, CurveStatistics, SampleProblem, SampleStatistics
+from torchgmc.heads.threshold.fit import coarse, fit_thresholds
+from torchgmc.heads.threshold.problem import (
+    POINTS,
+    ClusterSums,
+    CurveProblem,
+    CurveStatistics,
+    SampleProblem,
+    SampleStatistics,
+)
 from torchgmc.heads.threshold.risks import CHUNK, RISKS, Lattice, MonotoneRisk, Risk
 
 #: Elements of the largest temporary table of curves (128 MB in float64).
@@ -29,12 +39,13 @@ MAX_FIXED_STEPS = 100_000
 
 
 class Batch(NamedTuple):
-    """Checked arguments of ``observe``: scores and masks ``(n, ...)``, membership ``(n, a)``, weights ``(n,)``."""
+    """Checked arguments of ``observe``: scores and masks ``(n, ...)``, membership ``(n, a)``, weights, clusters ``(n, k)``."""
 
     scores: Tensor
     masks: Tensor
     member: Tensor
     weight: Tensor
+    cluster: Tensor
 
 
 class ThresholdHead(Head):
@@ -79,19 +90,20 @@ class ThresholdHead(Head):
     base: Tensor
     offsets: Tensor
     limits: Tensor
-    __jit_unused_properties__: ClassVar[list[str]] = ["lattice", *Head.__jit_unused_properties__]
+    __jit_unused_properties__: ClassVar[list[str]] = ["lattice", "resolution_used", *Head.__jit_unused_properties__]
     settings: ClassVar[tuple[str, ...]] = (
         *("target", "alpha", "groups", "num_classes", "conditional", "logits", "resolution", "init"),
-        "jitter",
+        *("jitter", "noise_floor"),
     )
-    fit_only: ClassVar[tuple[str, ...]] = ("alpha", "target", "conditional", "init", "resolution", "risk")
-    arguments: ClassVar[tuple[str, ...]] = ("scores", "masks", "groups", "weight")
+    fit_only: ClassVar[tuple[str, ...]] = ("alpha", "target", "conditional", "init", "resolution", "risk", "noise_floor")
+    arguments: ClassVar[tuple[str, ...]] = ("scores", "masks", "groups", "weight", "clusters")
     truth: ClassVar[str] = "masks"
+    common: ClassVar[bool] = True
 
     def __init__(
         self,
         target: float | list[float],
-        alpha: float,
+        alpha: float | None,
         groups: Any = None,
         risk: str | MonotoneRisk = "fnr",
         num_classes: int | None = None,
@@ -101,8 +113,9 @@ class ThresholdHead(Head):
         resolution: float | str | None = None,
         init: float | None = None,
         jitter: float = 0.0,
+        noise_floor: bool = True,
     ) -> None:
-        super().__init__(alpha, groups, conditional, jitter)
+        super().__init__(alpha, groups, conditional, jitter, noise_floor)
         self.num_classes = None if num_classes is None else checks.count("num_classes", num_classes, 1)
         self.columns = self.num_classes or 1
         self.per_class = self.num_classes is not None
@@ -129,6 +142,7 @@ class ThresholdHead(Head):
     def reset(self) -> None:
         """Forget statistics, thresholds and report."""
         self._working_unit, self._apart = self._unit, False
+        self._folds = noise.FOLDS if self.noise_floor else 1
         self.base.fill_(self.init)
         self.offsets.zero_()
         self.mark_unfitted()
@@ -136,10 +150,16 @@ class ThresholdHead(Head):
     def prepare(self, solver: str, eta: float | None, max_iter: int | None) -> None:
         """Keep examples apart for ``"fresh"``, and curves at the thresholds that fixed steps visit."""
         self._apart = solver == "fresh"
+        self._folds = noise.FOLDS if self.noise_floor and solver == "exact" else 1
         if solver != "exact" and self.conditional and not isinstance(self.risk, MonotoneRisk):
             self._working_unit = None  # steps of eta / P(A) lie on no lattice
         elif eta is not None and self._unit is not None:
             self._working_unit = eta  # every threshold visited is f0 + k eta
+
+    @property
+    def resolution_used(self) -> float:
+        """Step between thresholds that can be told apart."""
+        return self._working_unit or (self.high - self.low) * 2.0**-30
 
     @property
     def lattice(self) -> Lattice | None:
@@ -148,7 +168,7 @@ class ThresholdHead(Head):
             return None
         return Lattice.over(self.low - self.jitter, self.high + self.jitter, self.init, self._working_unit)
 
-    def observe(self, scores: Tensor, masks: Tensor, groups: Any = None, weight: Any = None) -> None:
+    def observe(self, scores: Tensor, masks: Tensor, groups: Any = None, weight: Any = None, clusters: Any = None) -> None:
         """Add a batch to the statistics.
 
         Args:
@@ -156,17 +176,19 @@ class ThresholdHead(Head):
             masks: true pixels, bool (or 0/1), the same shape.
             groups: membership ``(n, a)``, bool, or a :class:`~torchgmc.Groups`.
             weight: weight of each example, ``(n,)``.
+            clusters: which examples belong together, e.g. the patient of each slice: integers or strings, ``(n,)``.
         """
-        batch = self.check_batch(scores, masks, groups, weight)
+        batch = self.check_batch(scores, masks, groups, weight, clusters)
         lattice = self.lattice
         rows = len(batch.scores) if lattice is None else max(1, MAX_ELEMENTS // (self.columns * lattice.size))
         if self.jitter:  # noise is many cheap operations: stay in the cache
             rows = min(rows, max(1, CHUNK // max(1, math.prod(batch.scores.shape[1:]))))
         for start in range(0, len(batch.scores), max(rows, 1)):
             part = Batch(*(t[start : start + rows] for t in batch))
-            self.keep(self._summarize(part, lattice), part.scores, part.masks)
+            keys = example_keys(part.scores, part.masks)
+            self.keep(self._summarize(part, lattice, keys), keys=keys)
 
-    def _summarize(self, batch: Batch, lattice: Lattice | None) -> CurveStatistics | SampleStatistics:
+    def _summarize(self, batch: Batch, lattice: Lattice | None, keys: Tensor) -> CurveStatistics | SampleStatistics:
         """Statistics of one batch."""
         scores, masks = self.flat(hashing.add(batch.scores, self.jitter)), self.flat(batch.masks)  # (n, C, ...)
         member, weight = batch.member, batch.weight
@@ -180,7 +202,8 @@ class ThresholdHead(Head):
             return SampleStatistics(
                 member.clone(),
                 mass,
-                hashing.row_keys(batch.scores, batch.masks),
+                keys,
+                batch.cluster.clone(),
                 scores[chosen].double(),
                 share,
                 example,
@@ -192,13 +215,34 @@ class ThresholdHead(Head):
         steps, counts = self.risk.curves(scores, masks, lattice)
         mass = weight[:, None] * (counts > 0)  # (n, C)
         excluded = (counts == 0).sum(0)
-        if self._apart:
-            return CurveStatistics(member.clone(), steps * mass[:, :, None], mass, n, excluded, True)
-        cell, patterns = pattern_ids(member)
-        sums = steps.new_zeros(len(patterns), self.columns, lattice.size).index_add_(0, cell, steps * mass[:, :, None])
-        return CurveStatistics(patterns, sums, mass.new_zeros(sums.shape[:2]).index_add_(0, cell, mass), n, excluded)
+        own = batch.cluster[:, 0] if batch.cluster.shape[1] else keys
+        fold = parts_of(own, self._folds)
+        cell, patterns = (
+            (torch.arange(len(member), device=member.device), member.clone()) if self._apart else pattern_ids(member)
+        )
+        shape = (self._folds, len(patterns), self.columns)
+        place = fold * len(patterns) + cell
+        sums = steps.new_zeros(shape[0] * shape[1], self.columns, lattice.size).index_add_(0, place, steps * mass[:, :, None])
+        masses = mass.new_zeros(shape[0] * shape[1], self.columns).index_add_(0, place, mass)
+        points = coarse(lattice.size, steps.device)
+        risk = steps.cumsum(-1)[..., points]  # (n, C, POINTS)
+        square = mass.square()[:, :, None]
+        powers = torch.stack([steps.new_zeros(*shape[1:], POINTS).index_add_(0, cell, square * risk**p) for p in range(4)])
+        together = None
+        if batch.cluster.shape[1]:
+            key, which = torch.unique(own, return_inverse=True)
+            inside = torch.cat([member, torch.ones_like(member[:, :1])], 1).double()  # (n, a + 1)
+            part = inside[:, :, None] * mass[:, None]  # (n, a + 1, C)
+            together = ClusterSums(
+                key,
+                risk.new_zeros(len(key), inside.shape[1], *risk.shape[1:]).index_add_(
+                    0, which, part[..., None] * risk[:, None]
+                ),
+                part.new_zeros(len(key), *part.shape[1:]).index_add_(0, which, part),
+            )
+        return CurveStatistics(patterns, sums.view(*shape, -1), masses.view(shape), powers, n, excluded, together, self._apart)
 
-    def check_batch(self, scores: Any, masks: Any, groups: Any = None, weight: Any = None) -> Batch:
+    def check_batch(self, scores: Any, masks: Any, groups: Any = None, weight: Any = None, clusters: Any = None) -> Batch:
         """A batch as the head needs it, or an error that says what is wrong with it."""
         scores = checks.scores("scores", scores).detach()
         if self.num_classes is not None and (scores.dim() < 2 or scores.shape[1] != self.num_classes):
@@ -215,7 +259,8 @@ class ThresholdHead(Head):
                     "or range=(low, high) for other scores."
                 )
         member = self.check_groups(groups, len(scores), scores.device)
-        return Batch(scores, masks, member, checks.weights(weight, len(scores), scores).detach())
+        cluster = self.check_clusters(clusters, len(scores), scores.device)
+        return Batch(scores, masks, member, checks.weights(weight, len(scores), scores).detach(), cluster)
 
     def flat(self, x: Tensor) -> Tensor:
         """(n, C, m), or (n, C, ...) for a custom risk, which may look at the image's shape."""
@@ -226,7 +271,10 @@ class ThresholdHead(Head):
 
     def test_functions(self) -> Names:
         """Groups and classes."""
-        return Names(self.groups, [f"class {c}" for c in range(self.columns)] if self.per_class else [""])
+        return Names(self.promised_groups(), self._classes())
+
+    def _classes(self) -> list[str]:
+        return [f"class {c}" for c in range(self.columns)] if self.per_class else [""]
 
     def softness(self) -> float:
         """Default width of a soft step; only for risks that have one."""
@@ -251,17 +299,22 @@ class ThresholdHead(Head):
         """Find the thresholds.
 
         Args:
-            solver: ``"exact"``, ``"paper"`` (Algorithm 1) or ``"fresh"`` (Algorithm 2), see :func:`torchgmc.engine.solver.run`.
+            solver: ``"exact"`` (all offsets at once), ``"paper"`` (Algorithm 1) or ``"fresh"`` (Algorithm 2), see
+                :mod:`torchgmc.engine.solver`.
             eta: fixed step; by default alpha / (K B) with K the steepest slope of the risk seen in the data.
-            max_iter: cap on the steps: 1000 for ``"exact"``; else the bound of Theorem 1, at most 100,000.
+            max_iter: cap on the fixed steps; by default the bound of Theorem 1, at most 100,000.
         """
         self.check_solver(solver, eta, max_iter)
         splits = self._splits(max_iter) if solver == "fresh" else None
         problem = self._problem()
-        if solver != "exact":
-            eta, bound = self._fixed_step(problem, eta, solver == "fresh")
-            max_iter = max_iter or bound
-        report, _ = run(problem, self.alpha, solver, eta, splits.steps if splits else max_iter or 1000, splits=splits)
+        if solver == "exact":
+            assert self.statistics is not None
+            found = fit_thresholds(self, self.statistics, problem)
+            self._write(found.base, -found.offsets)
+            self.mark_fitted(self._finish(found.report), found.everyone)
+            return self
+        eta, bound = self._fixed_step(problem, eta, solver == "fresh")
+        report, _ = run(problem, self.goal(), solver, eta, splits.steps if splits else max_iter or bound, splits=splits)
         self._write(self.base.new_full((self.columns,), self.init), problem.offsets)
         self.mark_fitted(self._finish(report))
         return self
@@ -287,7 +340,7 @@ class ThresholdHead(Head):
         if statistics is None or int(statistics.examples) == 0:
             raise ValueError("no examples observed: call `observe` (or `fit`) with at least one image first.")
         target = self.s_target().to(statistics.mass.device)
-        common = (target, self.risk.increasing, self.conditional, self.test_functions())
+        common = (target, self.risk.increasing, self.conditional, Names(self.groups, self._classes()))
         problem: CurveProblem | SampleProblem
         if isinstance(statistics, CurveStatistics):
             lattice = self.lattice
@@ -312,7 +365,7 @@ class ThresholdHead(Head):
         bound = float((problem.share / problem.scale.square()).max())  # E||g||^2 = P(A) / scale^2
         unit = self._working_unit
         if eta is None:
-            eta = theory.step_size(self.alpha, slope, bound, finite_sample=fresh)
+            eta = theory.step_size(self.goal(), slope, bound, finite_sample=fresh)
             if unit is not None:
                 eta = max(1, math.floor(eta / unit)) * unit
         elif unit is not None and (round(eta / unit) == 0 or abs(eta / unit - round(eta / unit)) > 1e-9 * eta / unit):
@@ -325,7 +378,7 @@ class ThresholdHead(Head):
                 "with conditional=True a fixed step is eta / P(A), which lies on no lattice; use `fit` or `fit_batches`, which "
                 "keep every score then, or make the head with resolution='exact'."
             )
-        steps = theory.iteration_bound(self.alpha, slope, bound, self.high - self.low + abs(self.init))
+        steps = theory.iteration_bound(self.goal(), slope, bound, self.high - self.low + abs(self.init))
         return eta, min(MAX_FIXED_STEPS, max(1, steps))
 
     def _finish(self, report: Report) -> Report:
@@ -338,7 +391,7 @@ class ThresholdHead(Head):
             "examples": int(self.statistics.examples),
             "excluded": excluded if self.per_class else excluded[0],
             "cells": None if cells is None else len(cells),
-        }
+        } | report.details
         note = f" {max(excluded)} images without a relevant pixel were left out." if max(excluded) else ""
         return Report(
             report.converged,
@@ -349,6 +402,7 @@ class ThresholdHead(Head):
             report.seconds,
             report.message + note,
             details,
+            report.reached,
         )
 
     # -- use ---------------------------------------------------------------------------------------------------------
@@ -450,11 +504,11 @@ class ThresholdHead(Head):
             risk = self.risk.values(self.flat(hashing.add(batch.scores, self.jitter)), masks, lam)
         else:
             risk = self.risk.soft(self.flat(scores), masks, lam, softness)
-        return Values(risk - target.to(risk.dtype), batch.member)
+        return Values(risk - target.to(risk.dtype), self.promised(batch.member))
 
     def audit_sums(self, weight: Tensor, **batch: Any) -> dict[str, Tensor]:
         """Pixels that are right at f0 and with the fitted thresholds."""
-        scores, masks, member, _ = self.check_batch(**batch)
+        scores, masks, member = self.check_batch(**batch)[:3]
         return {
             "pixels": torch.tensor(scores.numel(), device=scores.device),
             "before": ((scores > self.init) == masks).sum(),

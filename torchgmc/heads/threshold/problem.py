@@ -19,37 +19,77 @@ from torchgmc.heads.threshold.risks import Lattice
 FANOUT, ROUNDS = 64, 4
 
 
+#: Points of the lattice at which the powers of each example's risk are summed, for standard errors.
+POINTS = 65
+
+
+@dataclass
+class ClusterSums:
+    """Sums of the risk over the members of each group in each cluster, at a few thresholds.
+
+    Attributes:
+        key: of each cluster, int64 ``(m,)``.
+        risk: sum of w 1_A R, ``(m, a + 1, C, POINTS)``; the last set is everyone.
+        mass: sum of w 1_A, ``(m, a + 1, C)``.
+    """
+
+    key: Tensor
+    risk: Tensor
+    mass: Tensor
+
+    def __add__(self, other: "ClusterSums") -> "ClusterSums":
+        """Of both sets of examples; parts of one cluster are joined."""
+        key, place = torch.unique(torch.cat([self.key, other.key]), return_inverse=True)
+
+        def merge(a: Tensor, b: Tensor) -> Tensor:
+            return a.new_zeros(len(key), *a.shape[1:]).index_add_(0, place, torch.cat([a, b]))
+
+        return ClusterSums(key, merge(self.risk, other.risk), merge(self.mass, other.mass))
+
+
 @dataclass
 class CurveStatistics:
     """Sums over the examples of each cell (equal membership), or one cell per example where examples must stay apart.
 
     Attributes:
         member: membership of each cell, bool, ``(c, a)``.
-        steps: sum of weighted increments of the risk curve, ``(c, C, size)``.
-        mass: sum of weights of the examples that count for a class, ``(c, C)``.
+        steps: sum of weighted increments of the risk curve, by fold, ``(F, c, C, size)``.
+        mass: sum of weights of the examples that count for a class, by fold, ``(F, c, C)``.
+        powers: sums of w^2 R^p for p = 0 to 3 at ``POINTS`` thresholds, ``(4, c, C, POINTS)``.
         examples: number of examples seen; ``excluded``: of them, without a relevant pixel, per class.
+        clusters: sums by cluster; None where every example is its own.
+        apart: every example is a cell of its own.
     """
 
     member: Tensor
     steps: Tensor
     mass: Tensor
+    powers: Tensor
     examples: Tensor
     excluded: Tensor
+    clusters: ClusterSums | None = None
     apart: bool = False
 
     def __add__(self, other: "CurveStatistics") -> "CurveStatistics":
         """Statistics of both sets of examples; cells of equal membership are joined."""
+        if (self.clusters is None) != (other.clusters is None):
+            raise ValueError("`clusters` must be given with every batch, or with none.")
         both = torch.cat([self.member, other.member])
-        counts = (self.examples + other.examples, self.excluded + other.excluded, self.apart)
-        if self.apart:
-            return CurveStatistics(both, torch.cat([self.steps, other.steps]), torch.cat([self.mass, other.mass]), *counts)
-        place, patterns = pattern_ids(both)
-        old, new = place[: len(self.member)], place[len(self.member) :]
+        place, patterns = (torch.arange(len(both), device=both.device), both) if self.apart else pattern_ids(both)
 
         def merge(a: Tensor, b: Tensor) -> Tensor:
-            return a.new_zeros(len(patterns), *a.shape[1:]).index_add_(0, old, a).index_add_(0, new, b)
+            return a.new_zeros(a.shape[0], len(patterns), *a.shape[2:]).index_add_(1, place, torch.cat([a, b], 1))
 
-        return CurveStatistics(patterns, merge(self.steps, other.steps), merge(self.mass, other.mass), *counts)
+        return CurveStatistics(
+            patterns,
+            merge(self.steps, other.steps),
+            merge(self.mass, other.mass),
+            merge(self.powers, other.powers),
+            self.examples + other.examples,
+            self.excluded + other.excluded,
+            None if self.clusters is None or other.clusters is None else self.clusters + other.clusters,
+            self.apart,
+        )
 
     @property
     def rows(self) -> int:
@@ -57,12 +97,12 @@ class CurveStatistics:
         return len(self.member) if self.apart else 0
 
     def content(self) -> tuple[Tensor, ...]:
-        """What tells examples apart."""
-        return self.member, self.steps, self.mass
+        """What tells examples apart, where they are kept apart."""
+        return self.member, self.steps[0], self.mass[0]
 
     def cells(self) -> tuple[Tensor, Tensor]:
         """Membership and weight of each cell."""
-        return self.member, self.mass.sum(1)
+        return self.member, self.mass.sum((0, 2))
 
 
 @dataclass
@@ -72,6 +112,7 @@ class SampleStatistics:
     Attributes:
         member: groups of each example, bool, ``(n, a)``; ``mass``: its weight for each class, ``(n, C)``, 0 if excluded.
         key: a number of each example that depends on its content only, int64 ``(n,)``.
+        cluster: its cluster, int64 ``(n, 1)``, or ``(n, 0)`` if there are none.
         scores, share: each relevant score and its part of the example's risk, ``(N,)``.
         example, label: the example and the class it belongs to, ``(N,)``.
         dtype: type of the scores; thresholds are compared in it.
@@ -81,6 +122,7 @@ class SampleStatistics:
     member: Tensor
     mass: Tensor
     key: Tensor
+    cluster: Tensor
     scores: Tensor
     share: Tensor
     example: Tensor
@@ -99,6 +141,7 @@ class SampleStatistics:
             both("member"),
             both("mass"),
             both("key"),
+            both("cluster"),
             both("scores"),
             both("share"),
             torch.cat([self.example, other.example + len(self.member)]),
@@ -169,6 +212,18 @@ class ThresholdProblem:
             risk, mass = risk * split.outer[:, None], mass * split.outer[:, None]
         total = mass.sum(0).clamp_min(torch.finfo(torch.float64).tiny)
         return (self.member.T @ (risk - mass * self.target)) / total / self.scale
+
+    def risk_at(self, thresholds: Tensor) -> Tensor:
+        """Sum of the weighted rising risk of each cell at any thresholds, ``(c, C)``."""
+        raise NotImplementedError  # abstract
+
+    def violations_at(self, thresholds: Tensor, everyone: bool) -> Tensor:
+        """Signed violations of the rising risk at any thresholds ``(c, C)``: ``(a, C)``, and a row for everyone."""
+        risk = self.risk_at(thresholds)
+        table = self.tabulate(risk, self.mass)
+        if not everyone:
+            return table
+        return torch.cat([table, ((risk - self.mass * self.target).sum(0) / self.total)[None]])
 
     def largest_slope(self, rise: Tensor, width: float) -> float:
         """Steepest slope of the risk of all examples of equal membership, from its rise ``(c, C, k)`` over ``width``."""
@@ -243,10 +298,10 @@ class CurveProblem(ThresholdProblem):
         conditional: bool,
         names: Names,
     ) -> None:
-        super().__init__(statistics.member, statistics.mass, target, increasing, conditional, names)
+        super().__init__(statistics.member, statistics.mass.sum(0), target, increasing, conditional, names)
         self.lattice = lattice
         self.shift = statistics.member.to(torch.int64)
-        self.curve = statistics.steps.cumsum(-1)  # (c, C, size)
+        self.curve = statistics.steps.sum(0).cumsum(-1)  # (c, C, size)
         #: Whole units of threshold taken off for each group and class.
         self.levels = torch.zeros(self.share.shape, dtype=torch.int64, device=self.share.device)
         self._cells = torch.arange(len(self.shift), device=self.shift.device)
@@ -261,6 +316,12 @@ class CurveProblem(ThresholdProblem):
         """Signed violations of the rising risk, (a, C)."""
         risk = self.curve.gather(-1, self.places.clamp(0, self.lattice.size - 1)[..., None])[..., 0]
         return self.tabulate(risk, self.mass, split)
+
+    def risk_at(self, thresholds: Tensor) -> Tensor:
+        """Sum of the weighted rising risk of each cell at any thresholds, ``(c, C)``."""
+        lattice = self.lattice
+        place = torch.floor((thresholds - lattice.origin) / lattice.unit + 1e-9).to(torch.int64) - lattice.first
+        return self.curve.gather(-1, place.clamp(0, lattice.size - 1)[..., None])[..., 0]
 
     def along(self, who: Tensor, what: Tensor, shifts: Tensor) -> Tensor:
         """Violation of (who, what) after taking ``shifts`` (q,) units off its members: shape ``(q,)``."""
@@ -351,8 +412,12 @@ class SampleProblem(ThresholdProblem):
 
     def violations(self, split: Pair | None = None) -> Tensor:
         """Signed violations of the rising risk, (a, C)."""
-        place = torch.searchsorted(self.scores, self._round(self.thresholds)[..., None], side="right")
-        return self.tabulate(self.weights.gather(-1, place)[..., 0], self.mass, split)
+        return self.tabulate(self.risk_at(self.thresholds), self.mass, split)
+
+    def risk_at(self, thresholds: Tensor) -> Tensor:
+        """Sum of the weighted rising risk of each cell at any thresholds, ``(c, C)``."""
+        place = torch.searchsorted(self.scores, self._round(thresholds)[..., None], side="right")
+        return self.weights.gather(-1, place)[..., 0]
 
     def along(self, who: Tensor, what: Tensor, shifts: Tensor) -> Tensor:
         """Violation of (who, what) after taking ``shifts`` (q,) off the thresholds of its members."""

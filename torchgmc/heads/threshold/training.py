@@ -36,7 +36,7 @@ def solve(
     values = head.flat(hashing.add(scores, head.jitter))[chosen]
     widest = float((values.detach() - head.init).abs().max()) + temperature
     problem = SoftPinball(cell[example] * columns + label, share, target[label], tilt, columns, temperature, widest)
-    slack = slack_of(head.alpha, alpha, scores) * (scale if head.conditional else torch.ones_like(scale))
+    slack = slack_of(head.alpha or 0.0, alpha, scores) * (scale if head.conditional else torch.ones_like(scale))
     base = torch.full((columns,), head.init, dtype=torch.float64, device=scores.device)
     ends = torch.tensor([-torch.inf, torch.inf], dtype=torch.float64, device=scores.device)
     return {"offsets": optimum(problem, slack, values, base[label]), "base": base, "limits": ends}

@@ -1,0 +1,78 @@
+"""Examples that belong together: slices of a patient, crops of a photo, sentences of an author.
+
+Within a cluster nothing is independent. Standard errors come from sums over clusters, folds deal whole clusters, and intervals
+count clusters, not examples.
+"""
+
+import hashlib
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from torchgmc.engine.folds import deal
+from torchgmc.engine.hashing import mix64
+
+__all__ = ["check", "codes", "deal_clusters", "parts_of", "total"]
+
+
+def check(value: Any, n: int, device: torch.device) -> Tensor:
+    """Cluster ids of n examples as int64 ``(n, 1)``, or ``(n, 0)`` if there are none.
+
+    Args:
+        value: None, or one integer or string per example: a list, an array, a series or a tensor.
+        n: number of examples.
+        device: where the ids go.
+    """
+    if value is None:
+        return torch.zeros(n, 0, dtype=torch.int64, device=device)
+    if isinstance(value, Tensor):
+        ids = value
+    else:
+        array = np.asarray(value)
+        if array.dtype.kind in "iu":
+            ids = torch.from_numpy(array.astype(np.int64))
+        elif array.dtype.kind in "OU" and all(isinstance(v, str) for v in array.ravel().tolist()):
+            names, place = np.unique(array.astype(str), return_inverse=True)
+            hashed = [int.from_bytes(hashlib.sha256(name.encode()).digest()[:7], "big") for name in names.tolist()]
+            ids = torch.tensor(hashed, dtype=torch.int64)[torch.from_numpy(place.reshape(array.shape))]
+        else:
+            raise TypeError(f"`clusters` must hold integers or strings, one per example, got {array.dtype}.")
+    if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
+        raise TypeError(f"`clusters` must hold integers or strings, one per example, got {ids.dtype}.")
+    if ids.shape != (n,):
+        raise ValueError(f"`clusters` must have shape ({n},), one id per example, got {tuple(ids.shape)}.")
+    return ids.to(device, torch.int64)[:, None]
+
+
+def codes(cluster: Tensor) -> tuple[Tensor, int]:
+    """A number from 0 for each example's cluster ``(n,)``, and how many clusters there are; each example its own
+
+    without ids.
+    """
+    if cluster.shape[1] == 0:
+        return torch.arange(len(cluster), device=cluster.device), len(cluster)
+    found, place = torch.unique(cluster[:, 0], return_inverse=True)
+    return place, len(found)
+
+
+def total(values: Tensor, cluster: Tensor) -> Tensor:
+    """Sums of values ``(n, k)`` over clusters ``(m, k)``; the values themselves without ids."""
+    if cluster.shape[1] == 0:
+        return values
+    place, count = codes(cluster)
+    return values.new_zeros(count, *values.shape[1:]).index_add_(0, place, values)
+
+
+def deal_clusters(parts: int, cluster: Tensor, *content: Tensor) -> Tensor:
+    """Part of each example, int64 ``(n,)``: clusters stay together; see :func:`torchgmc.engine.folds.deal`."""
+    if cluster.shape[1] == 0:
+        return deal(parts, *content)
+    ids, place = torch.unique(cluster[:, 0], return_inverse=True)
+    return deal(parts, ids)[place]
+
+
+def parts_of(keys: Tensor, parts: int) -> Tensor:
+    """Part of each key, int64 ``(n,)``, by the key alone: where the others are not known, as they come in batches."""
+    return (mix64(keys.clone()) >> 20).remainder(parts)

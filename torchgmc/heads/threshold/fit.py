@@ -1,0 +1,229 @@
+"""Thresholds of all groups at once under the noise rule, from risk curves or from every score."""
+
+import math
+import time
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchgmc.engine import noise
+from torchgmc.engine.clusters import codes, deal_clusters, total
+from torchgmc.engine.noise import small_groups
+from torchgmc.engine.offsets import Folded, Offsets, fit_offsets, fit_offsets_to, weighted_quantile
+from torchgmc.engine.solver import Report, reached
+from torchgmc.engine.values import Names
+from torchgmc.groups.cells import pattern_ids
+from torchgmc.heads.base import EVERYONE
+from torchgmc.heads.threshold.problem import POINTS, CurveProblem, CurveStatistics, SampleProblem, SampleStatistics
+
+if TYPE_CHECKING:
+    from torchgmc.heads.threshold.head import ThresholdHead
+
+__all__ = ["Fitted", "coarse", "fit_thresholds"]
+
+#: Offsets are multiples of this part of the step between thresholds, so that their sums are exact.
+PARTS = 1024
+
+
+class Fitted(NamedTuple):
+    """Threshold of everyone ``(C,)``, what each group adds ``(a, C)``, the report of the rising risk, and its last
+
+    row's name.
+    """
+
+    base: Tensor
+    offsets: Tensor
+    report: Report
+    everyone: bool
+
+
+class Spread(NamedTuple):
+    """What the noise of one class depends on, at its common threshold.
+
+    Attributes:
+        error: standard error of each group's violation, and everyone's, ``(a + 1,)``.
+        sizes: examples, or clusters, of each, ``(a + 1,)``.
+        skewness: of s.
+    """
+
+    error: Tensor
+    sizes: Tensor
+    skewness: float
+
+
+def coarse(size: int, device: torch.device) -> Tensor:
+    """Indices of the thresholds at which the powers of the risk are summed, ``(POINTS,)``."""
+    return torch.linspace(0, size - 1, POINTS, device=device).round().long()
+
+
+def fit_thresholds(
+    head: "ThresholdHead", statistics: CurveStatistics | SampleStatistics, problem: CurveProblem | SampleProblem
+) -> Fitted:
+    """Fit every class by itself."""
+    began = time.perf_counter()
+    member = problem.member > 0  # of cells, (c, a)
+    everyone = head.grouped and not bool(member.all(0).any())
+    classes = range(problem.mass.shape[1])
+    found, spreads = [], []
+    for label in classes:
+        data = _folded_curves(statistics, problem, label) if isinstance(problem, CurveProblem) else _folded(statistics, label)
+        target = float(problem.target[label])
+        middle = weighted_quantile(data.scores, data.weight.sum(0), float(target * data.total)) if len(data.scores) else 0.0
+        spread = _spread(statistics, problem, label, middle, target)
+        spreads.append(spread)
+        if head.noise_floor:
+            found.append(fit_offsets(data, target, spread.error[:-1], spread.sizes[:-1], spread.skewness, 0.0))
+        else:
+            found.append(fit_offsets_to(data, target, 0.95 * head.goal() * problem.scale[:, label]))
+    base, offsets = _snap(head, found)
+    start = torch.full_like(problem.mass, head.init)
+    lam = base + problem.member @ offsets  # (c, C)
+    before, after = problem.violations_at(start, everyone), problem.violations_at(lam, everyone)
+    bound = torch.stack([noise.bound(o.k, s.error, s.sizes, s.skewness) for o, s in zip(found, spreads, strict=True)], 1)
+    scale = torch.cat([problem.scale, torch.ones_like(problem.scale[:1])])
+    bound = (bound / scale)[: len(after)]
+    state = reached(after, head.alpha, bound)
+    worst = int(after.abs().argmax())
+    sizes = torch.stack([s.sizes[:-1] for s in spreads], 1).amin(1)
+    small = small_groups(head.groups, sizes, 0.5)
+    names = Names([*head.groups, EVERYONE], problem.names.what)
+    place = divmod(worst, after.shape[1])
+    size = float(after.abs().max())
+    text = f"worst |violation| {size:.4g} in {names.label(*place)}. {noise.explain(found[0].k, head.noise_floor, small)}"
+    if state == "no":
+        text += f" {_why(head, problem, lam, names, *place)}"
+    history = torch.stack([before.abs().max(), after.abs().max()]).cpu()
+    slack = [o.k for o in found]
+    details = {"slack": slack if head.per_class else slack[0], "noise": bound, "small": small}
+    report = Report(state == "alpha", 1, before, after, history, time.perf_counter() - began, text, details, state)
+    return Fitted(base, offsets, report, everyone)
+
+
+def _snap(head: "ThresholdHead", found: list[Offsets]) -> tuple[Tensor, Tensor]:
+    """Common thresholds ``(C,)`` and offsets ``(a, C)`` whose sums are exact, and never below the score they meet."""
+    common = torch.tensor([o.common for o in found], dtype=torch.float64, device=head.base.device)
+    groups = torch.stack([o.groups for o in found], 1).to(head.base.device)
+    unit = head.resolution_used / PARTS
+    groups = torch.round(groups / unit) * unit
+    lift = 1 + (groups != 0).sum(0)
+    return torch.ceil(common / unit) * unit + unit * lift, groups
+
+
+def _why(head: "ThresholdHead", problem: CurveProblem | SampleProblem, lam: Tensor, names: Names, who: int, what: int) -> str:
+    """Why a violation stays: the target lies beyond the range, or the risk jumps over it."""
+    ones = torch.ones_like(problem.member[:, :1])
+    inside = torch.cat([problem.member, ones], 1)[:, who, None] > 0  # (c, 1)
+
+    def risk(thresholds: Tensor) -> float:
+        table = torch.cat([problem.member, ones], 1).T @ problem.risk_at(thresholds)
+        rising = float(table[who, what] / (torch.cat([problem.member, ones], 1).T @ problem.mass)[who, what])
+        return rising if head.risk.increasing else 1.0 - rising
+
+    goal = float(head.s_target()[what])
+    ends = [risk(torch.where(inside, end, lam)) for end in (head.low - head.jitter - 1e-9, head.high + head.jitter)]
+    here = risk(lam)
+    if not min(ends) <= goal <= max(ends):
+        return (
+            f"Even at the end of the range the risk of {names.label(who, what)} is "
+            f"{min(ends, key=lambda r: abs(r - goal)):.4g} against the target {goal:.4g}: the target is unreachable. Widen "
+            "`range`, or check scores and masks."
+        )
+    step = head.resolution_used
+    around = [risk(torch.where(inside, lam + move, lam)) for move in (-step, step)]
+    other = min(around, key=lambda r: abs(r - goal)) if (here - goal) * (min(around) - goal) < 0 else max(around)
+    return (
+        f"The risk of {names.label(who, what)} jumps from {here:.4g} to {other:.4g}, over the target {goal:.4g}, in one step "
+        "of the threshold: an atom of equal scores, too few examples, or thresholds too coarse for alpha. Try `jitter`, a "
+        "finer `resolution`, logits instead of saturated probabilities, a larger `alpha` or more data."
+    )
+
+
+def _folded_curves(statistics: CurveStatistics | SampleStatistics, problem: CurveProblem, label: int) -> Folded:
+    """Curves of one class: the points of the lattice are the scores."""
+    assert isinstance(statistics, CurveStatistics)
+    steps = statistics.steps[:, :, label]  # (F, c, size)
+    cell, place = (steps != 0).any(0).nonzero(as_tuple=True)
+    points = problem.lattice.points(steps.device)
+    mass = statistics.mass[:, :, label]
+    count = _number(statistics, label)
+    return Folded(points[place], cell, steps[:, cell, place], mass, statistics.member, count)
+
+
+def _number(statistics: CurveStatistics, label: int) -> float:
+    """Examples (or clusters) that count for a class, after weighting."""
+    if statistics.clusters is not None:
+        return float((statistics.clusters.mass[:, -1, label] > 0).sum())
+    return float(statistics.mass[:, :, label].sum().square() / statistics.powers[0, :, label, 0].sum().clamp_min(1e-300))
+
+
+def _folded(statistics: CurveStatistics | SampleStatistics, label: int) -> Folded:
+    """Every relevant score of one class."""
+    assert isinstance(statistics, SampleStatistics)
+    cell, patterns = pattern_ids(statistics.member)
+    fold = deal_clusters(noise.FOLDS, statistics.cluster, *statistics.content())
+    chosen = statistics.label == label
+    example = statistics.example[chosen]
+    share = statistics.share[chosen]
+    weight = share.new_zeros(noise.FOLDS, len(share))
+    weight[fold[example], torch.arange(len(share), device=share.device)] = share
+    mass = share.new_zeros(noise.FOLDS * len(patterns)).index_add_(0, fold * len(patterns) + cell, statistics.mass[:, label])
+    own = statistics.mass[:, label]
+    count = float(own.sum().square() / own.square().sum().clamp_min(1e-300))
+    if statistics.cluster.shape[1]:
+        count = float(codes(statistics.cluster[own > 0])[1])
+    return Folded(statistics.scores[chosen], cell[example], weight, mass.view(noise.FOLDS, -1), patterns, count)
+
+
+def _spread(
+    statistics: CurveStatistics | SampleStatistics,
+    problem: CurveProblem | SampleProblem,
+    label: int,
+    middle: float,
+    target: float,
+) -> Spread:
+    """Noise of s = rising risk - target at one threshold for everyone."""
+    if isinstance(statistics, SampleStatistics):
+        return _spread_of_samples(statistics, label, middle, target)
+    assert isinstance(problem, CurveProblem)
+    points = problem.lattice.points(statistics.steps.device)[coarse(problem.lattice.size, statistics.steps.device)]
+    high = int(torch.searchsorted(points, torch.tensor(middle, dtype=points.dtype, device=points.device)).clamp(1, POINTS - 1))
+    part = min(max((middle - float(points[high - 1])) / float(points[high] - points[high - 1]), 0.0), 1.0)
+
+    def between(table: Tensor) -> Tensor:  # linear between the two nearest points
+        return (1 - part) * table[..., high - 1] + part * table[..., high]
+
+    zero, one, two, three = (between(t) for t in statistics.powers[:, :, label])  # (c,): sums of w^2 R^p
+    inside = torch.cat([problem.member, torch.ones_like(problem.member[:, :1])], 1).T  # (a + 1, c)
+    second = two - 2 * target * one + target**2 * zero
+    third = three - 3 * target * two + 3 * target**2 * one - target**3 * zero
+    total = problem.total[label]
+    count = inside @ zero
+    mass = inside @ problem.mass[:, label]
+    pooled = second.sum() / zero.sum().clamp_min(1e-300)
+    skewness = float(third.sum() / zero.sum().clamp_min(1e-300) / pooled.clamp_min(1e-300) ** 1.5)
+    squares, sizes = inside @ second, mass.square() / count.clamp_min(1e-300)
+    if statistics.clusters is not None:
+        sums = between(statistics.clusters.risk[:, :, label]) - target * statistics.clusters.mass[:, :, label]  # (m, a + 1)
+        squares, sizes = sums.square().sum(0), (statistics.clusters.mass[:, :, label] > 0).double().sum(0)
+        weight = statistics.clusters.mass[:, :, label].square().sum(0)
+        count, pooled = weight, squares[-1] / weight[-1].clamp_min(1e-300)
+    return Spread(noise.standard_errors(squares, count, total, pooled), sizes, skewness)
+
+
+def _spread_of_samples(statistics: SampleStatistics, label: int, middle: float, target: float) -> Spread:
+    chosen = (statistics.label == label) & (statistics.scores <= middle)
+    mass = statistics.mass[:, label]
+    risk = torch.zeros_like(mass).index_add_(0, statistics.example[chosen], statistics.share[chosen])  # w R
+    value = risk - target * mass  # w s
+    inside = torch.cat([statistics.member, torch.ones_like(statistics.member[:, :1])], 1).double()
+    sums = total(inside * value[:, None], statistics.cluster)
+    masses = total(inside * mass[:, None], statistics.cluster)
+    squares, count = sums.square().sum(0), masses.square().sum(0)
+    sizes = masses.sum(0).square() / count.clamp_min(1e-300)
+    if statistics.cluster.shape[1]:
+        sizes = (masses > 0).double().sum(0)
+    s = torch.where(mass > 0, value / mass.clamp_min(1e-300), 0.0)
+    error = noise.standard_errors(squares, count, mass.sum(), squares[-1] / count[-1].clamp_min(1e-300))
+    skewness = noise.skewness_of(s, mass)
+    return Spread(error, sizes, skewness if math.isfinite(skewness) else 0.0)
