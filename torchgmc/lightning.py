@@ -19,9 +19,10 @@ from torch import Tensor, nn
 from torchgmc.deploy import io
 from torchgmc.deploy.adapters import Adapter, Batch, adapt
 from torchgmc.deploy.attach import CalibratedModel
-from torchgmc.deploy.loaders import checkpoints_of_now, evaluating, figure, progress, shard
+from torchgmc.deploy.loaders import checkpoints_of_now, figure, progress, shard
 from torchgmc.engine import checks
 from torchgmc.engine.extras import require
+from torchgmc.engine.modes import evaluating
 from torchgmc.heads.base import Head
 
 if TYPE_CHECKING:
