@@ -25,8 +25,8 @@ class Flat(nn.Module):
         self.head = copy.deepcopy(calibrated.head)
         self.head.statistics = None  # a file holds the state, not the data
         self.head.report = None
-        for name, buffer in self.head._buffers.items():  # torch.export warns of views, e.g. of a transposed table
-            self.head._buffers[name] = None if buffer is None else buffer.detach().clone(memory_format=torch.contiguous_format)
+        for name, buffer in list(self.head.named_buffers(recurse=False)):  # torch.export warns of views, e.g. transposed tables
+            setattr(self.head, name, buffer.detach().clone(memory_format=torch.contiguous_format))
         self.source = None if grouped else calibrated.group_source
         self.main = names.index("input_ids") if "input_ids" in names else 0
         self.grouped, self.threshold_only = grouped, calibrated.wants == "groups"

@@ -14,7 +14,7 @@ from torchgmc.distributed import pooled
 from torchgmc.engine import checks, soft
 from torchgmc.engine.folds import Splits, fresh_steps
 from torchgmc.engine.scripting import is_scripting
-from torchgmc.engine.solver import Log, Report, run
+from torchgmc.engine.solver import EXACT_STEPS, MAX_FIXED_STEPS, Log, Report, run
 from torchgmc.engine.values import Names, Values
 from torchgmc.heads.base import Head
 from torchgmc.heads.combinations import threshold_figures, threshold_tables
@@ -23,9 +23,6 @@ from torchgmc.heads.levelsets import steps as levelsets
 from torchgmc.heads.quantile import problem as quantiles
 from torchgmc.heads.quantile import training
 from torchgmc.heads.quantile.problem import QuantileProblem, QuantileStatistics
-
-#: Longest run of fixed steps when `max_iter` is not given.
-MAX_FIXED_STEPS = 100_000
 
 
 class QuantileHead(Head):
@@ -89,12 +86,8 @@ class QuantileHead(Head):
         self.num_bins = self.bins or 1
         if init is not None and not (isinstance(init, int | float) and abs(init) < math.inf):
             raise ValueError(f"`init` must be a finite threshold, got {init!r}.")
-        if range is not None and not (isinstance(range, list | tuple) and all(isinstance(v, int | float) for v in range)):
-            raise TypeError(f"`range` must be two numbers, (low, high), got {range!r}.")
         self.init = None if init is None else float(init)
-        self.range = None if range is None else [float(v) for v in range]
-        if self.range is not None and not (len(self.range) == 2 and -math.inf < self.range[0] < self.range[1] < math.inf):
-            raise ValueError(f"`range` must be (low, high) with low < high, got {range!r}.")
+        self.range = None if range is None else [*checks.interval("range", range)]
         self.register_buffer("base", torch.zeros((), dtype=torch.float64))
         self.register_buffer("offsets", torch.zeros(self.num_groups, dtype=torch.float64))
         self.register_buffer("log_who", torch.zeros(0, self.num_bins, dtype=torch.int64))
@@ -171,7 +164,7 @@ class QuantileHead(Head):
         z = torch.where(examples.base.isnan(), start, levelsets.snap(examples.base, unit))[:, None]
         with levelsets.calm(examples.member):
             if solver == "exact":
-                offsets, log, report = self._exact(examples, z, edges, unit, max_iter or 1000)
+                offsets, log, report = self._exact(examples, z, edges, unit, max_iter or EXACT_STEPS)
             else:
                 offsets, log, report = self._fixed(examples, z, edges, unit, solver, eta, max_iter)
         device = self.offsets.device
