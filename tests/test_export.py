@@ -173,6 +173,28 @@ def test_a_model_that_cannot_be_scripted_is_traced_and_said(pictures, tmp_path: 
         assert torch.equal(export.open_torchscript(path)(*(t[:3] for t in pictures)), model(*(t[:3] for t in pictures)))
 
 
+class Branches(nn.Module):
+    """What it computes depends on the values of its inputs, of which it takes two; its scores are in a dict."""
+
+    def forward(self, x: Tensor, bias: Tensor) -> dict[str, Tensor]:
+        scores = x.mean(1) + bias[:, None, None]
+        return {"out": scores if bool(bias.sum() > 0) else -scores}
+
+
+def test_branches_of_a_scripted_model_stay_and_inputs_have_names(pictures, tmp_path: Path, caplog):
+    (x, groups), bias = pictures, torch.linspace(0.1, 0.5, 12)
+    net, adapter = Branches(), gmc.Adapter(activation="softmax")
+    head = gmc.ThresholdHead(0.1, 0.05, ["a", "b"]).fit(net(x, bias)["out"].softmax(-1), torch.rand(12, 32, 32) < 0.5, groups)
+    model = gmc.attach(net, head, adapter=adapter)
+    with caplog.at_level(logging.INFO, logger="torchgmc.export"):
+        path = model.export(tmp_path / "m.pt", example_inputs=(x, bias, groups))
+    assert not caplog.records
+    run = export.open_torchscript(path)
+    for sign in (1, -1):  # the example was positive
+        torch.testing.assert_close(run(x=x, bias=sign * bias, groups=groups), model(x, sign * bias, groups)["out"])
+    assert not torch.equal(run(x, bias, groups), run(x, -bias, groups))
+
+
 def test_training_mode_is_left_as_it_was(pictures, tmp_path: Path):
     net = nn.Sequential(nn.Conv2d(3, 1, 1), nn.BatchNorm2d(1), nn.Dropout(0.5), nn.Sigmoid())
     model = gmc.attach(net, fit_on(net, *pictures)).train()

@@ -12,11 +12,14 @@ import json
 import math
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 from torch import Tensor
 from torch import distributed as dist
+
+if TYPE_CHECKING:
+    from torchgmc.heads.base import Head
 
 __all__ = [
     *("PeerError", "active", "agree", "exchanged_bytes", "from_first", "local", "pooled", "reduce", "signature", "together"),
@@ -228,7 +231,7 @@ def _check_signatures(signatures: list[str]) -> None:
             )
 
 
-def signature(head: Any, solver: str = "exact", eta: float | None = None, max_iter: int | None = None) -> str:
+def signature(head: "Head", solver: str = "exact", eta: float | None = None, max_iter: int | None = None) -> str:
     """What must be alike on all ranks of a fit: the head and the options of ``calibrate``."""
     config = json.dumps(head.config(), sort_keys=True, default=str)
     return f"{head.kind()} {config}, solver={solver!r}, eta={eta!r}, max_iter={max_iter!r}"

@@ -1,23 +1,24 @@
 """Files that run where torchgmc is not installed: TorchScript, torch.export and ONNX, each read back and compared."""
 
 import contextlib
-import inspect
 import io
 import json
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from torchgmc.deploy.attach import CalibratedModel
-from torchgmc.deploy.torchscript import KEY, Flat, Program, first_line, open_torchscript, read_torchscript, write_torchscript
+from torchgmc.deploy.program import KEY, Flat, Program, first_line, flatten
+from torchgmc.deploy.torchscript import open_torchscript, read_torchscript, write_torchscript
 from torchgmc.engine import checks
 from torchgmc.engine.extras import require
 from torchgmc.engine.files import write_atomically
+from torchgmc.engine.modes import evaluating
 from torchgmc.heads.base import Head
 
 __all__ = ["FORMATS", "export", "metadata"]
@@ -58,14 +59,14 @@ def export(
     if not model.head.is_fitted:
         raise RuntimeError("the head is not fitted; fit it before the export.")
     target = checks.path("path", path)
-    flat, tensors = _prepare(model, example_inputs)
+    flat, tensors = flatten(model, example_inputs)
     body = _describe(flat, format)
     write, read = {
         "torchscript": (write_torchscript, open_torchscript),
         "torch.export": (_write_export, _open_export),
         "onnx": (_write_onnx, _open_onnx),
     }[format]
-    with torch.no_grad(), _evaluating(flat):
+    with torch.no_grad(), evaluating(flat):
 
         def write_and_verify(part: Path) -> None:
             write(flat, tensors, part, body)
@@ -86,56 +87,6 @@ def metadata(path: str | os.PathLike[str]) -> dict[str, Any]:
             found: dict[str, Any] = json.loads(reader(name))
             return found
     raise ValueError(f"{Path(path).name!r} holds no metadata of torchgmc.")
-
-
-# -- the model as a function of tensors ------------------------------------------------------------------------------------
-
-
-def _prepare(model: CalibratedModel, example: Any) -> tuple[Flat, tuple[Tensor, ...]]:
-    """The flat model, and its example of at least two rows (one row alone would be taken for a constant)."""
-    inputs = () if isinstance(example, Mapping) else tuple(example) if isinstance(example, list | tuple) else (example,)
-    kwargs = dict(example) if isinstance(example, Mapping) else {}
-    if not inputs and not kwargs:
-        raise ValueError("`example_inputs` is empty; give the arguments of one call, e.g. (images, groups).")
-    given = "groups" in kwargs or (model.group_key or "groups") in kwargs
-    asked = (model.takes_groups and model.group_source is None) or (given and (model.takes_groups or model.may_take_groups))
-    args, kwargs, member = model.divide(inputs, None, kwargs)
-    names = list(kwargs) if kwargs else _names(model.model, len(args))
-    values = [*args, *kwargs.values(), *([member] if asked else [])]
-    for name, value in zip([*names, "groups"], values, strict=False):
-        if not isinstance(value, Tensor):
-            raise TypeError(f"`example_inputs`: {name!r} must be a tensor to be exported, got {type(value).__name__}.")
-        if value.is_complex() or value.layout != torch.strided:
-            raise TypeError(f"`example_inputs`: {name!r} must be dense and real, got {value.dtype}, {value.layout}.")
-    rows = {len(value) for value in values if value.dim()}
-    if len(rows) != 1 or 0 in rows:
-        shapes = ", ".join(str(tuple(value.shape)) for value in values)
-        raise ValueError(f"`example_inputs` must all have one row per example, and at least one, got the shapes {shapes}.")
-    if rows == {1}:
-        values = [torch.cat([value, value]) for value in values]
-    # Contiguous: torch.export takes the strides of an example, say a cut table, for a demand on all inputs.
-    return Flat(model, names, bool(kwargs), asked), tuple(value.detach().contiguous() for value in values)
-
-
-def _names(model: nn.Module, count: int) -> list[str]:
-    known = [
-        p.name
-        for p in inspect.signature(model.forward).parameters.values()
-        if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
-    ]
-    return [known[i] if i < len(known) else f"input_{i}" for i in range(count)]
-
-
-@contextlib.contextmanager
-def _evaluating(model: Flat) -> Iterator[None]:
-    """Eval mode inside; every module's own mode afterwards."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, mode in modes:
-            module.training = mode
 
 
 def _describe(flat: Flat, format: str) -> str:
@@ -161,12 +112,11 @@ def _describe(flat: Flat, format: str) -> str:
 # -- torch.export and ONNX ---------------------------------------------------------------------------------------------------
 
 
-def _dynamic(tensors: tuple[Tensor, ...], grouped: bool, others: bool) -> tuple[Any, ...]:
+def _dynamic(flat: Flat, tensors: tuple[Tensor, ...], others: bool) -> tuple[Any, ...]:
     """The number of examples is free, always; so are image sizes (n, c, *size*) and text lengths (n, *length*) if asked."""
     dim = torch.export.Dim
     shapes: list[dict[int, Any]] = [{0: dim.DYNAMIC} for _ in tensors]
-    inputs = tensors[:-1] if grouped else tensors
-    for shape, tensor in zip(shapes, inputs, strict=False):
+    for shape, tensor in zip(shapes, flat.inputs(tensors), strict=False):
         free = range(2, tensor.dim()) if tensor.is_floating_point() else range(1, tensor.dim())
         if others:
             shape |= dict.fromkeys(free, dim.AUTO)
@@ -176,10 +126,10 @@ def _dynamic(tensors: tuple[Tensor, ...], grouped: bool, others: bool) -> tuple[
 def _freest(flat: Flat, tensors: tuple[Tensor, ...], work: Callable[[Any], Any]) -> Any:
     """``work`` on the exported program, with every size free that the model and ``work`` can take so."""
     try:
-        return work(torch.export.export(flat, tensors, dynamic_shapes=_dynamic(tensors, flat.grouped, True)))
+        return work(torch.export.export(flat, tensors, dynamic_shapes=_dynamic(flat, tensors, True)))
     except Exception as error:  # the exporters raise many kinds
         log.info("only the number of examples is free in this export: %s", first_line(error))
-        return work(torch.export.export(flat, tensors, dynamic_shapes=_dynamic(tensors, flat.grouped, False)))
+        return work(torch.export.export(flat, tensors, dynamic_shapes=_dynamic(flat, tensors, False)))
 
 
 def _write_export(flat: Flat, tensors: tuple[Tensor, ...], path: Path, body: str) -> None:
@@ -258,8 +208,8 @@ def _compare(flat: Flat, example: tuple[Tensor, ...], found: Any, format: str) -
     Another program computes the model's scores up to rounding. So numbers must agree within RTOL; of answers (masks, nodes)
     those must agree that no change of the scores by so much (and by the jitter, which such a change re-draws) can turn.
     """
-    inputs = example[:-1] if flat.grouped else example
-    scores = flat.scorer(*inputs)
+    inputs = flat.inputs(example)
+    scores = flat.scores(inputs)
     member = flat.groups(example)
     expected = flat.finish(scores, member, inputs)
     pairs = list(zip(_tuple(expected), _tuple(found), strict=True))

@@ -19,9 +19,10 @@ from torch import Tensor, nn
 from torchgmc.deploy import io
 from torchgmc.deploy.adapters import Adapter, Batch, adapt
 from torchgmc.deploy.attach import CalibratedModel
-from torchgmc.deploy.loaders import checkpoints_of_now, evaluating, figure, progress, shard
+from torchgmc.deploy.loaders import checkpoints_of_now, figure, progress, shard
 from torchgmc.engine import checks
 from torchgmc.engine.extras import require
+from torchgmc.engine.modes import evaluating
 from torchgmc.heads.base import Head
 
 if TYPE_CHECKING:
@@ -119,9 +120,9 @@ class CalibrationCallback(Callback):
 
     def setup(self, trainer: "Trainer", pl_module: "LightningModule", stage: str) -> None:
         """Own memory in a spawned process (all of them share the parent's), and the restored head attached."""
-        for name, buffer in self._head._buffers.items():
-            if buffer is not None and buffer.is_shared():  # type: ignore[no-untyped-call]
-                self._head._buffers[name] = buffer.clone()
+        for name, buffer in list(self._head.named_buffers(recurse=False)):
+            if buffer.is_shared():  # type: ignore[no-untyped-call]
+                setattr(self._head, name, buffer.clone())
         self._head.to(pl_module.device)
         if self._head.is_fitted:
             self.attach(pl_module)

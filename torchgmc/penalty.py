@@ -135,7 +135,7 @@ class GMCPenalty(Float64Module):
         self.reset()
 
     @classmethod
-    def for_head(cls, head: Any, softness: float | None = None, **options: Any) -> "GMCPenalty":
+    def for_head(cls, head: Head, softness: float | None = None, **options: Any) -> "GMCPenalty":
         r"""The penalty of a head's promise: called with what ``head.observe`` takes, groups last.
 
         A head that is not fitted is measured at f0 (thresholds at ``init``, probabilities and distributions as they are), a

@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from torchgmc.audits.audit import Audit
-from torchgmc.audits.comparison import Comparison
-from torchgmc.audits.page import Picture, Section, Table, write_file, write_html
+from torchgmc.audits.comparison import Comparison, by_name
+from torchgmc.audits.page import Picture, Section, Table, write_html
 from torchgmc.engine import checks
+from torchgmc.engine.files import write_file
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -74,7 +75,7 @@ def write(
     """
     from torchgmc.heads.base import Head
 
-    audits = _audits(audit)
+    audits = {} if audit is None else by_name(audit, "audit")
     if head is not None and not isinstance(head, Head):
         raise TypeError(f"`head` must be the head that was audited, or None, got {type(head).__name__}.")
     for name, value in {"title": title, "lead": lead, "certificate": certificate}.items():
@@ -161,17 +162,6 @@ def remake(head: Head | None, audits: Mapping[str, Audit], settings: Mapping[str
     versions = f"torchgmc {torchgmc.__version__}, torch {torch.__version__}, Python {platform.python_version()}"
     rows.append(["versions", versions])
     return Section("How to reproduce this report", tables=[Table(["setting", "value"], rows, wrapped=["value"])], long=long)
-
-
-def _audits(audit: Any) -> dict[str, Audit]:
-    if audit is None:
-        return {}
-    if isinstance(audit, Audit):
-        return {audit.name or "head": audit}
-    found = audit.audits if isinstance(audit, Comparison) else audit
-    if not isinstance(found, Mapping) or not found or not all(isinstance(one, Audit) for one in found.values()):
-        raise TypeError(f"`audit` must be an audit, a comparison or a mapping from names to audits, got {audit!r:.80}.")
-    return dict(found)
 
 
 def _certificate(audit: Audit | None, head: Head | None) -> str:

@@ -1,6 +1,7 @@
 """`gmc.audit` over batches, both views, examples needed, side by side, files."""
 
 import json
+import sys
 
 import pytest
 import torch
@@ -156,6 +157,14 @@ def test_pandas():
     frame = audits["GMC"].to_pandas()
     assert isinstance(frame, pandas.DataFrame) and list(frame["group"]) == audits["GMC"].table["group"]
     assert len(gmc.compare(audits).to_pandas()) == 2
+
+
+def test_without_pandas_the_error_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    audits = two_audits()
+    for table in (audits["GMC"], gmc.compare(audits)):
+        with pytest.raises(ImportError, match="not installed: pip install pandas$"):
+            table.to_pandas()
 
 
 def test_what_is_refused():

@@ -1,13 +1,12 @@
 """HTML pages: escaped, self-contained, whole or not at all."""
 
-import os
 import re
 from pathlib import Path
 
 import pytest
 
 from gmctest.pages import NASTY, Balance
-from torchgmc.audits.page import Picture, Section, Table, write_file, write_html
+from torchgmc.audits.page import Picture, Section, Table, write_html
 
 PNG = b"\x89PNG\r\n\x1a\n not a real one"
 
@@ -47,26 +46,3 @@ def test_a_row_of_the_wrong_length_is_refused_and_nothing_written(tmp_path: Path
     with pytest.raises(ValueError):
         write_html(tmp_path / "r.html", "t", "c", [Section("s", tables=[Table(["a", "b"], [["1"]])])])
     assert list(tmp_path.iterdir()) == []
-
-
-def test_an_interrupted_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = write_file(tmp_path / "f", b"old")
-
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(os, "replace", interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        write_file(path, b"new")
-    assert path.read_bytes() == b"old" and list(tmp_path.iterdir()) == [path]
-
-
-def test_a_file_has_the_usual_permissions(tmp_path: Path) -> None:
-    plain = tmp_path / "plain"
-    plain.write_bytes(b"")
-    assert write_file(tmp_path / "f", b"").stat().st_mode == plain.stat().st_mode
-
-
-def test_a_missing_folder_is_named(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="nowhere"):
-        write_file(tmp_path / "nowhere" / "f", b"")

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,7 +13,6 @@ import torchgmc
 from gmctest import ROOT
 
 OPTIONAL = [
-    "jinja2",
     "lightning",
     "matplotlib",
     "onnx",
@@ -28,6 +28,9 @@ OPTIONAL = [
     "transformers",
     "typer",
 ]
+
+
+SOURCE = {path: path.read_text(encoding="utf-8") for path in (ROOT / "torchgmc").rglob("*.py")}
 
 
 def shell_commands(readme: str) -> list[str]:
@@ -87,15 +90,49 @@ def test_types_are_shipped() -> None:
     assert (Path(torchgmc.__file__).parent / "py.typed").is_file()
 
 
+def project() -> dict[str, Any]:
+    toml = pytest.importorskip("tomllib" if sys.version_info >= (3, 11) else "tomli")
+    return toml.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
+def extras() -> dict[str, list[str]]:
+    """What each extra for users asks for, by the names of packages."""
+    listed = project()["optional-dependencies"].items()
+    return {extra: [re.split("[>\\[]", entry)[0] for entry in entries] for extra, entries in listed if extra not in TOOLS}
+
+
+#: Extras for development: no promise to a user.
+TOOLS = ("test", "bench", "notebooks", "all")
+
+
+def test_errors_name_an_extra_that_brings_the_package() -> None:
+    calls = re.findall(r'require\("(\w+)[\w.]*", extra="(\w+)"\)', "".join(SOURCE.values()))
+    assert len(calls) > 10
+    installed = metadata.packages_distributions()
+    for module, extra in set(calls) - {("math", "report")}:  # a doctest
+        if module not in installed:
+            continue
+        brought = {*extras()[extra], *(one for name in extras()[extra] for one in metadata.requires(name) or ())}
+        names = {re.split(r"[^\w-]", one)[0].replace("_", "-") for one in brought}
+        assert {name.replace("_", "-") for name in installed[module]} & names, (module, extra)
+    assert set(re.findall(r'require\("(\w+)"\)', "".join(SOURCE.values()))) == {"pandas"}  # in no extra
+
+
+def test_every_package_of_an_extra_is_used() -> None:
+    installed = metadata.packages_distributions()
+    for name in {name for listed in extras().values() for name in listed}:
+        modules = [module for module, owners in installed.items() if name in owners] or [name.replace("-", "_")]
+        assert any(re.search(rf"""["' ]{module}\b""", text) for module in modules for text in SOURCE.values()), name
+
+
 def stated_minimums() -> dict[str, str]:
     """Of pyproject.toml: what the package and its extras ask for; tools of development are no promise to a user."""
-    toml = pytest.importorskip("tomllib" if sys.version_info >= (3, 11) else "tomli")
-    project = toml.loads((ROOT / "pyproject.toml").read_text())["project"]
-    extras = [
-        entry for name, listed in project["optional-dependencies"].items() if name not in ("test", "bench") for entry in listed
+    found = project()
+    listed = [
+        entry for name, listed in found["optional-dependencies"].items() if name not in ("test", "bench") for entry in listed
     ]
-    pairs = [entry.split(">=") for entry in [*project["dependencies"], *extras] if ">=" in entry]
-    return {"Python": project["requires-python"].removeprefix(">="), **dict(pairs)}
+    pairs = [entry.split(">=") for entry in [*found["dependencies"], *listed] if ">=" in entry]
+    return {"Python": found["requires-python"].removeprefix(">="), **dict(pairs)}
 
 
 def test_oldest_versions_are_stated_alike_and_tested() -> None:

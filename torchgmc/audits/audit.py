@@ -1,6 +1,5 @@
 """Audit: is the promise kept on held-out data, for every g at once, and with what certainty?"""
 
-import math
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,7 +8,9 @@ import torch
 from torch import Tensor
 
 from torchgmc.audits.intervals import Bounds, Moments
+from torchgmc.audits.tabular import Tabular
 from torchgmc.engine import checks
+from torchgmc.engine.files import plain, write_json
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -23,7 +24,7 @@ MAX_SHOWN = 40
 
 
 @dataclass(frozen=True)
-class Audit:
+class Audit(Tabular):
     """A promise measured on held-out data.
 
     Attributes:
@@ -160,9 +161,7 @@ class Audit:
         """Everything shown, in JSON types; a figure that does not exist is None."""
         names = ["name", "alpha", "delta", "conditional", "num_examples", "excluded", "max_violation", "certified_alpha"]
         names += ["holds", "certified", "violated", "certificate", "note"]
-        found = {name: _plain(getattr(self, name)) for name in names}
-        table = {key: [_plain(v) for v in column] for key, column in self.table.items()}
-        return found | {"cost": {k: _plain(v) for k, v in self.cost.items()}, "table": table}
+        return plain({name: getattr(self, name) for name in [*names, "cost", "table"]})
 
     def to_json(self, path: str | Path) -> Path:
         """Write :meth:`to_dict` to a file, whole or not at all; returns its path.
@@ -170,17 +169,7 @@ class Audit:
         Example:
             >>> head.audit(scores, masks).to_json("audit.json")  # doctest: +SKIP
         """
-        import json
-
-        from torchgmc.audits.page import write_file
-
-        return write_file(path, (json.dumps(self.to_dict(), indent=2, allow_nan=False) + "\n").encode())
-
-    def to_pandas(self) -> Any:
-        """The table as a pandas frame, if pandas is installed."""
-        from torchgmc.engine.extras import require
-
-        return require("pandas", extra="report").DataFrame(self.table)
+        return write_json(path, self.to_dict())
 
     def to_html(self, path: str | Path, title: str = "", head: "Head | None" = None, **options: Any) -> Path:
         """Write the full report; returns its path.
@@ -207,10 +196,6 @@ class Audit:
         from torchgmc import plots
 
         return plots.deviation(self, **options)
-
-    def rows(self) -> list[dict[str, Any]]:
-        """The table as one dict per g."""
-        return [dict(zip(self.table, row, strict=True)) for row in zip(*self.table.values(), strict=True)]
 
     def __repr__(self) -> str:
         verdicts = self.table["verdict"]
@@ -318,10 +303,6 @@ class Evidence:
             listed = values.tolist()
             table[key] = [listed[row] for row, _ in places]
         return table
-
-
-def _plain(value: Any) -> Any:
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _verdict(low: float, high: float, alpha: float) -> str:

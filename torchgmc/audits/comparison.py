@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torchgmc.audits.audit import Audit
+from torchgmc.audits.tabular import Tabular
+from torchgmc.engine.files import write_json
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -13,11 +15,11 @@ if TYPE_CHECKING:
     from torchgmc.heads.base import Head
 
 
-__all__ = ["Comparison", "compare"]
+__all__ = ["Comparison", "by_name", "compare"]
 
 
 @dataclass(frozen=True)
-class Comparison:
+class Comparison(Tabular):
     """Several heads, one promise.
 
     Attributes:
@@ -38,20 +40,9 @@ class Comparison:
 
         return plots.deviation(self.audits, **options)
 
-    def to_pandas(self) -> Any:
-        """The table as a pandas frame, if pandas is installed."""
-        from torchgmc.engine.extras import require
-
-        return require("pandas", extra="report").DataFrame(self.table)
-
     def to_json(self, path: str | Path) -> Path:
         """Write the audits by name to a file, whole or not at all; returns its path."""
-        import json
-
-        from torchgmc.audits.page import write_file
-
-        found = {name: audit.to_dict() for name, audit in self.audits.items()}
-        return write_file(path, (json.dumps(found, indent=2, allow_nan=False) + "\n").encode())
+        return write_json(path, {name: audit.to_dict() for name, audit in self.audits.items()})
 
     def to_html(self, path: str | Path, title: str = "Audits side by side", head: "Head | None" = None, **options: Any) -> Path:
         """Write the full report with all heads side by side; returns its path. Options of :func:`torchgmc.report.write`."""
@@ -133,6 +124,18 @@ def compare(audits: Mapping[str, Audit]) -> Comparison:
         for name, audit in audits.items()
     }
     return Comparison(dict(audits), table, summary)
+
+
+def by_name(audits: Any, name: str = "audits") -> dict[str, Audit]:
+    """The audits of an audit, a comparison or a mapping, by the name to show; ``name`` is that of the argument."""
+    if isinstance(audits, Audit):
+        return {audits.name or "head": audits}
+    found = audits.audits if isinstance(audits, Comparison) else audits
+    if not isinstance(found, Mapping) or not all(isinstance(one, Audit) for one in found.values()):
+        raise TypeError(f"`{name}` must be an audit, a comparison or a mapping from names to audits, got {audits!r:.80}.")
+    if not found:
+        raise ValueError(f"`{name}` must have at least one audit, as in {{'GMC': head.audit(...)}}, got none.")
+    return dict(found)
 
 
 def _label(group: str, what: str) -> str:

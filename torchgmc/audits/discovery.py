@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from torchgmc.audits.intervals import Moments
+from torchgmc.audits.tabular import Tabular
 from torchgmc.engine import checks
 from torchgmc.groups.columns import as_mapping
 from torchgmc.groups.groups import Groups
@@ -18,7 +19,7 @@ __all__ = ["Discovery", "find_groups"]
 
 
 @dataclass(frozen=True)
-class Discovery:
+class Discovery(Tabular):
     """The worst of the groups that were searched.
 
     Attributes:
@@ -45,16 +46,6 @@ class Discovery:
     def violated(self) -> bool:
         """Some group is violated, with confidence 1 - delta over everything searched."""
         return self.num_violated > 0
-
-    def rows(self) -> list[dict[str, Any]]:
-        """The table as one dict per group."""
-        return [dict(zip(self.table, row, strict=True)) for row in zip(*self.table.values(), strict=True)]
-
-    def to_pandas(self) -> Any:
-        """The table as a pandas frame, if pandas is installed."""
-        from torchgmc.engine.extras import require
-
-        return require("pandas", extra="report").DataFrame(self.table)
 
     @property
     def summary(self) -> str:
@@ -188,8 +179,8 @@ def _moments(groups: Groups, s: Tensor, w: Tensor) -> Moments:
 
 
 def _bounds(bounds: Any) -> tuple[float, float]:
-    low, high = (float(v) for v in bounds)
-    if not (math.isfinite(low) and math.isfinite(high) and low <= 0.0 <= high and low < high):
+    low, high = checks.interval("bounds", bounds)
+    if not low <= 0.0 <= high:
         raise ValueError(f"`bounds` must be (low, high), the range of s, with low <= 0 <= high and low < high, got {bounds!r}.")
     return low, high
 

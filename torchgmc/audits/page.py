@@ -1,7 +1,7 @@
 """Parts of a self-contained HTML page: tables, pictures, sections, and the frame around them.
 
 No script, no font and no picture is fetched: figures are inlined, and follow the reader's light or dark setting. Every
-text is escaped. A file appears whole or not at all.
+text is escaped. The frame with its style is ``page.html``. A file appears whole or not at all.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ import base64
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
+from importlib.resources import files
 from pathlib import Path
 from string import Template
 
-from torchgmc.engine import checks
-from torchgmc.engine.files import write_atomically
+from torchgmc.engine.files import write_file
 
-__all__ = ["Picture", "Section", "Table", "write_file", "write_html"]
+__all__ = ["Picture", "Section", "Table", "write_html"]
 
 VERDICTS = ("holds", "violated", "undecided")
 
@@ -84,7 +84,8 @@ def write_html(
     if verdict not in ("", *VERDICTS):
         raise ValueError(f"`verdict` must be one of {', '.join(VERDICTS)} or empty, got {verdict!r}.")
     shown = "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in facts)
-    page = _PAGE.substitute(
+    frame = Template(files(__package__).joinpath("page.html").read_text(encoding="utf-8"))
+    page = frame.substitute(
         title=escape(title),
         lead=f'<p class="lead">{escape(lead)}</p>' if lead else "",
         kind=f"card {verdict}" if verdict else "card",
@@ -94,13 +95,6 @@ def write_html(
         sections="\n".join(map(_section, sections)),
     )
     return write_file(path, page.encode())
-
-
-def write_file(path: str | Path, data: bytes) -> Path:
-    """Writes a file so that whoever looks finds the old one or the new one, never half."""
-    path = checks.path("path", path)
-    write_atomically(path, lambda part: part.write_bytes(data))
-    return path
 
 
 def _section(section: Section) -> str:
@@ -146,73 +140,3 @@ def _picture(picture: Picture) -> str:
 
 def _inline(png: bytes) -> str:
     return f"data:image/png;base64,{base64.b64encode(png).decode()}"
-
-
-_PAGE = Template("""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<meta name="generator" content="torchgmc">
-<title>$title</title>
-<link rel="icon" href="data:,">
-<style>
-:root { color-scheme: light dark; --paper: #ffffff; --ink: #1f2430; --soft: #5a6275; --line: #d9dde5; --card: #f4f6fa;
-  --good: #00694d; --bad: #a84300; --wait: #5a6275; --mark: #009e73; }
-@media (prefers-color-scheme: dark) { :root { --paper: #14171f; --ink: #e8eaf0; --soft: #a3abbd; --line: #3a4152;
-  --card: #1d222d; --good: #4cc9a4; --bad: #f5924f; --wait: #a3abbd; } }
-* { box-sizing: border-box; }
-h1, h2, figcaption, summary { overflow-wrap: anywhere; }
-body { margin: 0; background: var(--paper); color: var(--ink); font: 1rem/1.55 system-ui, sans-serif; }
-main { max-width: 62rem; margin: 0 auto; padding: 2.5rem 1.25rem 4rem; }
-h1 { font-size: clamp(1.5rem, 4vw, 2.1rem); line-height: 1.2; margin: 0 0 .75rem; text-wrap: balance; }
-h2 { font-size: 1.25rem; margin: 2.75rem 0 .5rem; }
-p { max-width: 46rem; margin: .5rem 0; overflow-wrap: anywhere; }
-.lead { color: var(--soft); font-size: 1.05rem; }
-.card { margin: 1.5rem 0 0; padding: 1rem 1.25rem; background: var(--card); border-left: .35rem solid var(--wait);
-  border-radius: .25rem; color: var(--ink); font-weight: 400; }
-.card.holds { border-color: var(--good); } .card.violated { border-color: var(--bad); }
-.certificate { margin: 0; max-width: none; font-size: 1.1rem; }
-dl { display: flex; flex-wrap: wrap; gap: .75rem 2rem; margin: 1rem 0 0; }
-dt { color: var(--soft); font-size: .85rem; }
-dd { margin: 0; font-weight: 600; font-variant-numeric: tabular-nums; overflow-wrap: anywhere; }
-.note { margin: 1rem 0 0; padding: .75rem 1.25rem; max-width: none; border: 1px solid var(--bad); border-radius: .25rem; }
-.scroll { overflow-x: auto; margin: 1rem 0; }
-div.scroll { background: linear-gradient(to right, var(--paper), transparent) 0 0 / 2rem 100%,
-  linear-gradient(to left, var(--paper), transparent) 100% 0 / 2rem 100%, linear-gradient(to right, var(--line), transparent)
-  0 0 / .6rem 100%, linear-gradient(to left, var(--line), transparent) 100% 0 / .6rem 100%; background-repeat: no-repeat;
-  background-attachment: local, local, scroll, scroll; } /* a shade where more can be scrolled into view */
-table { border-collapse: collapse; min-width: min(100%, 44rem); font-variant-numeric: tabular-nums; }
-th, td { padding: .45rem .9rem; text-align: left; border-bottom: 1px solid var(--line); white-space: nowrap; }
-th:first-child, td:first-child { padding-left: 0; }
-th { color: var(--soft); font-weight: 600; font-size: .9rem; vertical-align: bottom; }
-th.n, td.n { text-align: right; }
-@media (max-width: 40rem) { table { font-size: .9rem; } th, td { padding: .4rem .5rem; } }
-td .holds { color: var(--good); } td .violated { color: var(--bad); font-weight: 600; } td .undecided { color: var(--wait); }
-figure { margin: 1rem 0; }
-img { display: block; width: 100%; min-width: 38rem; height: auto; border-radius: .25rem; }
-details { margin: 1rem 0; }
-summary { cursor: pointer; color: var(--soft); }
-pre { white-space: pre-wrap; overflow-wrap: anywhere; background: var(--card); padding: 1rem; border-radius: .25rem;
-  font: .85rem/1.5 ui-monospace, monospace; margin: .5rem 0 0; }
-figcaption { color: var(--soft); font-size: .9rem; margin-top: .4rem; position: sticky; left: 0;
-  max-width: calc(100vw - 2.5rem); }
-td.long { white-space: normal; overflow-wrap: anywhere; min-width: 11rem; }
-@media print { @page { margin: 15mm; } main { max-width: none; padding: 0; } body { font-size: 10pt; }
-  .scroll { overflow: visible; } th, td { white-space: normal; padding: .25rem .5rem; }
-  img { min-width: 0; max-height: 240mm; object-fit: contain; object-position: left; }
-  h2, figure, tr, .card, .note { break-inside: avoid; } h2 { break-after: avoid; } thead { display: table-header-group; } }
-</style>
-</head>
-<body>
-<main>
-<h1>$title</h1>
-$lead
-<div class="$kind"><p class="certificate">$certificate</p>$facts</div>
-$notes
-$sections
-</main>
-</body>
-</html>
-""")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -14,9 +13,10 @@ from torch import Tensor, nn
 import torchgmc as gmc
 from torchgmc.demo.progress import Bar, progress_bar
 from torchgmc.engine.extras import require
+from torchgmc.engine.files import plain, write_file, write_json
 from torchgmc.engine.threads import one_thread
 from torchgmc.heads.base import Head
-from torchgmc.report import write, write_file
+from torchgmc.report import write
 
 __all__ = ["Found", "Page", "Result", "fit_and_audit", "percent", "perform", "three", "trained"]
 
@@ -82,7 +82,7 @@ class Result:
         command = f"torchgmc demo {self.demo} --seed {self.seed}{' --quick' if quick else ''}"
         settings = {"command": command, "seed": self.seed} | {k.replace("_", " "): v for k, v in asdict(self.setting).items()}
         write(result.files["report.html"], self.audits, found.head, settings=settings, **page)
-        write_file(result.files["results.json"], (json.dumps(result.to_dict(), indent=2) + "\n").encode())
+        write_json(result.files["results.json"], result.to_dict())
         return result
 
     def findings(self) -> dict[str, Any]:
@@ -106,8 +106,7 @@ class Result:
             "seconds": self.seconds,
             "files": {name: str(path) for name, path in self.files.items()},
         }
-        finite: dict[str, Any] = json.loads(json.dumps(content), parse_constant=lambda name: None)
-        return finite
+        return plain(content)
 
 
 def perform(

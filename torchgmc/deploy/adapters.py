@@ -1,7 +1,7 @@
 """Adapters: how scores come out of a model's output, how the head's result goes back, and how a loader's batch divides."""
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -107,9 +107,7 @@ class Adapter:
         if self.field is not None:
             if self.field in keys or (not keys and hasattr(output, str(self.field))):
                 return self.field
-            raise ValueError(
-                f"the model's output has no field {self.field!r}; it has {_listing(keys) or type(output).__name__}."
-            )
+            raise ValueError(f"the model's output has no field {self.field!r}; it has {_keys(keys) or type(output).__name__}.")
         found = [key for key in FIELDS if key in keys]
         if not found:
             example = "0" if isinstance(output, tuple | list) else "..."
@@ -205,7 +203,7 @@ class Adapter:
             names, whole = list(self.inputs), True
         missing = [name for name in names if name not in batch]
         if missing:
-            raise ValueError(f"the batch has no key {_listing(missing)}; it has {_listing(batch)}.")
+            raise ValueError(f"the batch has no key {_keys(missing)}; it has {_keys(batch)}.")
         if whole:
             return Batch((), {name: batch[name] for name in names}, target, groups)
         return Batch((batch[names[0]],), {}, target, groups)
@@ -215,7 +213,7 @@ class Adapter:
         found = [key for key in INPUTS if key in batch]
         if not found:
             raise ValueError(
-                f"no input for the model in the batch: it has the keys {_listing(batch)}, and none of the usual "
+                f"no input for the model in the batch: it has the keys {_keys(batch)}, and none of the usual "
                 f"{', '.join(INPUTS)}; say which with adapter=Adapter(inputs='key', target='key', groups='key')."
             )
         if found[0] != "input_ids":
@@ -247,7 +245,9 @@ class Adapter:
             values[head.member_argument] = batch.groups
         return values
 
-    def apply(self, head: Any, scores: Tensor, member: Tensor | None, inputs: Mapping[str, Tensor], **softness: Any) -> Tensor:
+    def apply(
+        self, head: nn.Module, scores: Tensor, member: Tensor | None, inputs: Mapping[str, Tensor], **softness: Any
+    ) -> Tensor:
         """The head's result for these scores; where ``position`` says so, at one position of a text alone.
 
         ``softness``: mode and temperature, where the head is not to give its hard answer.
@@ -364,7 +364,7 @@ def _take(batch: Mapping[str, Any], key: str | int | None, usual: tuple[str, ...
     if key is None:
         return next((batch[name] for name in usual if name in batch), None)
     if key not in batch:
-        raise ValueError(f"the batch has no key {key!r}; it has {_listing(batch)}.")
+        raise ValueError(f"the batch has no key {key!r}; it has {_keys(batch)}.")
     return batch[key]  # type: ignore[index]  # a str by now
 
 
@@ -372,14 +372,14 @@ def _is_model_output(output: Any) -> bool:
     return any(kind.__name__ == "ModelOutput" for kind in type(output).__mro__)
 
 
-def _listing(keys: Any) -> str:
-    return ", ".join(repr(key) for key in keys)
+def _keys(keys: Iterable[Any]) -> str:
+    return checks.listing(map(repr, keys))
 
 
 def _describe(value: Any) -> str:
     """Type, and keys or lengths, for messages."""
     if isinstance(value, Mapping):
-        return f"a {type(value).__name__} with the keys {_listing(value)}"
+        return f"a {type(value).__name__} with the keys {_keys(value)}"
     if isinstance(value, list | tuple):
         return f"a {type(value).__name__} of {len(value)} ({', '.join(type(v).__name__ for v in value[:5])})"
     return f"a {type(value).__name__}"

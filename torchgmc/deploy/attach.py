@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from torchgmc.deploy.adapters import Adapter, adapt, beside, named
-from torchgmc.engine import soft
+from torchgmc.engine import checks, soft
 from torchgmc.groups.groups import Groups
 from torchgmc.heads.base import Head
 
@@ -172,10 +172,9 @@ class CalibratedModel(nn.Module):
     def _missing(self, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
         given = [_shape(value) for value in inputs] + [f"{name}={_shape(value)}" for name, value in kwargs.items()]
         names = self.head.groups
-        shown = ", ".join(names[:4]) + (", ..." if len(names) > 4 else "")
         return (
-            f"`groups` is missing: the head needs a membership of shape (n, {len(names)}) for the groups {shown}. Give it as "
-            f"the last positional argument or as `groups=`"
+            f"`groups` is missing: the head needs a membership of shape (n, {len(names)}) for the groups "
+            f"{checks.listing(names, 4)}. Give it as the last positional argument or as `groups=`"
             + (f" (or under the batch key {self.group_key!r}, which this model was attached with)" if self.group_key else "")
             + "; or attach with groups='key' to read it from a batch, or with groups=module to compute it from the input. "
             f"This call gave: {'; '.join(given) or 'nothing'}."

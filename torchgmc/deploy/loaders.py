@@ -1,14 +1,12 @@
 """Parts of the Lightning callback: a rank's share of a loader, a progress bar, the figure, the checkpoints of now."""
 
-import contextlib
 import itertools
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import distributed as dist
-from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
 from torchgmc import distributed
@@ -71,17 +69,6 @@ def progress(trainer: "Trainer", batches: Iterable[Any], name: str) -> Iterable[
     shown = trainer.is_global_zero and trainer.progress_bar_callback is not None
     bar: Iterable[Any] = tqdm(batches, desc=name.capitalize(), disable=not shown, leave=False)
     return bar
-
-
-@contextlib.contextmanager
-def evaluating(module: nn.Module) -> Iterator[None]:
-    modes = [(one, one.training) for one in module.modules()]
-    module.eval()
-    try:
-        yield
-    finally:
-        for one, mode in modes:
-            one.training = mode
 
 
 def checkpoints_of_now(trainer: "Trainer") -> list[str]:

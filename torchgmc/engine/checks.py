@@ -27,6 +27,15 @@ def fraction(name: str, value: float) -> float:
     return float(value)
 
 
+def interval(name: str, value: Any) -> tuple[float, float]:
+    """Two finite numbers, the lower one first."""
+    if not isinstance(value, list | tuple) or not all(isinstance(v, int | float) and not isinstance(v, bool) for v in value):
+        raise TypeError(f"`{name}` must be two numbers, (low, high), got {value!r:.80}.")
+    if len(value) != 2 or not -math.inf < value[0] < value[1] < math.inf:
+        raise ValueError(f"`{name}` must be two finite numbers, (low, high) with low < high, got {value!r:.80}.")
+    return float(value[0]), float(value[1])
+
+
 def option(name: str, value: Any, known: Sequence[str]) -> str:
     """One of the known words."""
     if not isinstance(value, str) or value not in known:
@@ -195,6 +204,13 @@ def weights(value: Any, n: int, like: Tensor) -> Tensor:
         raise ValueError(f"`weight` must lie between 1e-100 and 1e100 at the most, got {high}; rescale it.")
     out: Tensor = value
     return out
+
+
+def listing(items: Iterable[Any], limit: int = 12) -> str:
+    """The first of some names, for a message."""
+    found = list(items)
+    more = f" and {len(found) - limit} more" if len(found) > limit else ""
+    return ", ".join(map(str, found[:limit])) + more
 
 
 def detached(value: Any) -> Any:

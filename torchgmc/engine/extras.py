@@ -1,4 +1,4 @@
-"""Optional packages, imported where they are used, with an error that names the extra to install."""
+"""Optional packages, imported where they are used, with an error that says what to install."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from types import ModuleType
 __all__ = ["require"]
 
 
-def require(module: str, *, extra: str) -> ModuleType:
-    """Imports an optional package, or says which extra brings it.
+def require(module: str, *, extra: str = "") -> ModuleType:
+    """Imports an optional package, or says how to install it.
 
     Args:
         module: name to import, dots allowed.
-        extra: the extra of torchgmc that installs it.
+        extra: the extra of torchgmc that installs it, if one does.
 
     Raises:
         ImportError: if the package is not installed. An error raised *inside* an installed package is passed on as it is.
@@ -28,6 +28,5 @@ def require(module: str, *, extra: str) -> ModuleType:
         package = module.partition(".")[0]
         if error.name is None or error.name.partition(".")[0] != package:
             raise
-        raise ImportError(
-            f'`{package}` is needed here and is not installed: pip install "torchgmc[{extra}]"', name=package
-        ) from error
+        wanted = f'"torchgmc[{extra}]"' if extra else package
+        raise ImportError(f"`{package}` is needed here and is not installed: pip install {wanted}", name=package) from error

@@ -1,12 +1,15 @@
 """Files that appear whole or not at all."""
 
+import json
 import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-__all__ = ["write_atomically"]
+from torchgmc.engine import checks
+
+__all__ = ["plain", "write_atomically", "write_file", "write_json"]
 
 
 def write_atomically(path: Path, write: Callable[[Path], Any]) -> None:
@@ -28,3 +31,26 @@ def write_atomically(path: Path, write: Callable[[Path], Any]) -> None:
         part.replace(path)
     finally:
         part.unlink(missing_ok=True)
+
+
+def write_file(path: str | os.PathLike[str], data: bytes) -> Path:
+    """Writes a file so that whoever looks finds the old one or the new one, never half; returns its path."""
+    target = checks.path("path", path)
+    write_atomically(target, lambda part: part.write_bytes(data))
+    return target
+
+
+def write_json(path: str | os.PathLike[str], content: Any, indent: int | None = 2) -> Path:
+    """:func:`write_file` with strict JSON: a number that is not finite is an error, see :func:`plain`."""
+    return write_file(path, (json.dumps(content, indent=indent, allow_nan=False) + "\n").encode())
+
+
+def plain(content: dict[str, Any]) -> dict[str, Any]:
+    """The same as JSON types; NaN and infinity, which JSON does not have, become None.
+
+    Example:
+        >>> plain({"risk": (0.5, float("nan"))})
+        {'risk': [0.5, None]}
+    """
+    found: dict[str, Any] = json.loads(json.dumps(content), parse_constant=lambda name: None)
+    return found

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SOLVERS = ("exact", "paper", "fresh")
+#: Steps where `max_iter` is not given: exact ones; fixed ones; and fixed ones whose number theory bounds, at the most.
+EXACT_STEPS, FIXED_STEPS, MAX_FIXED_STEPS = 1_000, 10_000, 100_000
 
 
 def steps_per_sync(device: torch.device) -> int:
@@ -140,7 +142,7 @@ def run(
     alpha: float,
     solver: str = "exact",
     eta: float | None = None,
-    max_iter: int = 1000,
+    max_iter: int = EXACT_STEPS,
     tolerance: Tensor | None = None,
     patience: int = 50,
     splits: Splits | None = None,

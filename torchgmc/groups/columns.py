@@ -13,6 +13,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from torchgmc.engine import checks
+
 Codes = npt.NDArray[np.int64]
 
 
@@ -56,7 +58,7 @@ class Column:
         if unknown == "error" and (codes < 0).any():
             row = int((codes < 0).argmax())
             label = "a missing value" if self.edges is not None else _show_label(labels[inverse[row]])
-            known = listing([_show_label(label) for label in self.labels]) or "numbers only"
+            known = checks.listing(_show_label(label) for label in self.labels) or "numbers only"
             raise ValueError(
                 f"column `{self.name}` has {label} in row {row}, which was not there when the groups were made; known: "
                 f"{known}. Pass `unknown='none'` to put such rows in no group of this column."
@@ -75,7 +77,7 @@ def as_mapping(columns: Any) -> dict[str, Any]:
         )
     data = {str(name): values for name, values in pairs}
     if len(data) < len(pairs):
-        raise ValueError(f"`columns` has two columns of one name: {listing([str(name) for name, _ in pairs])}.")
+        raise ValueError(f"`columns` has two columns of one name: {checks.listing(str(name) for name, _ in pairs)}.")
     return data
 
 
@@ -85,7 +87,7 @@ def num_rows(data: dict[str, Any]) -> int:
             raise TypeError(f"column `{name}` must be a list, tuple, array, tensor or series, got {type(values).__name__}.")
     lengths = {name: len(values) for name, values in data.items()}
     if len(set(lengths.values())) > 1:
-        listed = listing([f"{name} ({length})" for name, length in lengths.items()])
+        listed = checks.listing(f"{name} ({length})" for name, length in lengths.items())
         raise ValueError(f"`columns` must be equally long, got {listed}.")
     return next(iter(lengths.values()), 0)
 
@@ -118,7 +120,7 @@ def check_options(
     for option, given in (("bins", bins), ("quantiles", quantiles)):
         foreign = [str(name) for name in given if name not in data]
         if foreign:
-            raise ValueError(f"`{option}` names {listing(foreign)}, but the columns are {listing(list(data))}.")
+            raise ValueError(f"`{option}` names {checks.listing(foreign)}, but the columns are {checks.listing(data)}.")
     both = [name for name in bins if name in quantiles]
     if both:
         raise ValueError(f"column `{both[0]}` is in `bins` and in `quantiles`; give one of them.")
@@ -235,14 +237,14 @@ def fit_labels(name: str, array: npt.NDArray[Any], merge_below: int, missing: st
     counts = dict(zip(labels, np.bincount(inverse, minlength=len(labels)).tolist(), strict=True))
     rare = [label for label in order if counts[label] < merge_below]
     if len(rare) > 1:
-        listed = listing([f"{levels[coded[label]]} ({counts[label]})" for label in rare])
+        listed = checks.listing([f"{levels[coded[label]]} ({counts[label]})" for label in rare])
         warnings.warn(f"merged into {name}=other, having fewer than {merge_below} rows each: {listed}.", stacklevel=3)
         common = [label for label in order if counts[label] >= merge_below]
         levels = [levels[coded[label]] for label in common] + [f"{name}=other"]
         coded = {label: i for i, label in enumerate(common)} | dict.fromkeys(rare, len(common))
     if len(set(levels)) < len(levels):
         double = sorted({level for level in levels if levels.count(level) > 1})
-        raise ValueError(f"column `{name}` has different labels for one group name: {listing(double)}; rename them.")
+        raise ValueError(f"column `{name}` has different labels for one group name: {checks.listing(double)}; rename them.")
     table = np.array([coded[label] for label in labels], dtype=np.int64)
     return Column(name, tuple(levels), coded), table[inverse]
 
@@ -277,7 +279,7 @@ def fit_numbers(name: str, numbers: npt.NDArray[np.float64], cuts: Any, merge_be
         if not merged:
             raise ValueError(f"column `{name}` cannot be cut into bins of `min_size` = {merge_below} rows; lower it.")
         if len(merged) < len(edges):
-            shown = listing([_show_edge(edge, exact) for edge in merged])
+            shown = checks.listing(_show_edge(edge, exact) for edge in merged)
             warnings.warn(
                 f"merged bins of `{name}` with fewer than {merge_below} rows; the edges left are {shown}.", stacklevel=3
             )
@@ -335,8 +337,3 @@ def _raise_missing(name: str, absent: npt.NDArray[np.bool_]) -> None:
         f"column `{name}` has {int(absent.sum())} missing values, the first in row {int(absent.argmax())}; fill them "
         f"in, or pass `missing='level'` to make them the group `{name}=missing`."
     )
-
-
-def listing(items: Sequence[str], limit: int = 12) -> str:
-    more = f" and {len(items) - limit} more" if len(items) > limit else ""
-    return ", ".join(items[:limit]) + more

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from torchgmc.engine import checks
 from torchgmc.groups.cells import fold, pattern_ids, representatives
 from torchgmc.groups.columns import (
     Codes,
@@ -19,7 +20,6 @@ from torchgmc.groups.columns import (
     check_options,
     fit_labels,
     fit_numbers,
-    listing,
     num_rows,
     read,
     to_numbers,
@@ -157,7 +157,7 @@ class Groups:
         if not names_differ(fitted):
             double = sorted(name for name, count in Counter(groups.names).items() if count > 1)
             if double:
-                raise ValueError(f"several groups would share a name: {listing(double)}; rename columns or labels.")
+                raise ValueError(f"several groups would share a name: {checks.listing(double)}; rename columns or labels.")
         return groups
 
     def transform(self, columns: Any, unknown: str = "error") -> "Groups":
@@ -180,7 +180,7 @@ class Groups:
         data = as_mapping(columns)
         absent = [column.name for column in self.columns if column.name not in data]
         if absent:
-            raise ValueError(f"`columns` lacks {listing(absent)}; it has {listing(list(data)) or 'none'}.")
+            raise ValueError(f"`columns` lacks {checks.listing(absent)}; it has {checks.listing(data) or 'none'}.")
         data = {column.name: data[column.name] for column in self.columns}
         codes = np.empty((len(data), num_rows(data)), dtype=np.int32)
         for j, column in enumerate(self.columns):
@@ -451,7 +451,7 @@ def check_groups(groups: Any, n: int, names: Sequence[str] | None = None) -> Ten
         raise TypeError(f"`groups` must be a bool table, got {table.dtype}, {table.layout}.")
     if table.dim() != 2 or table.shape[0] != n or (names is not None and table.shape[1] != len(names)):
         hint = "one group alone is `groups[:, None]`; " if table.dim() == 1 else ""
-        listed = "" if names is None else f" for the groups {listing(list(names))}"
+        listed = "" if names is None else f" for the groups {checks.listing(names)}"
         raise ValueError(
             f"`groups` must have shape (n, {width}) with n = {n}{listed}, got {tuple(table.shape)}; {hint}{advice}"
         )
@@ -472,15 +472,15 @@ def check_groups(groups: Any, n: int, names: Sequence[str] | None = None) -> Ten
 def _name_mismatch(got: tuple[str, ...], expected: tuple[str, ...]) -> str:
     lacking = [name for name in expected if name not in got]
     foreign = [name for name in got if name not in expected]
-    parts = [f"lacks {listing(lacking)}"] * bool(lacking) + [f"also has {listing(foreign)}"] * bool(foreign)
+    parts = [f"lacks {checks.listing(lacking)}"] * bool(lacking) + [f"also has {checks.listing(foreign)}"] * bool(foreign)
     differs = " and ".join(parts) or "has them in another order"
     if expected == ("all",):
         return (
-            f"`groups` has {listing(got)}, but the head was made without groups; make it with groups=groups.names (a baseline "
-            "too: its fit ignores them, its audit does not)."
+            f"`groups` has {checks.listing(got)}, but the head was made without groups; make it with groups=groups.names (a "
+            "baseline too: its fit ignores them, its audit does not)."
         )
     return (
-        f"`groups` must be the groups the head was made for, {listing(expected)}, but it {differs}; "
+        f"`groups` must be the groups the head was made for, {checks.listing(expected)}, but it {differs}; "
         "the same groups on new rows come from `groups.transform(columns)`."
     )
 

@@ -394,7 +394,7 @@ class Head(Float64Module):
         if groups is None:
             raise ValueError(
                 f"`groups` is missing: this head was made for {self.num_groups} groups "
-                f"({', '.join(self.groups[:4])}{', ...' if self.num_groups > 4 else ''}); give a membership of shape "
+                f"({checks.listing(self.groups, 4)}); give a membership of shape "
                 f"(n, {self.num_groups})."
             )
         member = check_groups(groups, n, self.groups)
@@ -497,10 +497,9 @@ class Head(Float64Module):
 
     def extra_repr(self) -> str:
         """Options and state, readable in a notebook."""
-        shown = ", ".join(self.groups[:4]) + (", ..." if self.num_groups > 4 else "")
         kind = ", conditional" if self.conditional else ""
         alpha = "None" if self.alpha is None else f"{self.alpha:g}"
-        return f"alpha={alpha}{kind}, groups=[{shown}] ({self.num_groups}), fitted={self.is_fitted}"
+        return f"alpha={alpha}{kind}, groups=[{checks.listing(self.groups, 4)}] ({self.num_groups}), fitted={self.is_fitted}"
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         for old, new in self.renamed.items():

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from torchgmc.audits.audit import Audit
-from torchgmc.audits.comparison import Comparison
+from torchgmc.audits.comparison import Comparison, by_name
 from torchgmc.engine import checks
 from torchgmc.engine.extras import require
 from torchgmc.heads.base import Head
@@ -57,7 +57,7 @@ def deviation(
         >>> [tick.get_text() for tick in figure.axes[0].get_yticklabels()]
         ['all  (100 %)']
     """
-    audits = _audits(audits)
+    audits = by_name(audits)
     first = next(iter(audits.values()))
     alpha = first.alpha if alpha is None else checks.positive("alpha", alpha, "It is the half-width of the band.")
     top = None if top is None else checks.count("top", top, 1)
@@ -201,17 +201,6 @@ def _row_names(axes: Any, names: list[str]) -> None:
     axes.set_yticks(range(len(names)), names)
     axes.set_ylim(len(names) - 0.5, -0.5)
     axes.tick_params(axis="y", length=0)
-
-
-def _audits(audits: Any) -> dict[str, Audit]:
-    if isinstance(audits, Audit):
-        return {audits.name or "head": audits}
-    found = audits.audits if isinstance(audits, Comparison) else audits
-    if not isinstance(found, Mapping) or not all(isinstance(a, Audit) for a in found.values()):
-        raise TypeError(f"`audits` must be an audit, a comparison or a mapping from names to audits, got {audits!r:.80}.")
-    if not found:
-        raise ValueError("`audits` must have at least one audit, as in {'GMC': head.audit(...)}, got none.")
-    return dict(found)
 
 
 def _rows(audit: Audit) -> dict[tuple[str, str], dict[str, float]]:

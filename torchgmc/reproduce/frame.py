@@ -28,7 +28,7 @@ from torch import Tensor
 
 import torchgmc as gmc
 from torchgmc.demo.progress import Bar, progress_bar
-from torchgmc.engine.files import write_atomically
+from torchgmc.engine.files import write_atomically, write_json
 from torchgmc.engine.threads import one_thread
 from torchgmc.reproduce import EXPERIMENTS
 
@@ -203,7 +203,7 @@ def reproduce(
         missing = [seed for seed in range(seeds) if _rows(folder, seed, mark) is None]
         done = _serial(module, prepared, missing) if jobs == 1 else _parallel(name, root, folder, setting, missing, jobs)
         for seed, rows in bar.track(done, f"{name}: seeds", len(missing)):
-            _write_json(_seed_file(folder, seed), {"fingerprint": mark, "seed": seed, "rows": rows})
+            write_json(_seed_file(folder, seed), {"fingerprint": mark, "seed": seed, "rows": rows}, indent=None)
     rows = [{"seed": seed, **row} for seed in range(seeds) for row in _rows(folder, seed, mark) or ()]
     return Results(module, setting, seeds, prepared, rows)
 
@@ -242,7 +242,7 @@ def _same_settings(folder: Path, settings: dict[str, Any], redo: bool) -> None:
         if different:
             for file in kept:
                 file.unlink()
-    _write_json(path, settings)
+    write_json(path, settings)
 
 
 def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -263,11 +263,6 @@ def _rows(folder: Path, seed: int, mark: str) -> list[dict[str, Any]] | None:
         return None
     content = json.loads(path.read_text())
     return cast("list[dict[str, Any]]", content["rows"]) if content["fingerprint"] == mark else None
-
-
-def _write_json(path: Path, content: Any) -> None:
-    text = json.dumps(content, indent=None if "rows" in content else 2, allow_nan=False)
-    write_atomically(path, lambda part: part.write_text(text + "\n"))
 
 
 def _serial(module: Any, prepared: Prepared, seeds: Sequence[int]) -> Iterator[tuple[int, list[dict[str, Any]]]]:

@@ -23,6 +23,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchgmc.engine.files import plain
+
 __all__ = ["MEASURES", "measure", "noise"]
 
 MEASURES = ("mass", "conditional")
@@ -89,21 +91,21 @@ def measure(
         oracle[present], fitted[present] = found[0], found[1]
         known = (calibration or {}).get(name)
         for j, group in enumerate(groups):
-            row = {
+            row: dict[str, Any] = {
                 "part": part,
                 "method": method,
                 "measure": name,
                 "group": group,
-                "deviation": _plain(within[j] / scale[j]),
-                "risk": _plain(risk[j]),
-                "mass": _plain(mass[j]),
-                "calibration": None if known is None else _plain(known.flatten()[j]),
-                "noise": _plain(oracle[j]),
-                "noise_fitted": _plain(fitted[j]),
-                "worst_noise": _plain(found[2]),
-                "cost": {key: _plain(value) for key, value in (cost or {}).items()},
+                "deviation": float(within[j] / scale[j]),
+                "risk": float(risk[j]),
+                "mass": float(mass[j]),
+                "calibration": None if known is None else float(known.flatten()[j]),
+                "noise": float(oracle[j]),
+                "noise_fitted": float(fitted[j]),
+                "worst_noise": float(found[2]),
+                "cost": {key: float(value) for key, value in (cost or {}).items()},
             }
-            rows.append(row)
+            rows.append(plain(row))
     return rows
 
 
@@ -142,8 +144,3 @@ def _summed(values: Tensor, clusters: Tensor | None) -> Tensor:
         return values
     names, index = torch.unique(clusters, return_inverse=True)
     return values.new_zeros(len(names), values.shape[1]).index_add_(0, index, values)
-
-
-def _plain(value: Any) -> float | None:
-    number = float(value)
-    return number if math.isfinite(number) else None

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 import torchgmc as gmc
-from torchgmc.report import write_file
+from torchgmc.engine.files import write_file
 from torchgmc.reproduce.measures import MEASURES
 
 __all__ = ["WORST", "Summary", "summarize", "write"]

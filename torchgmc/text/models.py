@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from torchgmc.engine import checks
+from torchgmc.engine.modes import evaluating
 from torchgmc.heads.distribution.head import DistributionHead
 from torchgmc.text.tokens import TokenGroups, attributes_from_words
 
@@ -67,21 +68,16 @@ def masked_logits(
     order = sorted(range(len(encoded)), key=lambda i: (len(encoded[i]), i))
     batches = [order[k : k + batch_size] for k in range(0, len(order), batch_size)]
     device = next(model.parameters()).device
-    was_training = model.training
-    model.eval()
-    try:
-        with _bar(progress) as track:
-            for rows in track(batches, text):
-                width = len(encoded[rows[-1]])
-                pad = tokenizer.pad_token_id or 0
-                ids = torch.tensor([encoded[i] + [pad] * (width - len(encoded[i])) for i in rows], device=device)
-                attention = torch.tensor([[1] * len(encoded[i]) + [0] * (width - len(encoded[i])) for i in rows], device=device)
-                with torch.no_grad():
-                    logits = model(input_ids=ids, attention_mask=attention).logits
-                row, place = (ids == mask).nonzero(as_tuple=True)
-                yield MaskedBatch(logits[row, place], ids[row], torch.tensor(rows, device=device)[row])
-    finally:
-        model.train(was_training)
+    with evaluating(model), _bar(progress) as track:
+        for rows in track(batches, text):
+            width = len(encoded[rows[-1]])
+            pad = tokenizer.pad_token_id or 0
+            ids = torch.tensor([encoded[i] + [pad] * (width - len(encoded[i])) for i in rows], device=device)
+            attention = torch.tensor([[1] * len(encoded[i]) + [0] * (width - len(encoded[i])) for i in rows], device=device)
+            with torch.no_grad():
+                logits = model(input_ids=ids, attention_mask=attention).logits
+            row, place = (ids == mask).nonzero(as_tuple=True)
+            yield MaskedBatch(logits[row, place], ids[row], torch.tensor(rows, device=device)[row])
 
 
 def calibrate_masked_lm(

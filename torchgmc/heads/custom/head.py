@@ -148,7 +148,7 @@ class GMCHead(Head):
         self.who = _Static() if who is None else _module("who", who)
         self.projected = projection is not None
         self.projection = nn.Identity() if projection is None else _module("projection", projection)
-        self.bounds = None if bounds is None else _interval(bounds)
+        self.bounds = None if bounds is None else checks.interval("bounds", bounds)
         self.directed = what is not None
         table = torch.zeros(0, 0) if what is None else checks.numbers("what", what)
         if table.dim() != 2:
@@ -363,15 +363,6 @@ class GMCHead(Head):
     def extra_repr(self) -> str:
         """Options and state."""
         return f"{super().extra_repr()}, log={len(self.log_step)} steps"
-
-
-def _interval(bounds: Any) -> tuple[float, float]:
-    if not isinstance(bounds, list | tuple) or not all(isinstance(v, int | float) for v in bounds):
-        raise TypeError(f"`bounds` must be two numbers, (low, high), got {bounds!r}.")
-    values = [float(v) for v in bounds]
-    if len(values) != 2 or not values[0] < values[1]:
-        raise ValueError(f"`bounds` must be (low, high) with low < high, got {bounds!r}.")
-    return values[0], values[1]
 
 
 def _function(name: str, value: Any) -> Callable[..., Any]:

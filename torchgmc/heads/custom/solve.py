@@ -11,7 +11,7 @@ from torchgmc.engine import checks
 from torchgmc.engine.folds import Pair, Splits, fresh_steps
 from torchgmc.engine.roots import MAX_TRIALS, falling_root
 from torchgmc.engine.search import Cells, Structured, masses, violations
-from torchgmc.engine.solver import SOLVERS, Log, Report, run
+from torchgmc.engine.solver import EXACT_STEPS, FIXED_STEPS, SOLVERS, Log, Report, run
 from torchgmc.mappings import Mapping
 
 Sets = Tensor | Cells | Structured
@@ -104,7 +104,8 @@ def solve(
     elif eta is not None:
         raise ValueError("`eta` is the fixed step of solver='paper' or 'fresh'; solver='exact' finds its own.")
     checks.count("max_iter", max_iter, 1)
-    steps = fresh_steps(max_iter, len(f)) if solver == "fresh" else max_iter or {"exact": 1000, "paper": 10_000}[solver]
+    steps = max_iter or (EXACT_STEPS if solver == "exact" else FIXED_STEPS)
+    steps = fresh_steps(max_iter, len(f)) if solver == "fresh" else steps
     splits = Splits(steps, f, problem.value(f, weights), weights, seed=seed) if solver == "fresh" else None
     report, log = run(problem, alpha, solver, eta, steps, splits=splits)
     f = problem.f.to(f0.dtype)

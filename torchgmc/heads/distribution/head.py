@@ -14,7 +14,7 @@ from torchgmc.distributed import pooled
 from torchgmc.engine import checks, soft
 from torchgmc.engine.folds import Splits, fresh_steps
 from torchgmc.engine.scripting import is_scripting
-from torchgmc.engine.solver import Log, Report, run
+from torchgmc.engine.solver import EXACT_STEPS, FIXED_STEPS, Log, Report, run
 from torchgmc.engine.values import Names, Values
 from torchgmc.heads.base import Head
 from torchgmc.heads.distribution import training
@@ -23,8 +23,6 @@ from torchgmc.heads.distribution.simplex import Tail, cells_of, start, step, tai
 from torchgmc.heads.distribution.tilt import CHUNK, Dual, Projection, atoms, log_masses, project
 
 GEOMETRIES = ("kl", "euclidean")
-#: Longest run of fixed steps when `max_iter` is not given.
-MAX_FIXED_STEPS = 10_000
 
 
 class Batch(NamedTuple):
@@ -237,7 +235,7 @@ class DistributionHead(Head):
         if solver != "exact":
             smoothness, bound = (1.0, problem.bound()) if isinstance(problem, SimplexProblem) else (problem.smoothness(), 1.0)
             eta = eta or theory.step_size(self.alpha, smoothness, bound, finite_sample=solver == "fresh")
-        steps, splits = max_iter or (1000 if solver == "exact" else MAX_FIXED_STEPS), None
+        steps, splits = max_iter or (EXACT_STEPS if solver == "exact" else FIXED_STEPS), None
         if solver == "fresh":
             steps = fresh_steps(max_iter, statistics.rows)
             splits = Splits(steps, *statistics.content())
@@ -453,7 +451,7 @@ class DistributionHead(Head):
 
     def extra_repr(self) -> str:
         """Options and state."""
-        lists = ", ".join(list(self.attributes)[:4]) + (", ..." if len(self.attributes) > 4 else "")
+        lists = checks.listing(self.attributes, 4)
         return f"lists=[{lists}] ({len(self.attributes)}), geometry={self.geometry}, {super().extra_repr()}"
 
 

@@ -1,7 +1,6 @@
 """Multiaccurate and multicalibrated probabilities: right for every group, at every level of the prediction."""
 
 import dataclasses
-import math
 from itertools import pairwise
 from typing import Any, ClassVar, Optional
 
@@ -14,7 +13,7 @@ from torchgmc.distributed import pooled
 from torchgmc.engine import checks, soft
 from torchgmc.engine.folds import Splits, fresh_steps
 from torchgmc.engine.scripting import is_scripting
-from torchgmc.engine.solver import Log, run
+from torchgmc.engine.solver import MAX_FIXED_STEPS, Log, run
 from torchgmc.engine.values import Names, Values
 from torchgmc.heads.base import Head
 from torchgmc.heads.levelsets import soft as soft_levels
@@ -25,8 +24,6 @@ from torchgmc.heads.probability import solver as probabilities
 from torchgmc.heads.probability.solver import ProbabilityStatistics
 
 GEOMETRIES = ("kl", "euclidean")
-#: Longest run of fixed steps when `max_iter` is not given.
-MAX_FIXED_STEPS = 100_000
 
 
 class ProbabilityHead(Head):
@@ -111,7 +108,9 @@ class ProbabilityHead(Head):
         if range is not None and not (isinstance(range, list | tuple) and all(isinstance(v, int | float) for v in range)):
             raise TypeError(f"`range` must be two numbers, (low, high), got {range!r}.")
         self.range = None if range is None else [float(v) for v in range]
-        self.low, self.high = _find_range(range, self.per_class)
+        if range is not None and self.per_class:
+            raise ValueError("`range` is for a real outcome; with `num_classes` the outcome is a class.")
+        self.low, self.high = (0.0, 1.0) if range is None else checks.interval("range", range)
         rows, shape = self.num_groups + 1, (self.num_bins, self.columns)
         self.register_buffer("offsets", torch.zeros(rows, self.columns, dtype=torch.float64))
         self.register_buffer("rounds", torch.zeros(0, rows, *shape, dtype=torch.float64))
@@ -448,16 +447,3 @@ class ProbabilityHead(Head):
         kind = f"num_classes={self.num_classes}, " if self.per_class else ""
         rounds = len(self.rounds) + len(self.log_who)
         return f"bins={self.bins}, {kind}geometry={self.geometry}, {super().extra_repr()}, rounds={rounds}"
-
-
-def _find_range(given: Any, per_class: bool) -> tuple[float, float]:
-    if given is None:
-        return 0.0, 1.0
-    if per_class:
-        raise ValueError("`range` is for a real outcome; with `num_classes` the outcome is a class.")
-    if len(given) != 2:
-        raise ValueError(f"`range` must be (low, high) with low < high, got {given!r}.")
-    low, high = (float(v) for v in given)
-    if not (math.isfinite(low) and math.isfinite(high) and low < high):
-        raise ValueError(f"`range` must be (low, high) with low < high, got {given!r}.")
-    return low, high

@@ -17,7 +17,7 @@ from torchgmc.engine.folds import Splits, deal, fresh_steps
 from torchgmc.engine.noise import small_groups
 from torchgmc.engine.offsets import Folded, Offsets, fit_offsets, fit_offsets_to, weighted_quantile
 from torchgmc.engine.scripting import is_scripting
-from torchgmc.engine.solver import Log, Report, reached, run
+from torchgmc.engine.solver import EXACT_STEPS, MAX_FIXED_STEPS, Log, Report, reached, run
 from torchgmc.engine.values import Names, Values
 from torchgmc.groups.cells import pattern_ids
 from torchgmc.heads.base import EVERYONE, Head
@@ -28,9 +28,6 @@ from torchgmc.heads.levelsets.steps import cell_sums
 from torchgmc.heads.quantile import problem as quantiles
 from torchgmc.heads.quantile import training
 from torchgmc.heads.quantile.problem import QuantileProblem, QuantileStatistics
-
-#: Longest run of fixed steps when `max_iter` is not given.
-MAX_FIXED_STEPS = 100_000
 
 
 class QuantileHead(Head):
@@ -103,12 +100,8 @@ class QuantileHead(Head):
         self.num_bins = self.bins or 1
         if init is not None and not (isinstance(init, int | float) and abs(init) < math.inf):
             raise ValueError(f"`init` must be a finite threshold, got {init!r}.")
-        if range is not None and not (isinstance(range, list | tuple) and all(isinstance(v, int | float) for v in range)):
-            raise TypeError(f"`range` must be two numbers, (low, high), got {range!r}.")
         self.init = None if init is None else float(init)
-        self.range = None if range is None else [float(v) for v in range]
-        if self.range is not None and not (len(self.range) == 2 and -math.inf < self.range[0] < self.range[1] < math.inf):
-            raise ValueError(f"`range` must be (low, high) with low < high, got {range!r}.")
+        self.range = None if range is None else [*checks.interval("range", range)]
         self.register_buffer("base", torch.zeros((), dtype=torch.float64))
         self.register_buffer("shift", torch.zeros((), dtype=torch.float64))
         self.register_buffer("offsets", torch.zeros(self.num_groups, dtype=torch.float64))
@@ -182,7 +175,7 @@ class QuantileHead(Head):
         edges = levelsets.snap(edges.to(examples.scores.device), unit)
         with levelsets.calm(examples.member):
             if solver == "exact":
-                report, everyone = self._exact(examples, edges, unit, max_iter or 1000)
+                report, everyone = self._exact(examples, edges, unit, max_iter or EXACT_STEPS)
             else:
                 report, everyone = self._fixed(examples, edges, unit, solver, eta, max_iter), False
         self.unit.fill_(unit)

@@ -15,7 +15,7 @@ from torchgmc.engine import checks, hashing, noise, soft
 from torchgmc.engine.clusters import parts_of
 from torchgmc.engine.folds import Splits, fresh_steps
 from torchgmc.engine.scripting import is_scripting
-from torchgmc.engine.solver import Report, run
+from torchgmc.engine.solver import MAX_FIXED_STEPS, Report, run
 from torchgmc.engine.values import Names, Values
 from torchgmc.groups.cells import pattern_ids
 from torchgmc.heads.base import Head
@@ -34,8 +34,6 @@ from torchgmc.heads.threshold.risks import CHUNK, RISKS, Lattice, MonotoneRisk, 
 
 #: Elements of the largest temporary table of curves (128 MB in float64).
 MAX_ELEMENTS = 1 << 24
-#: Longest run of fixed steps when `max_iter` is not given.
-MAX_FIXED_STEPS = 100_000
 
 
 class Batch(NamedTuple):
@@ -122,7 +120,8 @@ class ThresholdHead(Head):
         self.target = target
         self.risk = _find_risk(risk)
         self.logits = bool(logits)
-        self.low, self.high = _find_range(range, self.logits)
+        default = (-16.0, 16.0) if self.logits else (0.0, 1.0)
+        self.low, self.high = default if range is None else checks.interval("range", range)
         if init is not None and (isinstance(init, bool) or not isinstance(init, int | float) or not math.isfinite(init)):
             raise ValueError(f"`init` must be a finite threshold, got {init!r}.")
         self.init = float((self.low + self.high) / 2 if init is None else init)
@@ -553,17 +552,6 @@ def _find_risk(risk: Any) -> Risk:
             "a head saved with a risk of its own is loaded with gmc.load(path, risk=MonotoneRisk(function))."
         )
     return RISKS[risk]
-
-
-def _find_range(given: Any, logits: bool) -> tuple[float, float]:
-    if given is None:
-        return (-16.0, 16.0) if logits else (0.0, 1.0)
-    if not isinstance(given, list | tuple) or len(given) != 2 or not all(isinstance(v, int | float) for v in given):
-        raise ValueError(f"`range` must be two numbers, (low, high), got {given!r}.")
-    low, high = (float(v) for v in given)
-    if not (math.isfinite(low) and math.isfinite(high) and low < high):
-        raise ValueError(f"`range` must be (low, high) with low < high, got {given!r}.")
-    return low, high
 
 
 def _find_unit(resolution: Any, width: float, risk: Risk) -> float | None:

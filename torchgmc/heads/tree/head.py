@@ -12,15 +12,13 @@ from torchgmc.distributed import pooled
 from torchgmc.engine import checks, soft
 from torchgmc.engine.folds import Splits, fresh_steps
 from torchgmc.engine.scripting import is_scripting
-from torchgmc.engine.solver import Report, run
+from torchgmc.engine.solver import EXACT_STEPS, FIXED_STEPS, Report, run
 from torchgmc.engine.values import Names, Values
 from torchgmc.heads.base import Head
 from torchgmc.heads.tree import soft as soft_answers
 from torchgmc.heads.tree.solver import TreeProblem, TreeStatistics, descend
 from torchgmc.heads.tree.tree import Tree, answers, path_levels, replay, rounds
 
-#: Longest run of fixed steps when `max_iter` is not given: each is a line of the log that new inputs replay.
-MAX_FIXED_STEPS = 10_000
 #: Scores summed at a time while observing (64 MB in float64).
 CHUNK = 1 << 23
 
@@ -208,12 +206,12 @@ class TreeHead(Head):
         self.check_solver(solver, eta, max_iter)
         problem = self._problem()
         if solver == "exact":
-            report = descend(problem, max_iter or 1000)
+            report = descend(problem, max_iter or EXACT_STEPS)
         else:
             splits = None
             if solver == "fresh":
                 splits = Splits(fresh_steps(max_iter, problem.stats.rows), *problem.stats.content())
-            steps = splits.steps if splits else max_iter or MAX_FIXED_STEPS
+            steps = splits.steps if splits else max_iter or FIXED_STEPS
             report = run(problem, self.alpha, solver, eta or self._fixed_step(problem), steps, splits=splits).report
         self.write(problem, report)
         return self

@@ -1,0 +1,99 @@
+"""The calibrated model as a function of tensors, which is what every format of a file holds."""
+
+import copy
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from torchgmc.deploy.adapters import beside
+from torchgmc.deploy.attach import CalibratedModel
+
+Program = Callable[..., Any]
+#: Key of the metadata inside every format.
+KEY = "torchgmc.json"
+
+
+class Flat(nn.Module):
+    """The calibrated model with positional tensors only; groups, where they are given, come last."""
+
+    def __init__(self, calibrated: CalibratedModel, names: list[str], keywords: bool, grouped: bool) -> None:
+        super().__init__()
+        self.model, self.adapter, self.keywords = calibrated.model, calibrated.adapter, keywords
+        self.head = copy.deepcopy(calibrated.head)
+        self.head.statistics = None  # a file holds the state, not the data
+        self.head.report = None
+        for name, buffer in list(self.head.named_buffers(recurse=False)):  # torch.export warns of views, e.g. transposed tables
+            setattr(self.head, name, buffer.detach().clone(memory_format=torch.contiguous_format))
+        self.source = None if grouped else calibrated.group_source
+        self.main = names.index("input_ids") if "input_ids" in names else 0
+        self.grouped, self.threshold_only = grouped, calibrated.wants == "groups"
+        self.names = [*names, "groups"] if grouped else names
+
+    def forward(self, *tensors: Tensor) -> Any:
+        inputs = self.inputs(tensors)
+        return self.finish(self.scores(inputs), self.groups(tensors), inputs)
+
+    def inputs(self, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """What the model takes."""
+        return tensors[:-1] if self.grouped else tensors
+
+    def scores(self, inputs: tuple[Tensor, ...]) -> Tensor:
+        """What the head sees of the model's output."""
+        output = self.model(**dict(zip(self.names, inputs, strict=False))) if self.keywords else self.model(*inputs)
+        return self.adapter.scores(output)
+
+    def groups(self, tensors: tuple[Tensor, ...]) -> Tensor | None:
+        """The membership: given last, computed, or not needed."""
+        if self.grouped:
+            return tensors[-1]
+        return None if self.source is None else self.source(tensors[self.main])
+
+    def finish(self, scores: Tensor, member: Tensor | None, inputs: tuple[Tensor, ...]) -> Any:
+        """The head's result."""
+        if self.threshold_only:
+            return scores, beside(scores, self.head(member))
+        return self.adapter.apply(self.head, scores, member, dict(zip(self.names, inputs, strict=False)))
+
+
+def flatten(model: CalibratedModel, example: Any) -> tuple[Flat, tuple[Tensor, ...]]:
+    """The flat model, and its example of at least two rows (a single row would be taken for a constant)."""
+    inputs = () if isinstance(example, Mapping) else tuple(example) if isinstance(example, list | tuple) else (example,)
+    kwargs = dict(example) if isinstance(example, Mapping) else {}
+    if not inputs and not kwargs:
+        raise ValueError("`example_inputs` is empty; give the arguments of one call, e.g. (images, groups).")
+    given = "groups" in kwargs or (model.group_key or "groups") in kwargs
+    asked = (model.takes_groups and model.group_source is None) or (given and (model.takes_groups or model.may_take_groups))
+    args, kwargs, member = model.divide(inputs, None, kwargs)
+    names = list(kwargs) if kwargs else _names(model.model, len(args))
+    values = [*args, *kwargs.values(), *([member] if asked else [])]
+    for name, value in zip([*names, "groups"], values, strict=False):
+        if not isinstance(value, Tensor):
+            raise TypeError(f"`example_inputs`: {name!r} must be a tensor to be exported, got {type(value).__name__}.")
+        if value.is_complex() or value.layout != torch.strided:
+            raise TypeError(f"`example_inputs`: {name!r} must be dense and real, got {value.dtype}, {value.layout}.")
+    rows = {len(value) for value in values if value.dim()}
+    if len(rows) != 1 or 0 in rows:
+        shapes = ", ".join(str(tuple(value.shape)) for value in values)
+        raise ValueError(f"`example_inputs` must all have one row per example, and at least one, got the shapes {shapes}.")
+    if rows == {1}:
+        values = [torch.cat([value, value]) for value in values]
+    # Contiguous: torch.export takes the strides of an example, say a cut table, for a demand on all inputs.
+    return Flat(model, names, bool(kwargs), asked), tuple(value.detach().contiguous() for value in values)
+
+
+def _names(model: nn.Module, count: int) -> list[str]:
+    """Of the model's positional inputs, as it calls them; `groups` is the membership's name."""
+    known = [
+        p.name if p.name != "groups" else "model_groups"
+        for p in inspect.signature(model.forward).parameters.values()
+        if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+    ]
+    return [known[i] if i < len(known) else f"input_{i}" for i in range(count)]
+
+
+def first_line(error: Exception) -> str:
+    """Enough of a compiler's error for a log."""
+    return str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
