@@ -23,6 +23,7 @@ from torchgmc.heads.levelsets import steps as levelsets
 from torchgmc.heads.quantile import problem as quantiles
 from torchgmc.heads.quantile import training
 from torchgmc.heads.quantile.problem import QuantileProblem, QuantileStatistics
+from torchgmc.heads.quantile.task import TASK
 
 #: Longest run of fixed steps when `max_iter` is not given.
 MAX_FIXED_STEPS = 100_000
@@ -71,6 +72,7 @@ class QuantileHead(Head):
     fit_only: ClassVar[tuple[str, ...]] = ("alpha", "target", "conditional", "init", "range")
     arguments: ClassVar[tuple[str, ...]] = ("scores", "groups", "weight", "base")
     takes = "groups"
+    task = TASK
     growing: ClassVar[tuple[str, ...]] = ("log_who", "log_step", "log_column")
 
     def __init__(

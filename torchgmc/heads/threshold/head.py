@@ -21,6 +21,7 @@ from torchgmc.heads.combinations import threshold_figures, threshold_tables
 from torchgmc.heads.threshold import training
 from torchgmc.heads.threshold.problem import CurveProblem, CurveStatistics, SampleProblem, SampleStatistics
 from torchgmc.heads.threshold.risks import CHUNK, RISKS, Lattice, MonotoneRisk, Risk
+from torchgmc.heads.threshold.task import TASK
 
 #: Elements of the largest temporary table of curves (128 MB in float64).
 MAX_ELEMENTS = 1 << 24
@@ -87,6 +88,7 @@ class ThresholdHead(Head):
     fit_only: ClassVar[tuple[str, ...]] = ("alpha", "target", "conditional", "init", "resolution", "risk")
     arguments: ClassVar[tuple[str, ...]] = ("scores", "masks", "groups", "weight")
     truth: ClassVar[str] = "masks"
+    task = TASK
 
     def __init__(
         self,

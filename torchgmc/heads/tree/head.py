@@ -17,6 +17,7 @@ from torchgmc.engine.values import Names, Values
 from torchgmc.heads.base import Head
 from torchgmc.heads.tree import soft as soft_answers
 from torchgmc.heads.tree.solver import TreeProblem, TreeStatistics, descend
+from torchgmc.heads.tree.task import TASK
 from torchgmc.heads.tree.tree import Tree, answers, path_levels, replay, rounds
 
 #: Longest run of fixed steps when `max_iter` is not given: each is a line of the log that new inputs replay.
@@ -101,6 +102,7 @@ class TreeHead(Head):
     fit_only: ClassVar[tuple[str, ...]] = ("alpha", "target", "conditional", "init", "sets")
     arguments: ClassVar[tuple[str, ...]] = ("probs", "labels", "groups", "weight")
     truth: ClassVar[str] = "labels"
+    task = TASK
     takes = "probs"
     static = False  # who is in a set depends on the answer
 
