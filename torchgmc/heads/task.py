@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-__all__ = ["CONDITIONAL", "Kind", "Names", "Option", "Reader", "Task"]
+__all__ = ["CONDITIONAL", "Kind", "Option", "Reader", "Task"]
 
 
 class Kind(NamedTuple):
@@ -160,20 +160,6 @@ class Reader(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class Names:
-    """A result of ids that can be written by name instead: ``apply FLAG``.
-
-    Attributes:
-        flag, help: of the switch.
-        of: from the head to the name of every id.
-    """
-
-    flag: str
-    help: str
-    of: Callable[[Any], Sequence[str]]
-
-
 def _as_given(given: dict[str, Any], reader: Reader) -> dict[str, Any]:
     return given
 
@@ -197,7 +183,7 @@ class Task:
         arrays: further arguments of ``observe`` that are read from the file if they are named, and a line of help for each.
         groups_required: the head makes no sense without groups.
         complete: arguments of the constructor, from those given and from what the reader knows.
-        by_name: how results are written by name.
+        result_names: from the head to the names of results that are ids.
     """
 
     name: str
@@ -213,4 +199,4 @@ class Task:
     arrays: Mapping[str, str] = field(default_factory=dict)
     groups_required: bool = False
     complete: Callable[[dict[str, Any], Reader], dict[str, Any]] = _as_given
-    by_name: Names | None = None
+    result_names: Callable[[Any], Sequence[str]] | None = None

@@ -16,5 +16,5 @@ TASK = Task(
         Option("init", NUMBER, "Threshold to start from; by default a quantile of all scores."),
         Option("range", PAIR, "Where the level sets are spread; by default over the scores."),
     ),
-    arrays={"base": "Name of an array of starting thresholds."},
+    arrays={"base": "Array of thresholds to start from."},
 )

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from torchgmc.heads.task import CONDITIONAL, JSON, NUMBER, Names, Option, Reader, Task, choice
+from torchgmc.heads.task import CONDITIONAL, JSON, NUMBER, Option, Reader, Task, choice
 
 if TYPE_CHECKING:
     from torchgmc.heads.tree.head import TreeHead
@@ -49,5 +49,5 @@ TASK = Task(
         Option("jitter", NUMBER, "Half-width of noise that breaks ties between scores."),
     ),
     complete=_with_tree,
-    by_name=Names("--node-names", "Write the names of the nodes, not their ids (.csv, .npz).", _nodes),
+    result_names=_nodes,
 )
