@@ -3,23 +3,21 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from torchgmc import distributed, projections, theory
-from torchgmc.audits.audit import Audit
-from torchgmc.audits.measure import audit
-from torchgmc.deploy.adapters import Adapter
-from torchgmc.deploy.attach import CalibratedModel, attach
-from torchgmc.deploy.io import load, save
-from torchgmc.engine.search import Cells, violations
-from torchgmc.engine.solver import Report
-from torchgmc.groups.groups import Groups
-from torchgmc.heads import DistributionHead, GMCHead, Head, ProbabilityHead, QuantileHead, ThresholdHead, TreeHead
-from torchgmc.heads.custom.solve import Solution, replay, solve
-from torchgmc.heads.threshold.risks import MonotoneRisk
-
 if TYPE_CHECKING:
-    from torchgmc import baselines, conformity, func
+    from torchgmc import baselines, conformity, distributed, func, projections, theory
+    from torchgmc.audits.audit import Audit
     from torchgmc.audits.comparison import Comparison, compare
     from torchgmc.audits.discovery import Discovery, find_groups
+    from torchgmc.audits.measure import audit
+    from torchgmc.deploy.adapters import Adapter
+    from torchgmc.deploy.attach import CalibratedModel, attach
+    from torchgmc.deploy.io import load, save
+    from torchgmc.engine.search import Cells, violations
+    from torchgmc.engine.solver import Report
+    from torchgmc.groups.groups import Groups
+    from torchgmc.heads import DistributionHead, GMCHead, Head, ProbabilityHead, QuantileHead, ThresholdHead, TreeHead
+    from torchgmc.heads.custom.solve import Solution, replay, solve
+    from torchgmc.heads.threshold.risks import MonotoneRisk
     from torchgmc.penalty import GMCPenalty
     from torchgmc.text.tokens import TokenGroups
 
@@ -63,15 +61,32 @@ __all__ = [
     "violations",
 ]
 
-# Imported when first used: integrations need an extra each, and what few programs use should not cost all of them time.
-_MODULES = ("baselines", "conformity", "datasets", "func", "lightning", "metrics", "text")
+# Everything is imported when it is first used: importing the package costs nothing (the command line can be interrupted at
+# once), integrations need an extra each, and what few programs use should not cost all of them time.
+_MODULES = (
+    *("baselines", "conformity", "datasets", "distributed", "export", "func", "heads", "lightning", "mappings", "metrics"),
+    *("penalty", "plots", "projections", "report", "text", "theory"),
+)
 _LATER = {
-    "Comparison": "audits.comparison",
-    "Discovery": "audits.discovery",
-    "GMCPenalty": "penalty",
-    "TokenGroups": "text.tokens",
-    "compare": "audits.comparison",
-    "find_groups": "audits.discovery",
+    name: module
+    for module, names in {
+        "audits.audit": ("Audit",),
+        "audits.comparison": ("Comparison", "compare"),
+        "audits.discovery": ("Discovery", "find_groups"),
+        "audits.measure": ("audit",),
+        "deploy.adapters": ("Adapter",),
+        "deploy.attach": ("CalibratedModel", "attach"),
+        "deploy.io": ("load", "save"),
+        "engine.search": ("Cells", "violations"),
+        "engine.solver": ("Report",),
+        "groups.groups": ("Groups",),
+        "heads": ("DistributionHead", "GMCHead", "Head", "ProbabilityHead", "QuantileHead", "ThresholdHead", "TreeHead"),
+        "heads.custom.solve": ("Solution", "replay", "solve"),
+        "heads.threshold.risks": ("MonotoneRisk",),
+        "penalty": ("GMCPenalty",),
+        "text.tokens": ("TokenGroups",),
+    }.items()
+    for name in names
 }
 
 if not TYPE_CHECKING:

@@ -20,7 +20,7 @@ from torchgmc.cli import main
 
 
 def head_words(folder: Path, name: str, data: Path) -> list[str]:
-    return [str(data), *command(name, folder, CASES[name].words), "--groups", "sex,site"]
+    return [*command(name, folder, CASES[name].words), str(data), "--groups", "sex,site"]
 
 
 # -- the same state as the Python interface ------------------------------------------------------------------------------------
@@ -131,10 +131,10 @@ def test_a_command_needs_less_memory_than_its_input(tmp_path: Path) -> None:
             "site": np.tile(np.arange(100) % 3, times),
         }
         np.savez(tmp_path / f"{name}.npz", **tiled)
-    options = ["--task", "fnr", "--target", "0.1", "--alpha", "0.01", "--groups", "site", "--chunk", "50"]
+    options = ["fnr", "--target", "0.1", "--alpha", "0.01", "--groups", "site", "--chunk", "50"]
     grown = {}
     for name in ("one", "all"):
-        words = ["calibrate", f"{name}.npz", *options, "--out", f"{name}.safetensors", "--json"]
+        words = ["calibrate", *options, f"{name}.npz", "--out", f"{name}.safetensors", "--json"]
         done = subprocess.run([sys.executable, "-c", PEAK, *words], capture_output=True, text=True, cwd=tmp_path, env=ENV)
         code, grown[name] = map(int, done.stderr.split())
         assert code == 0
@@ -153,8 +153,8 @@ def test_an_interrupted_command_leaves_the_old_file(tmp_path: Path) -> None:
     n = 400_000
     scores, site = np.random.default_rng(0).random(n), np.arange(n) % 2
     np.savez(tmp_path / "d.npz", scores=scores, site=site)
-    words = ["--task", "quantile", "--target", "0.9", "--alpha", "0.01", "--groups", "site"]
-    assert main(["calibrate", str(tmp_path / "d.npz"), *words, "--out", str(tmp_path / "h.safetensors")]) == 0
+    words = ["quantile", "--target", "0.9", "--alpha", "0.01", "--groups", "site"]
+    assert main(["calibrate", *words, str(tmp_path / "d.npz"), "--out", str(tmp_path / "h.safetensors")]) == 0
     started = {}
     for number in CODES:
         folder = tmp_path / number.name

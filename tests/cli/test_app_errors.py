@@ -18,7 +18,7 @@ from gmctest.cli_files import CASES, groups, images, side_files, tensors, write
 from torchgmc.cli import main
 
 N = 40
-GOOD = ("--task", "fnr", "--target", "0.1", "--alpha", "0.05", "--groups", "sex,site", "--out", "head.safetensors")
+GOOD = ("fnr", "--target", "0.1", "--alpha", "0.05", "--groups", "sex,site", "--out", "head.safetensors")
 
 
 def changed(**arrays: Any) -> Callable[[Path], Path]:
@@ -124,7 +124,7 @@ BAD: dict[str, tuple[Callable[[Path], Path], str]] = {
     "text": (changed(scores=np.full((N, 12), "high")), "'scores' has 'high' in row 0, where a number belongs"),
     "floats as groups": (
         changed(sex=np.linspace(0, 1, N)),
-        "group column 'sex' holds numbers with a point; cut it: --cut sex=",
+        "group column `sex` holds floats, which are not labels; bin it with --cut sex=EDGE,EDGE.",
     ),
     "objects": (objects, "holds Python objects, that is a pickle, which is never read"),
     "a pickle named npz": (renamed_pickle, "is a pickle"),
@@ -169,7 +169,7 @@ def test_bad_files(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, c
     make, message = BAD[case]
     (tmp_path / "head.safetensors").write_bytes(b"the old file")  # it must stay
     data = make(tmp_path)
-    assert_refused(["calibrate", str(data), *GOOD], message, tmp_path, monkeypatch, capsys)
+    assert_refused(["calibrate", *GOOD, str(data)], message, tmp_path, monkeypatch, capsys)
 
 
 REAL = ["missing array", "missing group", "wrong shape", "NaN", "text", "truncated npz", "a folder", "a pickle named npz"]
@@ -180,7 +180,7 @@ def test_bad_files_through_the_program(case: str, tmp_path: Path) -> None:
     make, message = BAD[case]
     data = make(tmp_path)
     before = listing(tmp_path)
-    line = [sys.executable, "-m", "torchgmc.cli", "calibrate", str(data), *GOOD]
+    line = [sys.executable, "-m", "torchgmc.cli", "calibrate", *GOOD, str(data)]
     done = subprocess.run(line, capture_output=True, text=True, timeout=300, cwd=tmp_path)
     assert done.returncode == 2 and done.stdout == "" and message in done.stderr
     assert done.stderr.startswith("torchgmc: ") and done.stderr.count("\n") == 1
@@ -194,7 +194,7 @@ CHANGES = [
     (["--out", "good.npz", "--report", "x.html"], "must end in .safetensors"),
     (["--report", "none/x.html"], "--report: the folder 'none' does not exist"),
     (["--report", "x.pdf"], "must end in .html"),
-    (["--task", "fns"], "must be one of 'fnr', 'tree', 'text', 'probability', 'quantile', got 'fns'"),
+    (["--task", "fnr"], "No such option: --task; see torchgmc calibrate fnr --help."),
     (["--target", "2"], "`target` must lie strictly between 0 and 1, got 2.0"),
     (["--target", "much"], "--target must be numbers with commas between, got 'much'"),
     (["--alpha", "-1"], "`alpha` must be a finite number above 0, got -1.0"),
@@ -206,9 +206,9 @@ CHANGES = [
     (["--intersections", "3"], "`intersections` must be a whole number from 1 to the number of columns, 2, got 3"),
     (["--min-size", "1000"], "groups with fewer than `min_size` = 1000 rows"),
     (["--small", "forget"], "`small` must be 'error', 'drop' or 'merge', got 'forget'"),
-    (["--bins", "3"], "--bins is not an option of the task 'fnr'"),
-    (["--tree", "tree.json"], "--tree belongs to the task 'tree'"),
-    (["--base", "site"], "--base belongs to the task 'quantile'"),
+    (["--bins", "3"], "No such option: --bins; see torchgmc calibrate fnr --help."),
+    (["--tree", "tree.json"], "No such option: --tree"),
+    (["--base", "site"], "No such option: --base"),
     (["--solver", "magic"], "`solver` must be one of 'exact', 'paper', 'fresh', got 'magic'"),
     (["--eta", "0.1"], "`eta` is the fixed step of solver='paper' or 'fresh'"),
     (["--holdout", "1"], "`--holdout` must lie strictly between 0 and 1"),
@@ -228,24 +228,28 @@ def test_bad_options(
     side_files(tmp_path)
     (tmp_path / "folder.safetensors").mkdir()
     data = write(tmp_path / "good.npz", images(N, 0))
-    assert_refused(["calibrate", str(data), *GOOD, *words], message, tmp_path, monkeypatch, capsys)
+    assert_refused(["calibrate", *GOOD, str(data), *words], message, tmp_path, monkeypatch, capsys)
 
 
 @pytest.mark.parametrize(
     ("task", "words", "message"),
     [
-        ("fnr", ["--alpha", "0.05"], "the task 'fnr' needs --target"),
+        ("fnr", ["--alpha", "0.05"], "Missing option '--target'; see torchgmc calibrate fnr --help."),
         ("tree", ["--alpha", "0.05", "--target", "0.9"], "needs the tree: an array 'parents'"),
         ("tree", ["--alpha", "0.05", "--target", "0.9", "--tree", "no.json"], "--tree: there is no file 'no.json'"),
-        ("tree", ["--alpha", "0.05", "--target", "0.9", "--tree", "bad.json"], "--tree: 'bad.json' is no JSON"),
+        ("tree", ["--alpha", "0.05", "--target", "0.9", "--tree", "bad.json"], "--tree: 'bad.json' is not JSON"),
         ("tree", ["--alpha", "0.05", "--target", "0.9", "--tree", "words.json"], "`parents` as nested names may hold"),
-        ("text", ["--alpha", "0.05", "--groups", "sex"], "needs --attributes FILE.json"),
-        ("text", ["--alpha", "0.05", "--attributes", "words.json"], "the task 'text' needs --groups"),
+        ("text", ["--alpha", "0.05", "--groups", "sex"], "Missing option '--attributes'"),
+        ("text", ["--alpha", "0.05", "--attributes", "words.json"], "Missing option '--groups'"),
         ("text", ["--alpha", "0.05", "--groups", "sex", "--attributes", "real.json"], "holds words; name the tokenizer"),
         ("text", ["--alpha", "0.05", "--groups", "sex", "--attributes", "list.json"], "must map the name of each list"),
-        ("probability", ["--alpha", "0.05", "--target", "0.1"], "--target is not an option of the task 'probability'"),
+        (
+            "probability",
+            ["--alpha", "0.05", "--target", "0.1"],
+            "No such option: --target; see torchgmc calibrate probability --help.",
+        ),
         ("probability", ["--alpha", "0.05", "--labels", "probs"], "`y` must be bool or hold only 0 and 1"),
-        ("quantile", ["--alpha", "0.05", "--target", "0.9", "--labels", "sex"], "--labels is not used by the task 'quantile'"),
+        ("quantile", ["--alpha", "0.05", "--target", "0.9", "--labels", "sex"], "No such option: --labels"),
     ],
 )
 def test_bad_options_of_other_tasks(
@@ -261,7 +265,7 @@ def test_bad_options_of_other_tasks(
     (tmp_path / "list.json").write_text("[1, 2]")
     (tmp_path / "real.json").write_text(json.dumps({"jobs": ["doctor"]}))
     data = write(tmp_path / "good.npz", CASES[task].data(N, 0))
-    line = ["calibrate", str(data), "--task", task, *words, "--out", "head.safetensors"]
+    line = ["calibrate", task, str(data), *words, "--out", "head.safetensors"]
     assert_refused(line, message, tmp_path, monkeypatch, capsys)
 
 
@@ -335,11 +339,13 @@ def test_an_unexpected_group_value_in_a_later_block(
 ) -> None:
     data = write(tmp_path / "d.npz", images(N, 0))
     monkeypatch.chdir(tmp_path)
-    assert main(["calibrate", str(data), *GOOD]) == 0
+    assert main(["calibrate", *GOOD, str(data)]) == 0
     other = images(N, 1)
     other["sex"][33] = 5
     write(tmp_path / "new.npz", other)
-    message = "group column 'sex' has 5 in row 33, which the calibration data did not have; known: 0, 1."
+    message = (
+        "group column `sex` has 5 in row 33, which was not there when the groups were made; known: 0, 1; with --unknown none"
+    )
     words = ["apply", "head.safetensors", "new.npz", "--out", "o.npz", "--chunk", "10"]
     assert_refused(words, message, tmp_path, monkeypatch, capsys)
     assert_refused(["audit", "head.safetensors", "new.npz", "--chunk", "10"], message, tmp_path, monkeypatch, capsys)

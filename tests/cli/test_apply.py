@@ -17,15 +17,15 @@ def test_answers_of_a_tree_by_name(suffix, tmp_path, capsys):
     probs = rng.dirichlet([1, 1, 1], 300) * 0.5 + 0.5 * np.eye(3)[labels]
     np.savez(tmp_path / "d.npz", probs=probs, labels=labels)
     (tmp_path / "tree.json").write_text('{"animal": ["cat", "dog"], "vehicle": ["omnibus"]}')
-    words = ["--task", "tree", "--target", "0.9", "--alpha", "0.1", "--tree", str(tmp_path / "tree.json")]
+    words = ["tree", "--target", "0.9", "--alpha", "0.1", "--tree", str(tmp_path / "tree.json")]
     data, out, found = (str(tmp_path / name) for name in ("d.npz", "h.safetensors", f"o{suffix}"))
-    assert main(["calibrate", data, *words, "--out", out]) == 0
-    assert main(["apply", out, data, "--out", found, "--node-names", "--chunk", "7"]) == 0
+    assert main(["calibrate", *words, data, "--out", out]) == 0
+    assert main(["apply", out, data, "--out", found, "--names", "--chunk", "7"]) == 0
     named = pandas.read_csv(found)["nodes"].tolist() if suffix == ".csv" else np.load(found)["nodes"].tolist()
     head = gmc.load(out)
     assert named == head.names(head(torch.from_numpy(probs)))
     assert main(["apply", out, data, "--out", str(tmp_path / "o.parquet"), "--node-names"]) == 2
     write_frame(houses(), tmp_path / "q.csv")
-    assert main(["calibrate", str(tmp_path / "q.csv"), *QUANTILE, "--out", out]) == 0
+    assert main(["calibrate", *QUANTILE, str(tmp_path / "q.csv"), "--out", out]) == 0
     assert main(["apply", out, str(tmp_path / "q.csv"), "--out", str(tmp_path / "o.csv"), "--node-names"]) == 2
-    assert "--node-names is for a tree" in capsys.readouterr().err
+    assert "holds a QuantileHead, whose results have no names" in capsys.readouterr().err

@@ -37,7 +37,7 @@ def test_classes_weights_and_names_of_arrays(tmp_path: Path) -> None:
     arrays = images(N, 0)
     member, weight = groups(arrays).membership, np.random.default_rng(2).random(N)
     own = {"s": arrays["scores"].reshape(N, 2, 6), "t": arrays["masks"].reshape(N, 2, 6).astype(np.uint16), "w": weight}
-    words = ["--task", "fnr", "--alpha", "0.02", "--classes", "2", "--target", "0.1,0.2", "--groups", "who"]
+    words = ["fnr", "--alpha", "0.02", "--classes", "2", "--target", "0.1,0.2", "--groups", "who"]
     words += ["--scores", "s", "--labels", "t", "--weight", "w", "--group-names", "f,m,1,2,3"]
     _, head = calibrated(tmp_path, own | {"who": member.numpy()}, *words)
     made = gmc.ThresholdHead([0.1, 0.2], 0.02, ["f", "m", "1", "2", "3"], num_classes=2)
@@ -53,7 +53,7 @@ def test_multiclass_and_no_level_sets(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     probs = rng.dirichlet(np.ones(3), 400)
     arrays = {"probs": probs, "y": np.array([rng.choice(3, p=p) for p in probs])}
-    _, head = calibrated(tmp_path, arrays, "--task", "probability", "--alpha", "0.05", "--bins", "0")
+    _, head = calibrated(tmp_path, arrays, "probability", "--alpha", "0.05", "--bins", "0")
     assert isinstance(head, gmc.ProbabilityHead) and head.num_classes == 3 and head.bins is None and not head.grouped
 
 
@@ -61,7 +61,7 @@ def test_a_tree_of_parents_and_labels_by_name(tmp_path: Path) -> None:
     arrays = CASES["tree"].data(N, 0)
     tree = gmc.TreeHead({"x": ["x1", "x2"], "y": ["y1", "y2", "y3"]}, 0.8, 0.05)
     numbered = arrays | {"parents": np.array(tree.tree.parents)}
-    words = ("--task", "tree", "--target", "0.8", "--alpha", "0.05")
+    words = ("tree", "--target", "0.8", "--alpha", "0.05")
     _, first = calibrated(tmp_path, numbered, *words)
     named = numbered | {"names": np.array(tree.tree.names), "labels": np.array(tree.tree.names)[arrays["labels"]]}
     _, second = calibrated(tmp_path, named, *words)
@@ -84,7 +84,7 @@ def test_held_out_rows_depend_on_the_seed_alone(tmp_path: Path, capsys: pytest.C
 
 def test_starting_thresholds_and_weights_are_asked_for_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arrays = CASES["quantile"].data(N, 0) | {"start": np.linspace(0, 1, N), "w": np.ones(N)}
-    words = ("--task", "quantile", "--target", "0.8", "--alpha", "0.05", "--base", "start", "--weight", "w", "--remember")
+    words = ("quantile", "--target", "0.8", "--alpha", "0.05", "--base", "start", "--weight", "w", "--remember")
     _, head = calibrated(tmp_path, arrays, *words)
     made = gmc.QuantileHead(0.8, 0.05).fit(torch.from_numpy(arrays["scores"]), base=torch.from_numpy(arrays["start"]))
     torch.testing.assert_close(head.state_dict(), made.state_dict())
@@ -106,7 +106,7 @@ def test_starting_thresholds_and_weights_are_asked_for_again(tmp_path: Path, cap
 
 def test_not_reaching_alpha_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arrays = {"scores": np.repeat(np.float32(0.5), 20), "site": np.arange(20) % 2}  # ties: no threshold covers 80 %
-    words = ("--task", "quantile", "--target", "0.8", "--alpha", "0.01", "--groups", "site")
+    words = ("quantile", "--target", "0.8", "--alpha", "0.01", "--groups", "site")
     assert calibrated(tmp_path, arrays, *words)[0] == 0
     assert "warning: alpha was not reached" in capsys.readouterr().err
     assert calibrated(tmp_path, arrays, *words, "--strict")[0] == 1

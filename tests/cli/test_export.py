@@ -15,7 +15,7 @@ from torchgmc.cli import main
 @pytest.mark.parametrize("format", ["torchscript", "torch.export"])
 def test_export_of_the_head_alone(format: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arrays = CASES["probability"].data(N, 0)
-    words = ["--task", "probability", "--alpha", "0.02", "--groups", "sex,site", "--bins", "0"]
+    words = ["probability", "--alpha", "0.02", "--groups", "sex,site", "--bins", "0"]
     _, head = calibrated(tmp_path, arrays, *words)
     capsys.readouterr()
     file, out = str(tmp_path / "h.safetensors"), tmp_path / "head.bin"

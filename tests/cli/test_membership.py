@@ -14,9 +14,9 @@ import torchgmc as gmc
 from gmctest.cli_files import CASES, FNR, FORMATS, N, calibrated, groups, images, read_array, tensors, write
 from gmctest.frames import QUANTILE, houses, write_frame
 from torchgmc.cli import main
-from torchgmc.cli.membership import Membership, Options
+from torchgmc.cli.membership import Membership
+from torchgmc.cli.options import Grouping
 from torchgmc.cli.tables import open_table
-from torchgmc.deploy.io import read_notes
 
 
 def test_intersections_cuts_and_small_groups(tmp_path: Path) -> None:
@@ -35,7 +35,7 @@ def test_intersections_cuts_and_small_groups(tmp_path: Path) -> None:
     assert head.groups == list(expected.names)
     made = gmc.ThresholdHead(0.1, 0.02, expected).fit(*tensors(arrays, ("scores", "masks")), expected)
     torch.testing.assert_close(head.state_dict(), made.state_dict(), rtol=1e-9, atol=1e-12)
-    assert read_notes(tmp_path / "h.safetensors")["groups"]["columns"][2]["edges"] == [40.0, 60.0]
+    assert head.named_groups.columns[2].edges == (40.0, 60.0)
 
 
 def test_groups_are_known_again_from_another_format(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -43,7 +43,7 @@ def test_groups_are_known_again_from_another_format(tmp_path: Path, capsys: pyte
     arrays = CASES["probability"].data(N, 0) | {"smoker": np.random.default_rng(0).random(N) < 0.5}
     arrays["sex"] = np.array(["f", "m"])[arrays["sex"]]
     text = write(tmp_path / "d.csv", arrays)
-    words = ["--task", "probability", "--alpha", "0.05", "--groups", "sex,site,smoker"]
+    words = ["probability", "--alpha", "0.05", "--groups", "sex,site,smoker"]
     calibrated(tmp_path, arrays, *words)
     capsys.readouterr()
     results = []
@@ -51,7 +51,7 @@ def test_groups_are_known_again_from_another_format(tmp_path: Path, capsys: pyte
         assert main(["audit", str(tmp_path / "h.safetensors"), str(data), "--json", "--require", "nothing"]) == 0
         results.append(json.loads(capsys.readouterr().out))
     assert results[0]["table"]["count"] == results[1]["table"]["count"]
-    assert main(["calibrate", str(text), "--out", str(tmp_path / "csv.safetensors"), *words]) == 0
+    assert main(["calibrate", *words, str(text), "--out", str(tmp_path / "csv.safetensors")]) == 0
     assert gmc.load(tmp_path / "csv.safetensors").groups == gmc.load(tmp_path / "h.safetensors").groups
 
 
@@ -62,7 +62,7 @@ def test_unknown_values_on_request(tmp_path: Path, capsys: pytest.CaptureFixture
     data, head = write(tmp_path / "new.npz", other), str(tmp_path / "h.safetensors")
     capsys.readouterr()
     assert main(["audit", head, str(data)]) == 2
-    assert "group column 'site' has 9 in row 7" in capsys.readouterr().err
+    assert "group column `site` has 9 in row 7" in capsys.readouterr().err
     assert main(["apply", head, str(data), "--unknown", "none", "--out", str(tmp_path / "o.npz")]) == 0
     member = torch.from_numpy(other["site"])[:, None] == torch.tensor([1, 2, 3])
     result = torch.from_numpy(read_array(tmp_path / "o.npz", "masks"))
@@ -90,8 +90,8 @@ def test_a_membership_matrix_in_every_format(suffix: str, tmp_path: Path) -> Non
     arrays = CASES["quantile"].data(N, 0)
     member = groups(arrays).membership
     data = write(tmp_path / f"d.{suffix}", {"scores": arrays["scores"], "who": member.numpy(), "site": arrays["site"]})
-    words = ["--task", "quantile", "--target", "0.8", "--alpha", "0.05", "--groups", "who,site", "--overall", "--chunk", "50"]
-    assert main(["calibrate", str(data), *words, "--out", str(tmp_path / "h.safetensors")]) == 0
+    words = ["quantile", "--target", "0.8", "--alpha", "0.05", "--groups", "who,site", "--overall", "--chunk", "50"]
+    assert main(["calibrate", *words, str(data), "--out", str(tmp_path / "h.safetensors")]) == 0
     head = gmc.load(tmp_path / "h.safetensors")
     assert head.groups == ["all", "site=1", "site=2", "site=3", *(f"who[{k}]" for k in range(5))]
     whole = torch.cat([torch.ones(N, 1).bool(), member[:, 2:], member], 1)
@@ -103,7 +103,6 @@ def test_missing_values_can_be_a_group(tmp_path: Path, capsys: pytest.CaptureFix
     lines = [f"{k / 60},{['f', 'm', ''][k % 3]}" for k in range(60)]
     (tmp_path / "d.csv").write_text("\n".join(["scores,sex", *lines]))
     words = [
-        "--task",
         "quantile",
         "--target",
         "0.8",
@@ -114,9 +113,9 @@ def test_missing_values_can_be_a_group(tmp_path: Path, capsys: pytest.CaptureFix
         "--out",
         str(tmp_path / "h.safetensors"),
     ]
-    assert main(["calibrate", str(tmp_path / "d.csv"), *words]) == 2
+    assert main(["calibrate", *words, str(tmp_path / "d.csv")]) == 2
     assert "column `sex` has" in capsys.readouterr().err
-    assert main(["calibrate", str(tmp_path / "d.csv"), *words, "--missing", "level"]) == 0
+    assert main(["calibrate", *words, str(tmp_path / "d.csv"), "--missing", "level"]) == 0
     assert gmc.load(tmp_path / "h.safetensors").groups == ["sex=f", "sex=m", "sex=missing"]
     assert main(["apply", str(tmp_path / "h.safetensors"), str(tmp_path / "d.csv"), "--out", str(tmp_path / "o.csv")]) == 0
     assert len(read_array(tmp_path / "o.csv", "thresholds")) == 60
@@ -130,7 +129,7 @@ def test_a_number_that_is_missing_can_be_a_group(suffix, tmp_path, capsys):
     pandas = pytest.importorskip("pandas")
     data, test = (write_frame(houses(seed=k), tmp_path / f"{k}{suffix}") for k in (0, 1))
     out = str(tmp_path / "head.safetensors")
-    assert main(["calibrate", data, *QUANTILE, *CUT, "--missing", "level", "--out", out]) == 0
+    assert main(["calibrate", *QUANTILE, data, *CUT, "--missing", "level", "--out", out]) == 0
     frame = houses()
     made = gmc.Groups.from_columns(frame[["city", "garden", "age"]], bins={"age": [30, 50]}, missing="level")
     assert gmc.load(out).groups == list(made.names) and "age=missing" in made.names
@@ -146,7 +145,7 @@ def test_a_missing_value_is_reported_in_the_row_of_the_file(groups, name, tmp_pa
     frame = houses()
     data, out = write_frame(frame, tmp_path / "d.csv"), str(tmp_path / "h.safetensors")
     cut = ["--cut", "age=30,50"] if name == "age" else []
-    assert main(["calibrate", data, *QUANTILE, "--groups", groups, *cut, "--out", out]) == 2
+    assert main(["calibrate", *QUANTILE, data, "--groups", groups, *cut, "--out", out]) == 2
     row = int(frame[name].isna().to_numpy().argmax())
     assert f"`{name}` has no value in row {row}; " in (said := capsys.readouterr().err) and "--missing level" in said
 
@@ -164,14 +163,14 @@ def test_groups_learned_in_blocks_are_those_of_the_whole(
         "age": rng.integers(20, 80, n).astype(np.float64),
     }
     intersections = data.draw(st.integers(1, 4))
-    options = Options(intersections, {"age": [40.0, 60.0]}, min_size=0, overall=data.draw(st.booleans()))
+    options = Grouping(intersections=intersections, cut=["age=40,60"], min_size=0, overall=data.draw(st.booleans()))
     expected = gmc.Groups.from_columns(
         columns, intersections=intersections, bins={"age": [40.0, 60.0]}, min_size=0, overall=options.overall
     )
     suffix = data.draw(st.sampled_from(["npz", "csv"]))
     table = open_table(write(tmp_path_factory.mktemp("groups") / f"d.{suffix}", columns))
     learned = Membership.learn(table, list(columns), options, rows)
-    again = Membership.from_json(_through_json(learned.to_json()))
+    again = Membership.from_dict(_through_json(learned.to_dict()))
     for member in (learned, again):
         assert member.names == list(expected.names)
         found = [member.of(block) for block in table.blocks(list(member.matrices), member.columns, rows)]
@@ -179,6 +178,4 @@ def test_groups_learned_in_blocks_are_those_of_the_whole(
 
 
 def _through_json(content: Any) -> Any:
-    import json
-
     return json.loads(json.dumps(content))

@@ -98,7 +98,7 @@ def commands(folder: Path, name: str) -> dict[str, tuple[Callable[[], int], Call
     importlib.import_module("torchgmc.cli.app")  # here once, not in every child
     head, data = folder / "head.safetensors", folder / "data.npz"
     cli_files.write(data, cli_files.images(1000, 0))
-    words = ["calibrate", str(data), "--task", "fnr", "--groups", "sex", "--alpha", "0.01", "--target", "0.1", "--chunk", "50"]
+    words = ["calibrate", "fnr", str(data), "--groups", "sex", "--alpha", "0.01", "--target", "0.1", "--chunk", "50"]
     assert not child(lambda: main([*words, "--out", str(head)]), None)
     probe = torch.from_numpy(cli_files.images(5, 1)["scores"])
     member = torch.eye(2, dtype=torch.bool)[torch.arange(5) % 2]

@@ -1,6 +1,6 @@
 """The command line (extra ``cli``).
 
-    $ torchgmc calibrate scores.npz --task fnr --target 0.075 --alpha 0.005 --groups sex,site --out head.safetensors
+    $ torchgmc calibrate fnr scores.npz --target 0.075 --alpha 0.005 --groups sex,site --out head.safetensors
     $ torchgmc audit head.safetensors test.npz --report audit.html
     $ torchgmc apply head.safetensors new.npz --out masks.npz
     $ torchgmc export head.safetensors --format onnx --out head.onnx
@@ -30,12 +30,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Args:
         arguments: words after the program's name; those of the process if omitted.
     """
-    try:
+    try:  # nothing has been imported yet: torch alone takes a second or more, in which a user may change their mind
         for package in ("typer", "rich"):
             require(package, extra="cli")
+        from torchgmc.cli.app import run
     except ImportError as error:
         print(f"torchgmc: {error}", file=sys.stderr)
         return 2
-    from torchgmc.cli.app import run
-
+    except KeyboardInterrupt:
+        print("torchgmc: interrupted", file=sys.stderr)
+        return 130
     return run(arguments)

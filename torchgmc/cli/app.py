@@ -13,22 +13,28 @@ from typing import Annotated
 import typer
 
 import torchgmc
-from torchgmc.cli import apply, audit, calibrate, demo, export, reproduce
+from torchgmc.cli import apply, audit, calibrate, demo, export, options, reproduce
 
-__all__ = ["app", "run"]
+__all__ = ["application", "run"]
 
 # Base of every usage error: click's own class, or that of the copy of click which newer versions of typer carry.
 UsageErrors: type[Exception] = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
 
-app = typer.Typer(
-    name="torchgmc", help="Promises that hold for every group, for PyTorch models.", add_completion=False, rich_markup_mode=None
-)
-app.command("calibrate")(calibrate.calibrate)
-app.command("audit", short_help="Measure a head's promise on held-out data: a gate for CI.")(audit.audit)
-app.command("apply", short_help="Apply a fitted head to new data.")(apply.apply)
-app.command("export", short_help="Write a fitted head to a file that runs without torchgmc.")(export.export)
-app.command("demo", short_help="A small model on drawn data, from training to report.")(demo.demo)
-app.command("reproduce", short_help="The paper's experiments, beside its own figures.")(reproduce.reproduce)
+
+def application() -> typer.Typer:
+    """Every command; those of ``calibrate`` are made from the heads there are."""
+    app = typer.Typer(name="torchgmc", add_completion=False, rich_markup_mode=None, invoke_without_command=True)
+    app.callback()(root)
+    app.add_typer(calibrate.commands(), name="calibrate", short_help="Fit a head on the arrays of a file and save it.")
+    for name, function, line in (
+        ("audit", audit.command(), "Measure a head's promise on held-out data: a gate for CI."),
+        ("apply", apply.command(), "Apply a fitted head to new data."),
+        ("export", export.export, "Write a fitted head to a file that runs without torchgmc."),
+        ("demo", demo.demo, "A small model on drawn data, from training to report."),
+        ("reproduce", reproduce.reproduce, "The paper's experiments, beside its own figures."),
+    ):
+        app.command(name, cls=options.Command, short_help=line)(function)
+    return app
 
 
 def _version(wanted: bool) -> None:
@@ -37,11 +43,10 @@ def _version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback(invoke_without_command=True)
 def root(
     context: typer.Context,
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and leave.")
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
     """Promises that hold for every group, for PyTorch models."""
@@ -56,10 +61,10 @@ def run(arguments: Sequence[str] | None = None) -> int:
         with _ended_gently(), warnings.catch_warnings():
             warnings.simplefilter("always", UserWarning)
             warnings.showwarning = _show_warning
-            code = typer.main.get_command(app).main(words, prog_name="torchgmc", standalone_mode=False)
+            code = typer.main.get_command(application()).main(words, prog_name="torchgmc", standalone_mode=False)
         return _fail("interrupted", 130) if code == 130 else code if isinstance(code, int) else 0
     except UsageErrors as error:
-        return _fail(error.format_message() if isinstance(error, typer.BadParameter) else str(error))
+        return _fail(_explained(error))
     except (typer.Abort, KeyboardInterrupt):
         return _fail("interrupted", 130)
     except _Ended as error:
@@ -97,6 +102,13 @@ def _ended_gently() -> Iterator[None]:
 
 def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
     print(f"torchgmc: warning: {' '.join(str(message).split())}", file=sys.stderr)
+
+
+def _explained(error: Exception) -> str:
+    """A usage error, and where to look."""
+    message = error.format_message() if isinstance(error, typer.BadParameter) else str(error)
+    path = getattr(getattr(error, "ctx", None), "command_path", None)
+    return message if path is None else f"{message.rstrip('.')}; see {path} --help."
 
 
 def _fail(message: str, code: int = 2) -> int:

@@ -16,7 +16,8 @@ Exit code 0: what ``--require`` asks for is so. 1: it is not. 2: bad input.
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Callable
+from typing import Annotated, Any
 
 import typer
 
@@ -24,11 +25,11 @@ import torchgmc as gmc
 from torchgmc import report as reports
 from torchgmc.cli import fitting, options, show
 from torchgmc.cli.loading import load_head, open_source
-from torchgmc.cli.tasks import Arrays
+from torchgmc.cli.source import further_arrays
 from torchgmc.cli.writers import check_file
 from torchgmc.engine import checks
 
-__all__ = ["audit"]
+__all__ = ["audit", "command"]
 
 REQUIREMENTS = ("unviolated", "holds", "certified", "nothing")
 FAILURES = {
@@ -41,25 +42,18 @@ FAILURES = {
 def audit(
     head: options.Head,
     data: options.Data,
+    own: dict[str, Any],
+    showing: options.Showing,
     delta: options.Delta = 0.05,
-    require: Annotated[str, typer.Option(help=f"Exit code 1 unless it is: {', '.join(REQUIREMENTS)}.")] = "unviolated",
-    alpha: Annotated[float | None, typer.Option(help="Judge by another alpha than the head's.", show_default=False)] = None,
+    require: Annotated[str, options.told("Fail (exit code 1) unless the audit is so.", "|".join(REQUIREMENTS))] = "unviolated",
+    alpha: Annotated[float | None, options.told("Judge by another alpha than the head's.", "NUMBER")] = None,
     conditional: Annotated[
-        bool | None,
-        typer.Option(
-            "--conditional/--mass-weighted", help="Judge each group's own deviation, or weighted.", show_default=False
-        ),
+        bool | None, options.told("Judge each group's own deviation, or weighted.", None, "--conditional/--mass-weighted")
     ] = None,
-    groups: options.Groups = None,
+    groups: options.GroupColumns = None,
     unknown: options.Unknown = "error",
-    scores: options.Scores = None,
-    labels: options.Labels = None,
-    weight: options.Weight = None,
-    base: options.Base = None,
     report: options.Report = None,
     chunk: options.Chunk = None,
-    most: options.Most = 20,
-    as_json: options.Json = False,
 ) -> None:
     """Measure a head's promise on held-out data; exit code 1 if it is violated.
 
@@ -69,19 +63,19 @@ def audit(
     checks.fraction("--delta", delta)
     check_file("--report", report, head, data, suffixes=(".html", ".htm"))
     fitted, notes = load_head(head)
-    wanted = ("scores", "labels") if fitted_needs_labels(fitted) else ("scores",)
-    source = open_source(fitted, notes, data, Arrays(scores, labels, weight, base), groups, wanted, chunk, unknown)
+    wanted = ("scores", "labels") if fitted.truth else ("scores",)
+    source = open_source(fitted, notes, data, own, groups, wanted, chunk, unknown)
     found = fitting.audit(fitted, source, delta, alpha=alpha, conditional=conditional)
     needed = found.examples_needed()
     if report is not None:
         reports.write(report, found, fitted, settings={"command": show.command(), "head": head.name, "data": data.name})
     kept = {"unviolated": not found.violated, "holds": found.holds, "certified": found.certified, "nothing": True}[require]
-    if as_json:
+    if showing.as_json:
         files = {} if report is None else {"report": str(report)}
         more = {"require": require, "passed": kept, "examples_needed": needed, "files": files}
         show.print_json({"torchgmc": gmc.__version__} | found.to_dict() | more)
     else:
-        show.print_audit(found, most)
+        show.print_audit(found, showing.most)
         show.print_needed(found, needed)
         if report is not None:
             typer.echo(f"report: {report}")
@@ -91,6 +85,7 @@ def audit(
         raise typer.Exit(1)
 
 
-def fitted_needs_labels(head: gmc.Head) -> bool:
-    """Whether an audit needs the truth; of a text it adds to the cost alone."""
-    return not isinstance(head, gmc.DistributionHead | gmc.QuantileHead)
+def command() -> Callable[..., None]:
+    """With an option for each array that some head takes."""
+    arrays = {"scores": "Array of scores.", "labels": "Array of the truth.", "weight": "Array of weights."}
+    return options.command(audit, options.arrays(arrays | further_arrays()))

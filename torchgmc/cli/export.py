@@ -18,7 +18,7 @@ from torch import Tensor, nn
 import torchgmc as gmc
 from torchgmc.cli import options, show
 from torchgmc.cli.loading import load_head, open_source
-from torchgmc.cli.tasks import Arrays, task_of
+from torchgmc.cli.source import task_of
 from torchgmc.cli.writers import check_file
 from torchgmc.engine import checks
 from torchgmc.export import FORMATS
@@ -31,13 +31,11 @@ ROWS = 3
 
 def export(
     head: options.Head,
-    out: Annotated[Path, typer.Option(help="File to write.", show_default=False)],
-    format: Annotated[str, typer.Option(help=f"One of {', '.join(FORMATS)}.")] = "torchscript",
-    example: Annotated[
-        Path | None, typer.Option(help="File with scores of the shape to come; by default that of the fit.", show_default=False)
-    ] = None,
-    scores: options.Scores = None,
-    groups: options.Groups = None,
+    out: Annotated[Path, options.told("File to write.", "FILE")],
+    format: Annotated[str, options.told("Format of the file.", "|".join(FORMATS))] = "torchscript",
+    example: Annotated[Path | None, options.told("Scores of the shape to come; by default that of the fit.", "FILE")] = None,
+    scores: Annotated[str | None, options.told("Array of scores in the example.", "NAME")] = None,
+    groups: options.GroupColumns = None,
     as_json: options.Json = False,
 ) -> None:
     """Write a fitted head to a file that runs without torchgmc; it is read back and compared.
@@ -60,22 +58,20 @@ def export(
 def _from_file(
     head: gmc.Head, notes: dict[str, Any], example: Path, scores: str | None, groups: str | None
 ) -> tuple[Tensor, ...]:
-    source = open_source(head, notes, example, Arrays(scores), groups, ("scores",), ROWS).without("labels")
+    source = open_source(head, notes, example, {"scores": scores}, groups, ("scores",), ROWS).without("labels")
     source.count()
     for _, found in source.blocks(head):
-        return tuple(found[key] for key in (source.task.scores[0], "groups") if key in found)
+        return tuple(found[key] for key in (head.arguments[0], head.member_argument) if key in found)
     raise AssertionError("count() found rows")
 
 
 def _made_up(head: gmc.Head, notes: dict[str, Any]) -> tuple[Tensor, ...]:
     """Scores of the shape and type that the head was fitted on."""
     if "scores" not in notes:
-        raise ValueError(
-            f"the file of this {task_of(head).head.__name__} does not say what its scores look like; give --example FILE."
-        )
+        raise ValueError(f"the file of this {type(head).__name__} does not say what its scores look like; give --example FILE.")
     dtype = getattr(torch, notes["scores"]["dtype"])
     values = torch.rand(ROWS, *notes["scores"]["shape"], generator=torch.Generator().manual_seed(0)).to(dtype)
-    if values.dim() == 2 and isinstance(head, gmc.TreeHead | gmc.ProbabilityHead):
+    if values.dim() == 2 and task_of(type(head)).label_kind == "class":  # a distribution over classes
         values = values / values.sum(1, keepdim=True)
     member = torch.eye(head.num_groups, dtype=torch.bool)[torch.arange(ROWS) % head.num_groups]
     return (values, member) if head.grouped else (values,)

@@ -1,8 +1,7 @@
-"""A head from the options of the command line, fitted and audited block by block."""
+"""A head fitted and audited block by block, and what its file keeps about the data."""
 
 from __future__ import annotations
 
-import inspect
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,56 +13,30 @@ import torch
 from torch import Tensor
 
 import torchgmc as gmc
-from torchgmc.cli import show
+from torchgmc.cli import options, show
+from torchgmc.cli.source import Source
 from torchgmc.cli.tables import Block
-from torchgmc.cli.tasks import Source
 
-__all__ = ["audit", "fit", "make", "notes"]
+__all__ = ["audit", "fit", "held_out", "notes"]
 
 Rows = npt.NDArray[np.bool_]
 
 
-def make(source: Source, alpha: float, given: dict[str, Any], more: dict[str, Any]) -> gmc.Head:
-    """The head of the task, from the options that were given; others keep the head's own defaults.
-
-    Args:
-        source: of the task.
-        alpha: largest violation allowed.
-        given: options of the constructor, None where not given.
-        more: arguments read from files.
-    """
-    task = source.task
-    known = inspect.signature(task.head).parameters
-    given = {name: value for name, value in given.items() if value is not None}
-    flags = {"num_classes": "classes", "noise_floor": "no-noise-floor"}
-    for name in given:
-        if name not in known or (name == "num_classes" and task.name != "fnr"):
-            raise ValueError(f"--{flags.get(name, name)} is not an option of the task {task.name!r}.")
-    if "target" in known and "target" not in given:
-        raise ValueError(f"the task {task.name!r} needs --target.")
-    if given.get("bins") == 0:
-        given["bins"] = None
-    if task.name == "probability" and len(shape := source.example().shape) == 2:
-        given["num_classes"] = shape[1]
-    names = None if source.membership is None else source.membership.names
-    if task.name == "text" and names is None:
-        raise ValueError("the task 'text' needs --groups: with one group of everyone there is no bias to remove.")
-    return task.head(alpha=alpha, groups=names, **given, **more)
+def held_out(total: int, how: options.HoldingOut) -> Rows | None:
+    """Which rows are kept back; None for none."""
+    if not how.holdout:
+        return None
+    held = np.zeros(total, dtype=bool)
+    held[np.random.default_rng(how.seed).permutation(total)[: round(total * how.holdout)]] = True
+    if held.all() or not held.any():
+        raise ValueError(f"--holdout {how.holdout:g} of {total} rows leaves none to fit on or none to audit.")
+    return held
 
 
-def fit(
-    head: gmc.Head, source: Source, solver: str, eta: float | None, max_iter: int | None, holdout: float, seed: int
-) -> Rows | None:
-    """``head.fit`` block by block; returns which rows were held out, if any."""
-    head.check_solver(solver, eta, max_iter)
-    total = source.count()
-    held = None
-    if holdout:
-        held = np.zeros(total, dtype=bool)
-        held[np.random.default_rng(seed).permutation(total)[: round(total * holdout)]] = True
-        if held.all() or not held.any():
-            raise ValueError(f"--holdout {holdout:g} of {total} rows leaves none to fit on or none to audit.")
-    with show.progress("observe", total) as advance, _located(source) as looking_at:
+def fit(head: gmc.Head, source: Source, how: options.Solving, held: Rows | None) -> None:
+    """``head.fit_batches`` of a file, without the rows held out."""
+    head.check_solver(how.solver, how.eta, how.max_iter)
+    with show.progress("observe", source.count()) as advance, _located(source) as looking_at:
 
         def batches() -> Iterator[dict[str, Tensor]]:
             for block, arguments in source.blocks(head):
@@ -73,8 +46,7 @@ def fit(
                 looking_at(None)
                 advance(block.stop - block.start)
 
-        head.fit_batches(batches(), solver, eta, max_iter)
-    return held
+        head.fit_batches(batches(), how.solver, how.eta, how.max_iter)
 
 
 @contextmanager
@@ -125,12 +97,11 @@ def _pick(batch: dict[str, Tensor], rows: Rows) -> dict[str, Tensor]:
 
 
 def notes(source: Source) -> dict[str, Any]:
-    """What `audit`, `apply` and `export` need in order to read another file in the same way."""
-    values = source.example()
+    """What `audit`, `apply` and `export` need in order to read another file in the same way, beside the groups."""
     found: dict[str, Any] = {
-        "arrays": {role: name for role, name in vars(source.arrays).items() if name is not None},
-        "scores": {"shape": list(values.shape[1:]), "dtype": str(values.dtype)},
+        "arrays": dict(source.arrays),
+        "scores": {"shape": list(source.row), "dtype": str(source.example.dtype)},
     }
-    if source.membership is not None:
-        found["groups"] = source.membership.to_json()
+    if source.membership is not None and source.membership.matrices:
+        found["groups"] = source.membership.to_dict()
     return found

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torchgmc as gmc
 from torchgmc.cli import options
 from torchgmc.cli.membership import Membership
+from torchgmc.cli.source import Source, find_arrays, listing, task_of
 from torchgmc.cli.tables import Table, open_table
-from torchgmc.cli.tasks import Arrays, Source, find_arrays, listing, task_of
 from torchgmc.deploy.io import load, read_notes
 
 __all__ = ["load_head", "open_source"]
@@ -23,6 +23,7 @@ def load_head(path: Path) -> tuple[gmc.Head, dict[str, Any]]:
     if path.is_dir():
         raise IsADirectoryError(f"{str(path)!r} is a folder; give the file of a head.")
     head = load(path)
+    task_of(type(head))  # or say that there is none
     if not head.is_fitted:
         raise ValueError(f"the head in {str(path)!r} is not fitted.")
     return head, read_notes(path)
@@ -32,7 +33,7 @@ def open_source(
     head: gmc.Head,
     notes: dict[str, Any],
     data: Path,
-    given: Arrays,
+    given: Mapping[str, str | None],
     groups: str | None,
     wanted: Sequence[str],
     rows: int | None = None,
@@ -43,16 +44,16 @@ def open_source(
     Args:
         head, notes: from :func:`load_head`.
         data: the file.
-        given: names on the command line.
+        given: names of arrays on the command line, by role.
         groups: of group columns, for a head that was saved without notes.
         wanted: roles that must be there.
-        rows, unknown: as in :class:`~torchgmc.cli.tasks.Source`.
+        rows, unknown: as in :class:`~torchgmc.cli.source.Source`.
     """
     if unknown not in ("error", "none"):
         raise ValueError(f"--unknown must be error or none, got {unknown!r}.")
-    task, table = task_of(head), open_table(data)
+    kind, task, table = type(head), task_of(type(head)), open_table(data)
     arrays = find_arrays(table, task, given, notes.get("arrays", {}), wanted)
-    return Source(table, task, arrays, _membership(head, notes, table, options.words(groups)), rows, unknown)
+    return Source(table, kind, arrays, _membership(head, notes, table, options.words(groups)), rows, unknown)
 
 
 def _membership(head: gmc.Head, notes: dict[str, Any], table: Table, given: list[str]) -> Membership | None:
@@ -60,8 +61,10 @@ def _membership(head: gmc.Head, notes: dict[str, Any], table: Table, given: list
         if given:
             raise ValueError("--groups: this head was made without groups.")
         return None
-    if "groups" in notes and not given:
-        return Membership.from_json(notes["groups"])
+    if not given and head.named_groups is not None:
+        return Membership(head.named_groups.as_spelled())
+    if not given and "groups" in notes:
+        return Membership.from_dict(notes["groups"])
     if len(given) == 1 or (not given and "groups" in table.names):  # a matrix
         return Membership(None, {given[0] if given else "groups": head.groups})
     columns = given or head.groups  # a column of True and False for each group

@@ -5,7 +5,7 @@
 ``.safetensors``   numbers only (a group column holds integers)
 ``.parquet``       columns; a matrix is a column of lists, or columns ``probs[0]``, ``probs[1]``, ... (extra ``tables``);
                    a row group at a time is in memory
-``.csv``           columns under a header line, UTF-8; a matrix is columns ``probs[0]``, ``probs[1]``, ...
+``.csv``           columns under a header line, UTF-8; a matrix is columns ``probs[0]``, ``probs[1]``, ... (extra ``tables``)
 =================  =======================================================================================
 
 Pickles are never read: not ``.pkl``, ``.pt`` or ``.pth``, nor arrays of Python objects inside an ``.npz``.
@@ -57,7 +57,9 @@ class Table(Protocol):
     """
 
     path: Path
-    names: list[str]
+
+    @property
+    def names(self) -> list[str]: ...
 
     def count(self, names: Sequence[str]) -> int:
         """The number of rows that these arrays share; one pass over a text file."""
@@ -82,12 +84,11 @@ def open_table(path: Path) -> Table:
     if suffix not in SUFFIXES:
         raise ValueError(f"{str(path)!r} ends in {suffix or 'nothing'!r}; files that can be read: {', '.join(SUFFIXES)}.")
     with reading(path):
-        kinds: dict[str, type[Table]] = {".npz": NpzTable, ".safetensors": TensorTable, ".csv": CsvTable}
-        if suffix in kinds:
-            return kinds[suffix](path)  # type: ignore[call-arg]  # a protocol says nothing of __init__
-        from torchgmc.cli.parquet import ParquetTable
+        if suffix in (".npz", ".safetensors"):
+            return NpzTable(path) if suffix == ".npz" else TensorTable(path)
+        from torchgmc.cli.arrow import CsvTable, ParquetTable
 
-        return ParquetTable(path)
+        return CsvTable(path) if suffix == ".csv" else ParquetTable(path)
 
 
 @contextmanager
@@ -302,70 +303,3 @@ class TensorTable:
                     tensor = source[start:stop].clone()
                     arrays[name] = (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
                 yield Block(start, stop, arrays)
-
-
-# -- csv ---------------------------------------------------------------------------------------------------------------------
-
-
-class CsvTable:
-    """Columns of a text file, read line by line."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        with self._lines() as lines:
-            self.header = [name.strip() for name in next(lines, [])]
-        twice = sorted({name for name in self.header if self.header.count(name) > 1})
-        if not self.header or not any(self.header):
-            raise ValueError(f"{str(path)!r} is empty; its first line must name the columns.")
-        if twice:
-            raise ValueError(f"{str(path)!r} has two columns named {twice[0]!r}.")
-        self.names = array_names(self.header)
-
-    @contextmanager
-    def _lines(self) -> Iterator[Iterator[list[str]]]:
-        with self.path.open(encoding="utf-8-sig", newline="") as file:
-            yield csv.reader(file, strict=True)
-
-    def count(self, names: Sequence[str]) -> int:
-        """The number of lines below the header."""
-        with reading(self.path), self._lines() as lines:
-            return sum(1 for line in lines if line) - 1
-
-    def blocks(self, numbers: Sequence[str], labels: Sequence[str] = (), rows: int | None = None) -> Iterator[Block]:
-        """The rows in order; an empty cell of a label is a missing value."""
-        places = {name: columns_of(name, self.header) for name in (*numbers, *labels)}
-        step = block_rows(64 * len(self.header), rows)
-        start, cells = 0, list[list[str]]()
-        with reading(self.path), self._lines() as lines:
-            next(lines)
-            for line in lines:
-                if not line:
-                    continue
-                if len(line) != len(self.header):
-                    raise ValueError(
-                        f"{str(self.path)!r} has {len(line)} cells in row {start + len(cells)}, but {len(self.header)} columns."
-                    )
-                cells.append(line)
-                if len(cells) == step:
-                    yield self._block(start, cells, numbers, labels, places)
-                    start, cells = start + len(cells), []
-        if cells:
-            yield self._block(start, cells, numbers, labels, places)
-
-    def _block(
-        self, start: int, cells: list[list[str]], numbers: Sequence[str], labels: Sequence[str], places: dict[str, list[int]]
-    ) -> Block:
-        arrays: dict[str, Array] = {}
-        for name in (*numbers, *labels):
-            columns = places[name]
-            matrix = name not in self.header  # made of numbered columns, perhaps of one
-            text = [[row[j] for j in columns] for row in cells] if matrix else [row[columns[0]] for row in cells]
-            if name not in numbers:
-                arrays[name] = np.array(text, dtype=object)
-                arrays[name][arrays[name] == ""] = None
-                continue
-            try:
-                arrays[name] = np.array(text, dtype=np.float64)
-            except ValueError:
-                arrays[name] = to_numbers(name, np.array(text, dtype=object), start)
-        return Block(start, start + len(cells), arrays)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import struct
 import zipfile
 from collections.abc import Callable, Iterable, Iterator
@@ -35,6 +36,12 @@ def check_file(option: str, path: Path | None, *inputs: Path, suffixes: tuple[st
         raise ValueError(f"{option} {str(path)!r} must end in {' or '.join(suffixes)}.")
     if any(path.resolve() == other.resolve() for other in inputs):
         raise ValueError(f"{option} {str(path)!r} is an input as well; give another name.")
+
+
+def check_name(option: str, name: str) -> None:
+    """A plain name: in an archive it is that of a member, which a program may unpack."""
+    if not re.fullmatch(r"\w[\w.-]*", name):
+        raise ValueError(f"{option} must be letters, digits, `_`, `-` and `.`, got {name!r}.")
 
 
 def write_rows(path: Path, name: str, blocks: Iterable[Array], num_rows: int) -> tuple[int, ...]:
@@ -96,4 +103,11 @@ def _write_csv(part: Path, name: str, blocks: Iterator[Array], shape: tuple[int,
             values = block.astype(np.int8) if dtype.kind == "b" else block
             # As the numbers of their own type are written: 0.1 stays 0.1 in float32.
             cells = values.astype(str) if dtype.kind == "f" else values
+            if dtype.kind == "U":
+                cells = np.array([_harmless(cell) for cell in values.ravel().tolist()])
             lines.writerows(cells.reshape(len(block), -1).tolist())
+
+
+def _harmless(cell: str) -> str:
+    """Text that a spreadsheet takes for a formula, with a quotation mark before it: so it is shown, not run."""
+    return f"'{cell}" if cell.startswith(("=", "+", "-", "@", "\t", "\r")) else cell

@@ -14,6 +14,7 @@ from torch import Tensor
 from torchgmc.audits.overlap import Sketch, salt_of
 from torchgmc.engine import checks
 from torchgmc.engine.files import write_atomically
+from torchgmc.groups.groups import Groups
 from torchgmc.heads.base import Head
 
 #: Version of the file layout. A file of a later schema is refused.
@@ -28,6 +29,7 @@ def save(
     path: str | os.PathLike[str],
     notes: Mapping[str, Any] | None = None,
     remember: bool | str = False,
+    groups: Groups | None = None,
 ) -> Path:
     """Write a head's configuration and fitted state to one safetensors file.
 
@@ -36,11 +38,12 @@ def save(
     Args:
         head: any head.
         path: by custom ``*.safetensors``.
-        notes: what else belongs to the head, in JSON types, e.g. how its groups follow from the columns of a table (the command
-            line does so); :func:`read_notes` gives it back.
+        notes: what else belongs to the head, in JSON types; :func:`read_notes` gives it back.
         remember: keep up to 1,024 keys of the calibration examples, so that an audit of the loaded head can warn when it meets
             them again. True scrambles them with the head's configuration: whoever has the file and an example can test whether
             it was used. A string is a secret that scrambles them instead and is not in the file; give it to :func:`load`.
+        groups: the :class:`~torchgmc.Groups` that the head was fitted with: the file then says how they follow from columns (no
+            row is stored), and ``load(path).transform(columns)`` is the membership of new rows. A loaded head keeps its own.
 
     Returns:
         The path written.
@@ -51,6 +54,15 @@ def save(
         >>> file = gmc.save(head, pathlib.Path(tempfile.mkdtemp()) / "head.safetensors")
         >>> gmc.load(file).threshold().equal(head.threshold())
         True
+
+        With groups that were made of columns:
+
+        >>> groups = gmc.Groups.from_columns({"site": ["a", "b"] * 25})
+        >>> head = gmc.ThresholdHead(0.1, 0.05, groups).fit(torch.rand(50, 9), torch.ones(50, 9).bool(), groups)
+        >>> file = gmc.save(head, file, groups=groups)
+        >>> gmc.load(file).transform({"site": ["b", "a"]})
+        tensor([[False,  True],
+                [ True, False]])
     """
     from safetensors.torch import save_file
 
@@ -59,6 +71,9 @@ def save(
         raise TypeError(f"`notes` must be a mapping of names to JSON values, got {type(notes).__name__}.")
     if notes:
         body["notes"] = dict(notes)
+    named = head.named_groups if groups is None else _check_names(head, groups)
+    if named is not None:
+        body["groups"] = named.to_dict()
     if remember and head.calibrated_on is not None:
         kept = head.calibrated_on if head.calibrated_on.salt else head.calibrated_on.salted(_salt(body, remember))
         tensors[KEYS] = kept.keys.cpu()
@@ -85,11 +100,25 @@ def load(path: str | os.PathLike[str], secret: str | None = None, **options: Any
     body, tensors = _read(path)
     keys = tensors.pop(KEYS, None)
     head = unpack(body, tensors, path.name, **options)
+    if "groups" in body:
+        head.named_groups = Groups.from_dict(body["groups"])
     known = body.get("keys")
     if keys is not None and known is not None and (secret is not None or not known["secret"]):
         limit = math.inf if known["limit"] is None else float(known["limit"])
         head.calibrated_on = Sketch(keys, limit, _salt(body, secret if known["secret"] and secret else True))
     return head
+
+
+def _check_names(head: Head, groups: Any) -> Groups:
+    """The groups, if they are those of the head."""
+    if not isinstance(groups, Groups):
+        raise TypeError(f"`groups` must be Groups, made by `Groups.from_columns`, got {type(groups).__name__}.")
+    if list(groups.names) != head.groups:
+        raise ValueError(
+            f"`groups` must be those of the head, {', '.join(head.groups[:4])}{', ...' if head.num_groups > 4 else ''}, got "
+            f"{', '.join(groups.names[:4])}{', ...' if len(groups) > 4 else ''}."
+        )
+    return groups
 
 
 def _salt(body: Mapping[str, Any], remember: bool | str) -> int:
@@ -162,7 +191,8 @@ def _checksum(text: str, tensors: dict[str, Tensor]) -> str:
 
 def known_heads() -> dict[str, type[Head]]:
     """Every class of heads by what files call it: those of this package, and the user's that have been imported."""
-    import torchgmc.baselines  # noqa: F401  # registers its classes
+    import torchgmc.baselines
+    import torchgmc.heads  # noqa: F401  # both register their classes
 
     def below(one: type[Head]) -> list[type[Head]]:
         return [one, *(k for sub in one.__subclasses__() for k in below(sub))]

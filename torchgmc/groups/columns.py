@@ -5,6 +5,7 @@ import math
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
@@ -18,6 +19,20 @@ from torchgmc.engine import checks
 Codes = npt.NDArray[np.int64]
 
 
+class ColumnError(ValueError):
+    """A column that cannot be used as it is.
+
+    Attributes:
+        column: its name.
+        kind: ``"floats"``, ``"missing"`` or ``"unknown"``.
+        problem: what is wrong, without the remedy: outside Python there are other words for that.
+    """
+
+    def __init__(self, column: str, kind: str, problem: str, remedy: str) -> None:
+        super().__init__(f"column `{column}` {problem}{remedy}")
+        self.column, self.kind, self.problem = column, kind, problem
+
+
 @dataclass(frozen=True)
 class Column:
     """How one column is coded: its levels in order, and which label or interval each stands for.
@@ -27,6 +42,7 @@ class Column:
         levels: a group name per level, such as ``"sex=female"`` or ``"30<=age<50"``.
         labels: the level of every known label (several share one after a merge); the key ``None`` is a missing value.
         edges: of a numeric column; level k holds ``edges[k - 1] <= value < edges[k]``. None for a column of labels.
+        spelled: values are compared by how they are written: the text "3" is the label 3, or the number.
 
     Example:
         >>> groups = gmc.Groups.from_columns({"age": [25, 61, 40]}, bins={"age": [30, 50]})
@@ -38,9 +54,12 @@ class Column:
     levels: tuple[str, ...]
     labels: dict[Any, int]
     edges: tuple[float, ...] | None = None
+    spelled: bool = False
 
-    def encode(self, values: Any, unknown: str = "error") -> Codes:
+    def encode(self, values: Any, unknown: str = "error", start: int = 0) -> Codes:
         """The level of every value, shape ``(n,)``; -1 for an unknown label if ``unknown="none"``.
+
+        Messages count rows from ``start``.
 
         Example:
             >>> column = gmc.Groups.from_columns({"sex": ["f", "m"]}).columns[0]
@@ -49,21 +68,31 @@ class Column:
         """
         array = read(self.name, values)
         if self.edges is not None:
-            numbers = to_numbers(self.name, array)
-            codes = _bin(numbers, self.edges, self.labels.get(None, -1))
+            numbers = to_numbers(self.name, array, self.spelled, start)
+            codes = bin_of(numbers, self.edges, self.labels.get(None, -1))
         else:
             labels, inverse = factorize(self.name, array)
-            table = np.array([self.labels.get(label, -1) for label in labels], dtype=np.int64)
+            table = np.array([self._level(label) for label in labels], dtype=np.int64)
             codes = table[inverse]
         if unknown == "error" and (codes < 0).any():
             row = int((codes < 0).argmax())
             label = "a missing value" if self.edges is not None else _show_label(labels[inverse[row]])
             known = checks.listing(_show_label(label) for label in self.labels) or "numbers only"
-            raise ValueError(
-                f"column `{self.name}` has {label} in row {row}, which was not there when the groups were made; known: "
-                f"{known}. Pass `unknown='none'` to put such rows in no group of this column."
+            raise ColumnError(
+                self.name,
+                "unknown",
+                f"has {label} in row {start + row}, which was not there when the groups were made; known: {known}",
+                ". Pass `unknown='none'` to put such rows in no group of this column.",
             )
         return codes
+
+    def _level(self, label: Any) -> int:
+        level = self.labels.get(label, -1)
+        return self._spellings.get(str(label), -1) if level < 0 and self.spelled and label is not None else level
+
+    @cached_property
+    def _spellings(self) -> dict[str, int]:
+        return {str(label): level for label, level in self.labels.items() if label is not None}
 
 
 def as_mapping(columns: Any) -> dict[str, Any]:
@@ -149,9 +178,14 @@ def read(name: str, values: Any) -> npt.NDArray[Any]:
         array = np.asarray(values.to_numpy())
     else:
         array = np.fromiter(values, dtype=object, count=len(values))
+    if array.dtype.kind == "S":
+        try:
+            array = np.char.decode(array, "utf-8")
+        except UnicodeDecodeError as error:
+            raise ValueError(f"column `{name}` holds bytes that are not UTF-8; decode it first: {error}") from None
     if array.ndim != 1:
         raise ValueError(f"column `{name}` must be one-dimensional, got shape {array.shape}.")
-    if array.dtype.kind not in "biufOUS":
+    if array.dtype.kind not in "biufOU":
         raise TypeError(f"column `{name}` has dtype {array.dtype}; turn it into labels (strings) or numbers first.")
     return array
 
@@ -222,11 +256,7 @@ def _is_number(label: Any) -> bool:
 def fit_labels(name: str, array: npt.NDArray[Any], merge_below: int, missing: str) -> tuple[Column, Codes]:
     labels, inverse = factorize(name, array)
     known = [label for label in labels if label is not None]
-    if array.dtype.kind == "f" or (any(map(_is_float, known)) and all(map(_is_number, known))):
-        raise ValueError(
-            f"column `{name}` holds floats, which are no labels; cut it with `bins={{{name!r}: [...]}}` (edges) or "
-            f"`quantiles={{{name!r}: 4}}`, or turn it into integers or strings."
-        )
+    refuse_floats(name, array, known)
     if len(known) < len(labels) and missing == "error":
         _raise_missing(name, inverse == labels.index(None))
     with contextlib.suppress(TypeError):  # labels of a type without an order stay as they come
@@ -249,19 +279,36 @@ def fit_labels(name: str, array: npt.NDArray[Any], merge_below: int, missing: st
     return Column(name, tuple(levels), coded), table[inverse]
 
 
-def to_numbers(name: str, array: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
-    """The column as floats, NaN where a value is missing."""
+def refuse_floats(name: str, array: npt.NDArray[Any], known: Sequence[Any]) -> None:
+    """Raise for numbers with a fraction: they are not labels."""
+    if array.dtype.kind == "f" or (any(map(_is_float, known)) and all(map(_is_number, known))):
+        remedy = f"cut it with `bins={{{name!r}: [...]}}` (edges) or `quantiles={{{name!r}: 4}}`, or turn it into integers"
+        raise ColumnError(name, "floats", "holds floats, which are not labels", f"; {remedy} or strings.")
+
+
+def to_numbers(name: str, array: npt.NDArray[Any], spelled: bool = False, start: int = 0) -> npt.NDArray[np.float64]:
+    """The column as floats, NaN where a value is missing; numbers may be ``spelled``, as text."""
     if array.dtype.kind in "biuf":
         return array.astype(np.float64)
     labels, inverse = factorize(name, array)
-    strange = [label for label in labels if label is not None and not _is_number(label)]
-    if strange:
-        row = int((inverse == labels.index(strange[0])).argmax())
-        raise TypeError(f"column `{name}` is cut into bins and must hold numbers, got {strange[0]!r} in row {row}.")
-    return np.array([math.nan if label is None else float(label) for label in labels])[inverse]
+    numbers = [_number(label, spelled) for label in labels]
+    if None in numbers:
+        place = numbers.index(None)
+        row = start + int((inverse == place).argmax())
+        raise TypeError(f"column `{name}` is cut into bins and must hold numbers, got {labels[place]!r} in row {row}.")
+    return np.array(numbers, dtype=np.float64)[inverse]
 
 
-def _bin(numbers: npt.NDArray[np.float64], edges: Sequence[float], missing: int) -> Codes:
+def _number(label: Any, spelled: bool) -> float | None:
+    if label is None:
+        return math.nan
+    try:
+        return float(label) if _is_number(label) or (spelled and isinstance(label, str)) else None
+    except ValueError:
+        return None
+
+
+def bin_of(numbers: npt.NDArray[np.float64], edges: Sequence[float], missing: int) -> Codes:
     codes = np.searchsorted(np.asarray(edges, dtype=np.float64), numbers, side="right")
     return np.where(np.isnan(numbers), missing, codes).astype(np.int64)
 
@@ -274,7 +321,7 @@ def fit_numbers(name: str, numbers: npt.NDArray[np.float64], cuts: Any, merge_be
     exact = not isinstance(cuts, int | np.integer)
     edges = [float(cut) for cut in cuts] if exact else _quantile_edges(name, numbers[~absent], int(cuts))
     if merge_below:
-        counts = np.bincount(_bin(numbers[~absent], edges, -1), minlength=len(edges) + 1).tolist()
+        counts = np.bincount(bin_of(numbers[~absent], edges, -1), minlength=len(edges) + 1).tolist()
         merged = _merge_bins(edges, counts, merge_below)
         if not merged:
             raise ValueError(f"column `{name}` cannot be cut into bins of `min_size` = {merge_below} rows; lower it.")
@@ -289,7 +336,7 @@ def fit_numbers(name: str, numbers: npt.NDArray[np.float64], cuts: Any, merge_be
     if absent.any():
         labels[None] = len(levels)
         levels.append(f"{name}=missing")
-    return Column(name, tuple(levels), labels, tuple(edges)), _bin(numbers, edges, labels.get(None, -1))
+    return Column(name, tuple(levels), labels, tuple(edges)), bin_of(numbers, edges, labels.get(None, -1))
 
 
 def _quantile_edges(name: str, numbers: npt.NDArray[np.float64], count: int) -> list[float]:
@@ -333,7 +380,9 @@ def _show_label(label: Any) -> str:
 
 
 def _raise_missing(name: str, absent: npt.NDArray[np.bool_]) -> None:
-    raise ValueError(
-        f"column `{name}` has {int(absent.sum())} missing values, the first in row {int(absent.argmax())}; fill them "
-        f"in, or pass `missing='level'` to make them the group `{name}=missing`."
+    raise ColumnError(
+        name,
+        "missing",
+        f"has {int(absent.sum())} missing values, the first in row {int(absent.argmax())}",
+        f"; fill them in, or pass `missing='level'` to make them the group `{name}=missing`.",
     )

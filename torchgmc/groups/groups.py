@@ -2,8 +2,9 @@
 
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property, partial
 from itertools import combinations
 from typing import Any
 
@@ -24,6 +25,8 @@ from torchgmc.groups.columns import (
     read,
     to_numbers,
 )
+from torchgmc.groups.description import describe, restore
+from torchgmc.groups.learning import few_rows
 from torchgmc.groups.names import digits, listing_of_terms, names_differ, term_name, terms_of
 from torchgmc.groups.sums import Combo, Cover, Tables, occurring
 
@@ -160,12 +163,80 @@ class Groups:
                 raise ValueError(f"several groups would share a name: {checks.listing(double)}; rename columns or labels.")
         return groups
 
-    def transform(self, columns: Any, unknown: str = "error") -> "Groups":
+    @classmethod
+    def learn(
+        cls,
+        blocks: Iterable[Any],
+        intersections: int = 1,
+        bins: Mapping[str, Sequence[float]] | None = None,
+        min_size: int = 1,
+        small: str = "error",
+        missing: str = "error",
+        overall: bool = False,
+        spelled: bool = False,
+    ) -> "Groups":
+        """:meth:`from_columns` of rows that come in blocks, each forgotten when it has been counted.
+
+        Args:
+            blocks: an iterable of what :meth:`from_columns` takes as ``columns``.
+            intersections, bins, min_size, small, missing, overall: as in :meth:`from_columns`.
+            spelled: values are compared by how they are written, as in a text file: a column of "3" and "12" holds
+                integers, and :meth:`transform` then knows 3 and "3".
+
+        Returns:
+            Groups on no rows; the membership of rows comes from :meth:`transform`.
+
+        Example:
+            >>> groups = Groups.learn([{"sex": ["f", "m"]}, {"sex": ["f", "x"]}])
+            >>> groups.names, groups.transform({"sex": ["x", "f"]}).membership.int().tolist()
+            (('sex=f', 'sex=m', 'sex=x'), [[0, 0, 1], [1, 0, 0]])
+        """
+        options: dict[str, Any] = {"intersections": intersections, "min_size": min_size, "small": small, "missing": missing}
+        options["bins"] = dict(bins or {})
+        check = partial(check_options, quantiles={}, **options)
+        data = few_rows(blocks, options["bins"], min_size, missing, spelled, check)
+        groups = cls.from_columns(data, overall=overall, **options)[:0]
+        return groups.as_spelled() if spelled else groups
+
+    def as_spelled(self) -> "Groups":
+        """The same groups, which :meth:`transform` finds by how values are written: "3" is the label 3, or the number.
+
+        Example:
+            >>> groups = Groups.from_columns({"site": [3, 7]})
+            >>> groups.as_spelled().transform({"site": ["7", "3", 3]}).membership[:, 0].tolist()
+            [False, True, True]
+        """
+        columns = tuple(replace(column, spelled=True) for column in self.columns)
+        return Groups(columns, self.codes, self._blocks, self._gaps, self._plan)
+
+    def to_dict(self) -> dict[str, Any]:
+        """How these groups follow from columns, in JSON types; no row is in it. :meth:`from_dict` reads it.
+
+        Example:
+            >>> list(Groups.from_columns({"sex": ["f", "m"]}).to_dict())
+            ['schema', 'columns', 'combinations']
+        """
+        return describe(self.columns, self._blocks)
+
+    @classmethod
+    def from_dict(cls, found: Mapping[str, Any]) -> "Groups":
+        """The groups that :meth:`to_dict` described, on no rows; :meth:`transform` gives them on new ones.
+
+        Example:
+            >>> groups = Groups.from_dict(Groups.from_columns({"sex": ["f", "m"]}).to_dict())
+            >>> groups.transform({"sex": ["m", "m"]}).sizes
+            tensor([0, 2])
+        """
+        columns, blocks = restore(found)
+        return cls(columns, torch.empty(len(columns), 0, dtype=torch.int32).T, blocks, [False] * len(columns))
+
+    def transform(self, columns: Any, unknown: str = "error", start: int = 0) -> "Groups":
         """The same groups (names, labels, edges) on new rows.
 
         Args:
             columns: as in :meth:`from_columns`; columns that are not needed are ignored.
             unknown: a label never seen: "error" refuses, "none" puts the row in no group that asks for this column.
+            start: number of the first row in messages, for rows out of many.
 
         Returns:
             Groups with the same names, on the new rows and on the device of these groups.
@@ -184,7 +255,7 @@ class Groups:
         data = {column.name: data[column.name] for column in self.columns}
         codes = np.empty((len(data), num_rows(data)), dtype=np.int32)
         for j, column in enumerate(self.columns):
-            codes[j] = column.encode(data[column.name], unknown)
+            codes[j] = column.encode(data[column.name], unknown, start)
         gaps = tuple(bool((row < 0).any()) for row in codes)
         plan = self._plan if gaps == self._gaps else None
         return Groups(self.columns, torch.from_numpy(codes).to(self.device).T, self._blocks, gaps, plan)

@@ -20,6 +20,7 @@ from torchgmc.engine.scripting import is_scripting
 from torchgmc.engine.solver import SOLVERS, Report
 from torchgmc.engine.values import Names, Values
 from torchgmc.groups.groups import Groups, check_groups
+from torchgmc.heads.task import Task
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -85,6 +86,8 @@ class Head(Float64Module):
     renamed: ClassVar[dict[str, str]] = {}
     #: Does ``calibrate`` fit something to the data? If not, an audit may use the same data.
     fits: ClassVar[bool] = True
+    #: How the command line calibrates it; None for a head that is used from Python.
+    task: ClassVar[Optional[Task]] = None  # noqa: UP045
     __jit_unused_properties__: ClassVar[list[str]] = ["statistics", "member_argument", "needs_groups", "may_take_groups"]
 
     def __init__(
@@ -115,6 +118,7 @@ class Head(Float64Module):
         self._parts: tuple[Any, ...] = ()  # statistics, see `keep`
         self.observed: overlap.Sketch | None = None  # keys of the examples observed by this process
         self.calibrated_on: overlap.Sketch | None = None  # keys of the calibration data; in no file unless asked for
+        self.named_groups: Groups | None = None  # how its groups follow from columns, if its file says so
 
     @property
     def member_argument(self) -> str:
@@ -401,6 +405,20 @@ class Head(Float64Module):
         if member.device != device:
             raise ValueError(f"`groups` is on {member.device} but `scores` is on {device}; move them to one device.")
         return member
+
+    def transform(self, columns: Any, unknown: str = "error") -> Tensor:
+        """Membership of new rows, bool ``(n, a)``, from their columns; for a head whose file says how groups follow from them.
+
+        Args:
+            columns: a mapping from name to values, or a frame; see :meth:`torchgmc.Groups.transform`.
+            unknown: a label never seen: "error" refuses, "none" puts the row in no group that asks for this column.
+        """
+        if self.named_groups is None:
+            raise ValueError(
+                f"this {type(self).__name__} does not know how its groups follow from columns: it was saved without them. "
+                "Save it with `gmc.save(head, path, groups=groups)`, or use `groups.transform(columns).membership`."
+            )
+        return self.named_groups.transform(columns, unknown).membership.to(self.fitted.device)
 
     def membership(self, groups: Optional[Tensor], n: int, like: Tensor) -> Tensor:  # noqa: UP045
         """Membership as float64 (n, a) inside ``forward``: checks shapes alone, so that it scripts and exports."""

@@ -134,8 +134,8 @@ def side_files(folder: Path) -> None:
 
 
 def command(name: str, folder: Path, words: tuple[str, ...]) -> list[str]:
-    """Words with the paths of side files filled in."""
-    return [str(folder / word) if word.endswith(".json") else word for word in words] + ["--task", name]
+    """The task and its words, with the paths of side files filled in."""
+    return [name, *(str(folder / word) if word.endswith(".json") else word for word in words)]
 
 
 def tensors(arrays: Arrays, names: tuple[str, ...]) -> list[torch.Tensor]:
@@ -151,11 +151,11 @@ N = 240
 
 def calibrated(tmp_path: Path, arrays: dict[str, Any], *words: str) -> tuple[int, gmc.Head]:
     data = write(tmp_path / "d.npz", arrays)
-    code = main(["calibrate", str(data), "--out", str(tmp_path / "h.safetensors"), *words])
+    code = main(["calibrate", *words, str(data), "--out", str(tmp_path / "h.safetensors")])
     return code, gmc.load(tmp_path / "h.safetensors")
 
 
-FNR = ("--task", "fnr", "--target", "0.1", "--alpha", "0.02")
+FNR = ("fnr", "--target", "0.1", "--alpha", "0.02")
 
 
 def program(*words: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:

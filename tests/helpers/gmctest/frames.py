@@ -28,4 +28,4 @@ def write_frame(frame, path: Path) -> str:
     return str(path)
 
 
-QUANTILE = ["--task", "quantile", "--target", "0.9", "--alpha", "0.02", "--scores", "residual"]
+QUANTILE = ["quantile", "--target", "0.9", "--alpha", "0.02", "--scores", "residual"]

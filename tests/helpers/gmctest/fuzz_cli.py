@@ -38,7 +38,7 @@ def files() -> tuple[Path, Path, Path]:
     data, test, head = (HERE / name for name in ("cli_fit.npz", "cli_test.npz", "cli_head.safetensors"))
     cli_files.write(data, cli_files.events(60, 0))
     cli_files.write(test, cli_files.events(60, 1))
-    words = ["calibrate", data, "--task", "probability", "--alpha", 0.02, "--bins", 0, "--groups", "sex", "--out", head]
+    words = ["calibrate", "probability", data, "--alpha", 0.02, "--bins", 0, "--groups", "sex", "--out", head]
     assert run(*words)[0] == 0
     return head, data, test
 
@@ -51,8 +51,8 @@ def options(arguments: Arguments) -> list[Any]:
 # -- the commands -------------------------------------------------------------------------------------------------------------
 
 
-def calibrate(data: Any, **more: Any) -> Answer:
-    return run("calibrate", data, *options(more), "--out", HERE / "cli_new.safetensors", "--json")
+def calibrate(data: Any, task: Any, **more: Any) -> Answer:
+    return run("calibrate", task, data, *options(more), "--out", HERE / "cli_new.safetensors", "--json")
 
 
 def calibrate_data(n: int, seed: int) -> Arguments:

@@ -298,7 +298,7 @@ def calibrate(alpha: Any, target: Any, task: Any, solver: Any, groups: Any) -> i
     path = HERE / "images.npz"
     if not path.exists():
         cli_files.write(path, cli_files.images(40, 0))
-    words = ["calibrate", str(path), "--groups", groups, "--alpha", alpha, "--target", target, "--task", task]
+    words = ["calibrate", task, str(path), "--groups", groups, "--alpha", alpha, "--target", target]
     said = io.StringIO()
     with contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()):
         try:

@@ -20,6 +20,7 @@ from torchgmc.heads.base import Head
 from torchgmc.heads.distribution import training
 from torchgmc.heads.distribution.problem import MassStatistics, SimplexProblem, TiltProblem
 from torchgmc.heads.distribution.simplex import Tail, cells_of, start, step, tail_from_cells, tail_of
+from torchgmc.heads.distribution.task import TASK
 from torchgmc.heads.distribution.tilt import CHUNK, Dual, Projection, atoms, log_masses, project
 
 GEOMETRIES = ("kl", "euclidean")
@@ -93,6 +94,7 @@ class DistributionHead(Head):
     audit_only: ClassVar[tuple[str, ...]] = ("labels",)
     takes = "logits"
     relative: ClassVar[bool] = True
+    task = TASK
 
     def __init__(
         self,

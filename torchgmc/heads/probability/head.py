@@ -22,6 +22,7 @@ from torchgmc.heads.levelsets.problem import ResidualProblem
 from torchgmc.heads.probability import newton, training
 from torchgmc.heads.probability import solver as probabilities
 from torchgmc.heads.probability.solver import ProbabilityStatistics
+from torchgmc.heads.probability.task import TASK
 
 GEOMETRIES = ("kl", "euclidean")
 
@@ -78,6 +79,7 @@ class ProbabilityHead(Head):
     fit_only: ClassVar[tuple[str, ...]] = ("alpha", "conditional", "noise_floor")
     arguments: ClassVar[tuple[str, ...]] = ("probs", "y", "groups", "weight")
     truth: ClassVar[str] = "y"
+    task = TASK
     takes = "probs"
     growing: ClassVar[tuple[str, ...]] = ("rounds", "log_who", "log_step", "log_column")
     renamed: ClassVar[dict[str, str]] = {"tables": "rounds"}

@@ -28,6 +28,7 @@ from torchgmc.heads.levelsets.steps import cell_sums
 from torchgmc.heads.quantile import problem as quantiles
 from torchgmc.heads.quantile import training
 from torchgmc.heads.quantile.problem import QuantileProblem, QuantileStatistics
+from torchgmc.heads.quantile.task import TASK
 
 
 class QuantileHead(Head):
@@ -81,6 +82,7 @@ class QuantileHead(Head):
     common: ClassVar[bool] = True
     arguments: ClassVar[tuple[str, ...]] = ("scores", "groups", "weight", "base")
     takes = "groups"
+    task = TASK
     growing: ClassVar[tuple[str, ...]] = ("log_who", "log_step", "log_column")
 
     def __init__(

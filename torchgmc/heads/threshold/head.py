@@ -31,6 +31,7 @@ from torchgmc.heads.threshold.problem import (
     SampleStatistics,
 )
 from torchgmc.heads.threshold.risks import CHUNK, RISKS, Lattice, MonotoneRisk, Risk
+from torchgmc.heads.threshold.task import TASK
 
 #: Elements of the largest temporary table of curves (128 MB in float64).
 MAX_ELEMENTS = 1 << 24
@@ -97,6 +98,7 @@ class ThresholdHead(Head):
     arguments: ClassVar[tuple[str, ...]] = ("scores", "masks", "groups", "weight", "clusters")
     truth: ClassVar[str] = "masks"
     common: ClassVar[bool] = True
+    task = TASK
 
     def __init__(
         self,

@@ -17,6 +17,7 @@ from torchgmc.engine.values import Names, Values
 from torchgmc.heads.base import Head
 from torchgmc.heads.tree import soft as soft_answers
 from torchgmc.heads.tree.solver import TreeProblem, TreeStatistics, descend
+from torchgmc.heads.tree.task import TASK
 from torchgmc.heads.tree.tree import Tree, answers, path_levels, replay, rounds
 
 #: Scores summed at a time while observing (64 MB in float64).
@@ -99,6 +100,7 @@ class TreeHead(Head):
     fit_only: ClassVar[tuple[str, ...]] = ("alpha", "target", "conditional", "init", "sets")
     arguments: ClassVar[tuple[str, ...]] = ("probs", "labels", "groups", "weight")
     truth: ClassVar[str] = "labels"
+    task = TASK
     takes = "probs"
     static = False  # who is in a set depends on the answer
 

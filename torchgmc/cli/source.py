@@ -1,0 +1,255 @@
+"""The rows of a file, block by block, as the arguments of a head: which arrays are read, and what becomes of them."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import torchgmc as gmc
+from torchgmc.cli.membership import Membership
+from torchgmc.cli.tables import Array, Block, Table, to_numbers
+from torchgmc.deploy.io import known_heads
+from torchgmc.heads.task import Task
+
+__all__ = ["Source", "find_arrays", "task_of", "tasks"]
+
+
+def tasks() -> dict[str, type[gmc.Head]]:
+    """The head of every task."""
+    kinds = [kind for kind in known_heads().values() if vars(kind).get("task") is not None]
+    return dict(sorted((task_of(kind).name, kind) for kind in kinds))
+
+
+def task_of(kind: type[gmc.Head]) -> Task:
+    """The task of a head, baselines included."""
+    if kind.task is None:
+        raise ValueError(f"a {kind.__name__} has no command-line task; use it from Python.")
+    return kind.task
+
+
+def further_arrays() -> dict[str, str]:
+    """Arrays that some task reads besides scores, truth and weights, and a line of help for each."""
+    found = [task_of(kind) for kind in tasks().values()]
+    return {role: f"{text.rstrip('.')} ({task.name})." for task in found for role, text in task.arrays.items()}
+
+
+def find_arrays(
+    table: Table, task: Task, given: Mapping[str, str | None], stored: Mapping[str, str], wanted: Sequence[str]
+) -> dict[str, str]:
+    """Names of the arrays to read, by role: as given, as at the calibration, or under a usual name.
+
+    Args:
+        table: the file.
+        task: of the head.
+        given: on the command line: "scores", "labels", "weight", and those of ``task.arrays``.
+        stored: at the calibration.
+        wanted: roles that must be there; other roles are read if they were named, or if the file has them.
+    """
+    found = {role: name for role, name in given.items() if name is not None}
+    for role in found:
+        if role not in ("scores", "weight", *task.arrays) and not (role == "labels" and task.labels):
+            raise ValueError(f"--{role} is not used by the task {task.name!r}.")
+    for role, usual in (("scores", task.scores), ("labels", task.labels)):
+        names = list(dict.fromkeys([*([stored[role]] if role in stored else []), *usual]))
+        name = next((name for name in names if name in table.names), None)
+        if role not in found and name is not None:
+            found[role] = name
+        elif role not in found and role in wanted:
+            raise ValueError(
+                f"{str(table.path)!r} has no array {' or '.join(map(repr, names))}; it has {listing(table.names)}. Say which "
+                f"with --{role} NAME"
+                + (" (columns NAME[0], NAME[1], ... make a matrix)." if table.path.suffix in (".csv", ".parquet") else ".")
+            )
+    for role in task.arrays:
+        if role in stored:
+            found.setdefault(role, stored[role])
+    if "weight" not in found and "weight" in stored:
+        if stored["weight"] in table.names:
+            found["weight"] = stored["weight"]
+        else:
+            warnings.warn(f"no array {stored['weight']!r} in {str(table.path)!r}: all rows weigh the same.", stacklevel=2)
+    check_names(table, list(found.values()))
+    return found
+
+
+def check_names(table: Table, names: Sequence[str]) -> None:
+    """Every array is in the file."""
+    for name in names:
+        if name not in table.names:
+            raise ValueError(f"{str(table.path)!r} has no array {name!r}; it has {listing(table.names)}.")
+
+
+def listing(names: Sequence[str], most: int = 12) -> str:
+    """Names for a message."""
+    return (", ".join(map(repr, names[:most])) or "none") + (", ..." if len(names) > most else "")
+
+
+@dataclass(frozen=True)
+class Source:
+    """The rows of a file for a kind of head. A :class:`~torchgmc.heads.task.Task` may ask it for what else the file holds.
+
+    Attributes:
+        table: the file.
+        kind: of head.
+        arrays: what is read from the file, by role.
+        membership: the groups; None without.
+        rows: in a block; chosen by size if None.
+        unknown: "error", or "none": a value of a group column that was never seen is in no group.
+    """
+
+    table: Table
+    kind: type[gmc.Head]
+    arrays: Mapping[str, str]
+    membership: Membership | None = None
+    rows: int | None = None
+    unknown: str = "error"
+
+    @property
+    def task(self) -> Task:
+        """Of the head."""
+        return task_of(self.kind)
+
+    @property
+    def columns(self) -> tuple[list[str], list[str]]:
+        """What is read as numbers, and what as labels."""
+        numbers, labels = dict(self.arrays), []
+        if self.task.label_names is not None and "labels" in numbers:
+            labels.append(numbers.pop("labels"))
+        member = self.membership
+        matrices, plain = ([], []) if member is None else (list(member.matrices), member.columns)
+        return list(dict.fromkeys([*numbers.values(), *matrices])), list(dict.fromkeys([*labels, *plain]))
+
+    def count(self) -> int:
+        """Number of rows; an error if there are none."""
+        numbers, labels = self.columns
+        if not numbers and not labels:
+            raise ValueError(f"{str(self.path)!r} has none of the arrays needed; it has {listing(self.names)}.")
+        check_names(self.table, [*numbers, *labels])
+        total = self.table.count([*numbers, *labels])
+        if total <= 0:
+            raise ValueError(f"{str(self.path)!r} has no rows.")
+        return total
+
+    def without(self, *roles: str) -> Source:
+        """The same without some arrays."""
+        return replace(self, arrays={role: name for role, name in self.arrays.items() if role not in roles})
+
+    # -- what a task may ask for ---------------------------------------------------------------------------------------------
+
+    @property
+    def path(self) -> Path:
+        """Of the file."""
+        return self.table.path
+
+    @property
+    def names(self) -> list[str]:
+        """Of the arrays in the file."""
+        return self.table.names
+
+    @property
+    def row(self) -> tuple[int, ...]:
+        """Shape of the scores of one example."""
+        return self.example.shape[1:]
+
+    @cached_property
+    def example(self) -> Array:
+        """The first scores, as the head gets them."""
+        name = self.arrays["scores"]
+        for block in self.table.blocks([name], [], 1):
+            return _floats(block.arrays[name])
+        raise ValueError(f"{str(self.path)!r} has no rows.")
+
+    def integers(self, name: str) -> list[int]:
+        """A whole array of integers."""
+        return [v for block in self.table.blocks([name]) for v in _whole(name, block.arrays[name], block.start).tolist()]
+
+    def texts(self, name: str) -> list[str]:
+        """A whole array of text."""
+        return [str(value) for block in self.table.blocks([], [name]) for value in block.arrays[name].tolist()]
+
+    def token_ids(self, tokenizer: str, words: Mapping[str, Sequence[str]]) -> dict[str, list[int]]:
+        """Lists of words as lists of token ids."""
+        from torchgmc.engine.extras import require
+        from torchgmc.text import attributes_from_words
+
+        return attributes_from_words(require("transformers", extra="text").AutoTokenizer.from_pretrained(tokenizer), words)
+
+    # -- blocks --------------------------------------------------------------------------------------------------------------
+
+    def blocks(self, head: gmc.Head) -> Iterator[tuple[Block, dict[str, Tensor]]]:
+        """Blocks of rows, and what they give the head: tensors by the names of its arguments."""
+        numbers, labels = self.columns
+        check_names(self.table, [*numbers, *labels])
+        for block in self.table.blocks(numbers, labels, self.rows):
+            yield block, self._arguments(block, head)
+
+    def _arguments(self, block: Block, head: gmc.Head) -> dict[str, Tensor]:
+        """Arguments of ``observe`` and ``audit`` from a block."""
+        found: dict[str, Tensor] = {}
+        for role, name in self.arrays.items():
+            if role == "scores":
+                found[head.arguments[0]] = _tensor(_floats(block.arrays[name]))
+            elif role == "labels":
+                found[head.truth or head.audit_only[0]] = _tensor(self._labels(block, name, head))
+            else:
+                found[role] = _tensor(block.arrays[name].astype(np.float64))
+        if self.membership is not None:
+            found[head.member_argument] = self.membership.of(block, self.unknown)
+        return found
+
+    def _labels(self, block: Block, name: str, head: gmc.Head) -> Array:
+        values, task = block.arrays[name], self.task
+        if task.label_names is not None:
+            values = _ids(name, values, task.label_names(head), block.start)
+        values = to_numbers(name, values, block.start)
+        if task.label_kind in ("class", "tokens") and not head.one_event:
+            return _whole(name, values, block.start)
+        return values.astype(np.int64) if values.dtype.kind in "iu" else values
+
+    def locate(self, block: Block, error: Exception) -> ValueError:
+        """The error of a head about a block, with the file's name and, if there are other blocks, the rows."""
+        place = f"{str(self.path)!r}"
+        if block.start or block.stop < self.table.count(self.columns[0] or self.columns[1]):
+            place += f", rows {block.start} to {block.stop - 1}"
+        return ValueError(f"{place}: {error}")
+
+
+def _floats(values: Array) -> Array:
+    """Floating point of a kind that torch has."""
+    return values if values.dtype.kind == "f" and values.dtype.itemsize <= 8 else values.astype(np.float64)
+
+
+def _tensor(values: Array) -> Tensor:
+    """The array as a tensor that may be written to."""
+    return torch.from_numpy(values if values.flags.writeable else values.copy())
+
+
+def _whole(name: str, values: Array, start: int) -> Array:
+    if values.dtype.kind == "f":
+        wrong = np.flatnonzero(values != np.floor(values))  # NaN too
+        if len(wrong):
+            raise ValueError(
+                f"{name!r} must hold whole numbers, but has {values.flat[wrong[0]]} in row {start + int(wrong[0])}."
+            )
+    return values.astype(np.int64)
+
+
+def _ids(name: str, values: Array, names: Sequence[str], start: int) -> Array:
+    """Ids of names; what is not text, or begins with no name, is taken for ids already."""
+    if values.dtype.kind not in "OU" or values.tolist()[:1][0] not in names:
+        return values
+    ids = {known: k for k, known in enumerate(names)}
+    try:
+        return np.array([ids[value] for value in values.tolist()], dtype=np.int64)
+    except KeyError as error:
+        row = values.tolist().index(error.args[0])
+        raise ValueError(
+            f"{name!r} has {error.args[0]!r} in row {start + row}, which is not among the names: {listing(list(ids), 6)}."
+        ) from None

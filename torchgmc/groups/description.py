@@ -1,0 +1,81 @@
+"""How groups follow from columns, in JSON types: what a file keeps of them. No row is in it."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from torchgmc.groups.columns import Codes, Column
+from torchgmc.groups.sums import Combo
+
+#: Version of the layout. A later one is refused.
+SCHEMA = 1
+
+
+def describe(columns: Sequence[Column], blocks: Sequence[tuple[Combo, Codes]]) -> dict[str, Any]:
+    """Columns, and for each combination of them the keys of its groups."""
+    return {
+        "schema": SCHEMA,
+        "columns": [
+            {
+                "name": c.name,
+                "levels": list(c.levels),
+                "labels": [[_plain(c.name, label), int(level)] for label, level in c.labels.items()],
+                "edges": None if c.edges is None else list(c.edges),
+                "spelled": c.spelled,
+            }
+            for c in columns
+        ],
+        "combinations": [[list(combo), keys.tolist()] for combo, keys in blocks],
+    }
+
+
+def _plain(name: str, label: Any) -> Any:
+    value = label.item() if isinstance(label, np.generic) else label
+    if value is None or isinstance(value, str | bool | int) or (isinstance(value, float) and math.isfinite(value)):
+        return value
+    raise TypeError(
+        f"column `{name}` has the label {label!r}, a {type(label).__name__}, which JSON cannot hold; make the groups of text, "
+        "integers or booleans."
+    )
+
+
+def restore(found: Any) -> tuple[tuple[Column, ...], list[tuple[Combo, Codes]]]:
+    """What :func:`describe` was given."""
+    if not isinstance(found, Mapping):
+        raise TypeError(f"`found` must be what `Groups.to_dict` gave, got {type(found).__name__}.")
+    schema = found.get("schema", SCHEMA)
+    if not isinstance(schema, int) or schema > SCHEMA:
+        raise ValueError(f"`found` has schema {schema!r}, this version of torchgmc reads up to {SCHEMA}; upgrade torchgmc.")
+    try:
+        columns = tuple(map(_column, found["columns"]))
+        blocks = [_block(columns, combo, keys) for combo, keys in found["combinations"]]
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        raise ValueError(f"`found` is not what `Groups.to_dict` gave: {type(error).__name__}: {error}") from error
+    if not columns or not blocks:
+        raise ValueError("`found` is not what `Groups.to_dict` gave: it has no groups.")
+    return columns, blocks
+
+
+def _column(found: Mapping[str, Any]) -> Column:
+    name, levels, edges = found["name"], tuple(found["levels"]), found["edges"]
+    labels = {label: level for label, level in found["labels"]}
+    if not isinstance(name, str) or not levels or not all(isinstance(level, str) for level in levels):
+        raise TypeError(f"the column {name!r} must have a name and names of levels")
+    if not all(isinstance(level, int) and 0 <= level < len(levels) for level in labels.values()):
+        raise ValueError(f"a label of the column {name!r} has no level")
+    if edges is not None and not (len(levels) - len(edges) in (1, 2) and np.isfinite(np.asarray(edges, dtype=float)).all()):
+        raise ValueError(f"the column {name!r} must have a level for each interval")
+    return Column(name, levels, labels, None if edges is None else tuple(edges), bool(found.get("spelled", False)))
+
+
+def _block(columns: Sequence[Column], combo: Sequence[int], keys: Sequence[int]) -> tuple[Combo, Codes]:
+    places = tuple(combo)
+    if not all(isinstance(j, int) and 0 <= j < len(columns) for j in places) or list(places) != sorted(set(places)):
+        raise ValueError(f"{combo} does not name columns in order")
+    total = math.prod(len(columns[j].levels) for j in places)
+    table = np.array(keys, dtype=np.int64)
+    if table.ndim != 1 or not len(table) or table[0] < 0 or table[-1] >= total or (np.diff(table) <= 0).any():
+        raise ValueError(f"the groups of the columns {combo} must be increasing numbers below {total}")
+    return places, table

@@ -1,0 +1,129 @@
+"""Groups from rows that come in blocks: which values occur, and together with which others, is all that is kept."""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from torchgmc.groups.columns import (
+    Codes,
+    ColumnError,
+    as_mapping,
+    bin_of,
+    factorize,
+    listing,
+    num_rows,
+    read,
+    refuse_floats,
+    to_numbers,
+)
+
+#: Text that an integer would be printed as: neither ``007``, which is a code, nor ``--5``.
+_INTEGER = re.compile(r"0|-?[1-9][0-9]{0,17}")
+
+
+def few_rows(
+    blocks: Iterable[Any],
+    bins: Mapping[str, Sequence[float]],
+    min_size: int,
+    missing: str,
+    spelled: bool,
+    check: Callable[[dict[str, Any], int], None],
+) -> dict[str, npt.NDArray[Any]]:
+    """Columns that give the same groups as all blocks: each combination of values, at most ``min_size`` times.
+
+    Args:
+        blocks: mappings or frames with the same columns.
+        bins, min_size, missing, spelled: as for :meth:`Groups.learn`.
+        check: called with the first block and its number of rows, before anything else is done.
+    """
+    names, seen = _count(blocks, bins, missing, spelled, check)
+    if not seen:
+        raise ValueError("`blocks` must have at least one row.")
+    # A group is a sum of combinations: min_size rows of each tell as much as all of them.
+    times = np.minimum(np.fromiter(seen.values(), dtype=np.int64, count=len(seen)), max(1, int(min_size)))
+    data = {}
+    for j, name in enumerate(names):
+        labels = [row[j] for row in seen]
+        values = typed(name, labels) if spelled and name not in bins else labels
+        data[name] = np.repeat(np.fromiter(values, dtype=object, count=len(values)), times)
+    return data
+
+
+def _count(
+    blocks: Iterable[Any],
+    bins: Mapping[str, Sequence[float]],
+    missing: str,
+    spelled: bool,
+    check: Callable[[dict[str, Any], int], None],
+) -> tuple[list[str], Counter[tuple[Any, ...]]]:
+    """Names of the columns, and how often each combination of values occurs; a number stands for its bin."""
+    if not isinstance(blocks, Iterable) or isinstance(blocks, Mapping | str):
+        raise TypeError(f"`blocks` must be an iterable of mappings or frames, got {type(blocks).__name__}.")
+    names: list[str] = []
+    seen: Counter[tuple[Any, ...]] = Counter()
+    start = 0
+    for block in blocks:
+        data = as_mapping(block)
+        rows = num_rows(data)
+        if not rows:
+            continue
+        if not names:
+            check(data, rows)
+            names = list(data)
+        if list(data) != names:
+            raise ValueError(f"`blocks` must have the columns {listing(names)}, got {listing(list(data)) or 'none'}.")
+        coded = []
+        for name, values in data.items():
+            array = read(name, values)
+            found = _binned(name, array, bins[name], spelled, start) if name in bins else _labels(name, array)
+            if missing == "error" and None in found[0] and (absent := found[1] == found[0].index(None)).any():
+                row = start + int(absent.argmax())
+                remedy = f"; fill it in, or pass `missing='level'` to make such rows the group `{name}=missing`."
+                raise ColumnError(name, "missing", f"has no value in row {row}", remedy)
+            coded.append(found)
+        keys, counts = np.unique(np.stack([codes for _, codes in coded], 1), axis=0, return_counts=True)
+        for key, count in zip(keys.tolist(), counts.tolist(), strict=True):
+            seen[tuple(values[code] for (values, _), code in zip(coded, key, strict=True))] += count
+        start += rows
+    return names, seen
+
+
+def _labels(name: str, array: npt.NDArray[Any]) -> tuple[list[Any], Codes]:
+    labels, codes = factorize(name, array)
+    refuse_floats(name, array, [label for label in labels if label is not None])
+    return labels, codes
+
+
+def _binned(name: str, array: npt.NDArray[Any], edges: Sequence[float], spelled: bool, start: int) -> tuple[list[Any], Codes]:
+    """One value for each bin, None for a missing one, and the bin of each row."""
+    return [-np.inf, *edges, None], bin_of(to_numbers(name, array, spelled, start), edges, len(edges) + 1)
+
+
+def typed(name: str, labels: Sequence[Any]) -> list[Any]:
+    """Text that is integers throughout, or True and False, as such: a text file gives the groups that numbers give.
+
+    Example:
+        >>> typed("site", ["10", None, "2"]), typed("zip", ["010", "2"]), typed("x", ["--5", "5"])
+        ([10, None, 2], ['010', '2'], ['--5', '5'])
+    """
+    texts = {label for label in labels if isinstance(label, str)}
+    if texts and all(label is None or isinstance(label, str) for label in labels):
+        if all(map(_INTEGER.fullmatch, texts)):
+            return [label if label is None else int(label) for label in labels]
+        if texts <= {"True", "False"}:
+            return [label if label is None else label == "True" for label in labels]
+        if any("." in text or "e" in text.lower() for text in texts) and all(map(_is_number, texts)):
+            refuse_floats(name, np.zeros(1), [])
+    return list(labels)
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,30 @@
+"""``torchgmc calibrate probability``."""
+
+from typing import Any
+
+from torchgmc.heads.task import CONDITIONAL, PAIR, SWITCH, Option, Reader, Task, choice, whole
+
+
+def _with_classes(given: dict[str, Any], reader: Reader) -> dict[str, Any]:
+    """Scores ``(n, C)`` are the probabilities of C classes."""
+    return given | ({"num_classes": reader.row[0]} if len(reader.row) == 1 else {})
+
+
+TASK = Task(
+    name="probability",
+    promise="Probabilities that are right on average for every group, at every level.",
+    example="probs.csv --alpha 0.01 --groups sex,age --cut age=30,50 --out head.safetensors",
+    scores=("probs", "scores", "p"),
+    labels=("y", "labels"),
+    label_kind="class",
+    output="probs",
+    written="probabilities, in the shape of those given",
+    options=(
+        Option("bins", whole(0, none=0), "Level sets of the probability, 10 by default; 0: none."),
+        Option("geometry", choice("kl", "euclidean"), "Steps in logits (kl, the default) or in probabilities."),
+        CONDITIONAL,
+        Option("range", PAIR, "Range of a bounded outcome; scores are then its means."),
+        Option("noise_floor", SWITCH, "Go on below the noise of each level set.", named="--no-noise-floor", value=False),
+    ),
+    complete=_with_classes,
+)

@@ -1,0 +1,20 @@
+"""``torchgmc calibrate quantile``."""
+
+from torchgmc.heads.task import CONDITIONAL, NUMBER, PAIR, Option, Task, whole
+
+TASK = Task(
+    name="quantile",
+    promise="Thresholds on conformity scores that cover every group at the target rate.",
+    example="residuals.csv --target 0.9 --alpha 0.01 --groups city --out head.safetensors",
+    scores=("scores",),
+    output="thresholds",
+    written="a threshold for each row",
+    options=(
+        Option("target", NUMBER, "Coverage to hold.", required=True),
+        Option("bins", whole(0, none=0), "Level sets of the threshold; 0, the default: none."),
+        CONDITIONAL,
+        Option("init", NUMBER, "Threshold to start from; by default a quantile of all scores."),
+        Option("range", PAIR, "Where the level sets are spread; by default over the scores."),
+    ),
+    arrays={"base": "Array of thresholds to start from."},
+)
