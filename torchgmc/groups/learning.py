@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from torchgmc.engine import checks
 from torchgmc.groups.columns import (
     Codes,
     ColumnError,
     as_mapping,
     bin_of,
     factorize,
-    listing,
     num_rows,
     read,
     refuse_floats,
@@ -75,7 +75,7 @@ def _count(
             check(data, rows)
             names = list(data)
         if list(data) != names:
-            raise ValueError(f"`blocks` must have the columns {listing(names)}, got {listing(list(data)) or 'none'}.")
+            raise ValueError(f"`blocks` must have the columns {checks.listing(names)}, got {checks.listing(list(data)) or 'none'}.")
         coded = []
         for name, values in data.items():
             array = read(name, values)

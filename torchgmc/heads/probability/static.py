@@ -1,0 +1,357 @@
+r"""Offsets and slopes of all groups at once: Newton steps on a convex potential, with an l1 slack for each column.
+
+.. math:: z(x) = z_0(x)\,\Big(1 - \beta_0 - \sum_{A \ni x} \beta_A\Big)_+ - \theta_0 - \sum_{A \ni x} \theta_A
+
+z_0 is the model's logit (of every class). The offset of everyone is free. The slope of everyone is drawn to 1 and the slopes and
+offsets of groups to those of everyone, each by the noise of its own derivative (:mod:`torchgmc.engine.noise`); k comes from
+cross-validation of the log loss. Platt, temperature and vector scaling are what remains where no group differs. With
+``geometry="euclidean"`` there are no slopes.
+"""
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchgmc.engine import noise
+from torchgmc.engine.clusters import codes, deal_clusters
+from torchgmc.engine.lasso import solve_lasso
+from torchgmc.heads.levelsets import steps as levelsets
+from torchgmc.heads.levelsets.steps import LARGEST, ROWS
+
+__all__ = ["Columns", "Found", "curvature", "fit_static", "loss"]
+
+#: Halvings of a step.
+HALVINGS = 8
+#: Rows that a Hessian is estimated from (the slope itself always uses every row).
+SAMPLE = 1 << 14
+#: Logits beyond it have no say in a slope.
+FAR = 16.0
+#: Slack of the slope of everyone, in standard errors of its derivative.
+SLOPE_SLACK = 1.0
+#: With more columns a Hessian costs more than it saves.
+MOST_COLUMNS = 600
+#: Entries of membership up to which the fits without a fold are made exactly, not from one expansion.
+EXACT_FOLDS = 1 << 21
+
+
+def curvature(z: Tensor, f: Tensor, euclidean: bool) -> Tensor:
+    """Derivative of f_c in z_c, ``(n, C)``; for classes it leaves out the cross terms, which line searches make up for."""
+    if euclidean:
+        return ((z > 0) & (z < 1)).to(f.dtype) if z.shape[1] == 1 else (f > 0).to(f.dtype)
+    return f * (1.0 - f)
+
+
+def loss(z: Tensor, f: Tensor, y: Tensor, euclidean: bool) -> Tensor:
+    """Potential of each example, psi(z) - <y, z>, up to a constant; ``(n,)``."""
+    if z.shape[1] == 1:
+        if euclidean:
+            return (f * (z - 0.5 * f) - y * z)[:, 0]
+        return (torch.nn.functional.softplus(z) - y * z)[:, 0]
+    if euclidean:  # the convex function whose gradient is the projection
+        return (f * z - 0.5 * f.square() - y * z).sum(1)
+    return torch.logsumexp(z, 1) - (y * z).sum(1)
+
+
+class Columns:
+    """The static problem: min E[psi(z) - <y, z>] + sum slack |Theta|, Theta of shape ``(p, 1 + a, C)``.
+
+    Theta[0] are offsets, Theta[1] slopes (p = 1 without).
+
+    Args:
+        member: ``(n, 1 + a)``, the first column ones.
+        z, y: ``(n, C)``; ``share``: ``(n, 1)``, sums to 1.
+        euclidean: geometry.
+        slopes: with slopes.
+    """
+
+    def __init__(self, member: Tensor, z: Tensor, y: Tensor, share: Tensor, euclidean: bool, slopes: bool) -> None:
+        self.member, self.euclidean, self.slopes = member, euclidean, slopes
+        self.z, self.y, self.share = z, y, share
+        self.shape = (1 + slopes, member.shape[1], z.shape[1])
+
+    def pick(self, rows: Tensor) -> "Columns":
+        """Some of the examples."""
+        share = self.share[rows]
+        parts = (self.member[rows], self.z[rows], self.y[rows], share / share.sum())
+        return Columns(*parts, self.euclidean, self.slopes)
+
+    def thin(self, rows: int) -> "Columns":
+        """Every k-th example, about ``rows`` of them."""
+        stride = max(1, len(self.z) // rows)
+        return self if stride == 1 else self.pick(torch.arange(0, len(self.z), stride, device=self.z.device))
+
+    def at(self, theta: Tensor, member: Tensor, z: Tensor) -> Tensor:
+        """z after Theta."""
+        moves = (member @ theta.flatten(0, 0).transpose(0, 1).flatten(1).to(member.dtype)).double()  # (n, p C)
+        moves = moves.view(len(z), *theta.shape[::2])  # (n, p, C)
+        if not self.slopes:
+            return z - moves[:, 0]
+        return z * (1.0 - moves[:, 1]).clamp_min(0.0) - moves[:, 0]
+
+    def _parts(self) -> "zip[tuple[Tensor, Tensor, Tensor, Tensor]]":
+        rows = ROWS if self.z.device.type == "cpu" else max(len(self.z), 1)
+        return zip(*(torch.split(t, rows) for t in (self.member, self.z, self.y, self.share)), strict=True)
+
+    def _weights(self, values: Tensor, z: Tensor) -> Tensor:
+        """Values ``(n, C)`` for the offsets, and times z for the slopes: ``(n, p C)``."""
+        return torch.cat([values, values * z.clamp(-FAR, FAR)], 1) if self.slopes else values
+
+    def slope(self, theta: Tensor) -> tuple[Tensor, float]:
+        """Minus the derivative, ``(p, 1 + a, C)`` (the violations, and their like for slopes), and the potential at Theta."""
+        total = torch.zeros(self.shape[1], self.shape[0] * self.shape[2], dtype=torch.float64, device=self.z.device)
+        value = total.new_zeros(())
+        for member, z, y, share in self._parts():
+            moved = self.at(theta, member, z)
+            f = levelsets.probabilities(moved, self.euclidean)
+            total += (member.T @ self._weights((f - y) * share, z).to(member.dtype)).double()
+            value += (loss(moved, f, y, self.euclidean) * share[:, 0]).sum()
+        return total.view(self.shape[1], self.shape[0], -1).transpose(0, 1).contiguous(), float(value)
+
+    def losses(self, theta: Tensor, part: Tensor, parts: int) -> Tensor:
+        """Mean loss of each part of the examples with a Theta of its own, ``(parts, p, 1 + a, C)``: ``(parts,)``."""
+        sums, mass = self.z.new_zeros(parts), self.z.new_zeros(parts)
+        for k in range(parts):
+            rows = (part == k).nonzero()[:, 0]
+            moved = self.at(theta[k], self.member[rows], self.z[rows])
+            f = levelsets.probabilities(moved, self.euclidean)
+            share = self.share[rows, 0]
+            sums[k], mass[k] = (loss(moved, f, self.y[rows], self.euclidean) * share).sum(), share.sum()
+        return sums / mass.clamp_min(1e-300)
+
+    def hessian(self, theta: Tensor) -> Tensor:
+        """One block per class, ``(C, p (1 + a), p (1 + a))``, float64 (collinear columns need it)."""
+        p, size, columns = self.shape
+        total = torch.zeros(columns, p * size, p * size, dtype=torch.float64, device=theta.device)
+        for member, z, _, share in self._parts():
+            moved = self.at(theta, member, z)
+            weight = curvature(moved, levelsets.probabilities(moved, self.euclidean), self.euclidean) * share
+            wide = member.double()
+            for column in range(columns):
+                design = wide if p == 1 else torch.cat([wide, wide * z[:, column : column + 1].clamp(-FAR, FAR)], 1)
+                total[column] += design.T @ (design * weight[:, column : column + 1])
+        return total
+
+    def squares(self, theta: Tensor, cluster: Tensor) -> Tensor:
+        """Sum of the squares of what each example (or cluster) adds to the slopes at Theta, ``(p, 1 + a, C)``."""
+        f = levelsets.probabilities(self.at(theta, self.member, self.z), self.euclidean)
+        values = self._weights((f - self.y) * self.share, self.z)
+        if cluster.shape[1] == 0:
+            total = (self.member.T @ values.square().to(self.member.dtype)).double()
+        else:
+            place, count = codes(cluster)
+            total = torch.stack(
+                [
+                    values.new_zeros(count, self.shape[1]).index_add_(0, place, self.member.double() * v[:, None]).square().sum(0)
+                    for v in values.T
+                ],
+                1,
+            )
+        return total.view(self.shape[1], self.shape[0], -1).transpose(0, 1).contiguous()
+
+    def minimise(self, theta: Tensor, slack: Tensor, hessian: Tensor | None, steps: int, precision: float) -> Tensor:
+        """Newton steps until the optimality conditions hold to ``precision`` of the slack; plainer ones where they fail.
+
+        A Hessian that is given is kept as long as steps made with it lower the objective as they should.
+        """
+        slope, value = self.slope(theta)
+        value += float((slack * theta.abs()).nan_to_num(0.0).sum())
+        fixed = slack.isinf()
+        bar = torch.where(fixed, torch.inf, precision * slack.clamp_min(1e-9))
+        for _ in range(steps):
+            if bool((_residual(theta, slope, slack) <= bar).all()):
+                return theta
+            goal = self._goal(theta, slope, slack, hessian)
+            for halving in range(HALVINGS + 1):
+                trial = theta + (goal - theta) * 0.5**halving
+                trial_slope, trial_value = self.slope(trial)
+                trial_value += float((slack * trial.abs()).nan_to_num(0.0).sum())
+                if trial_value <= value + 1e-12 * abs(value) or (hessian is not None and halving == 1):
+                    break
+            if trial_value > value + 1e-12 * abs(value):
+                if hessian is None:
+                    return self.descend(theta, slack, bar)
+                hessian = None
+                continue
+            theta, slope, value = trial, trial_slope, trial_value
+        return theta
+
+    def _goal(self, theta: Tensor, slope: Tensor, slack: Tensor, hessian: Tensor | None) -> Tensor:
+        matrix = self.hessian(theta) if hessian is None else hessian
+        flat = [_flat(t) for t in (theta, slope, slack)]  # (C, p (1 + a))
+        model = (matrix @ flat[0][..., None])[..., 0] + flat[1]
+        free = ~flat[2].isinf()
+        keep = free.double()
+        matrix = keep[:, :, None] * matrix * keep[:, None] + torch.diag_embed(1.0 - keep)
+        goal = solve_lasso(matrix, model * keep, torch.where(free, flat[2], 1.0), flat[0])
+        return _unflat(goal * keep, self.shape).clamp(-LARGEST / 2, LARGEST / 2)
+
+    def descend(self, theta: Tensor, slack: Tensor, bar: Tensor, steps: int = 300) -> Tensor:
+        """Accelerated proximal steps: no Hessian, no trouble with collinear columns, many more steps."""
+        size = self.squares_of_columns()
+        length = 1.0 / (size * max(2, self.member.shape[1]) ** 0.5).clamp_min(1e-300)  # halved below where too long
+        moved, ahead, speed = theta, theta, 1.0
+        value = self._objective(theta, slack)
+        scale = 1.0
+        for _ in range(steps):
+            slope, _ = self.slope(ahead)
+            step = length * scale
+            trial = _shrink(ahead + step * slope, step * slack)
+            new = self._objective(trial, slack)
+            if new > value + 1e-12 * abs(value):
+                if torch.equal(ahead, moved):
+                    scale /= 2.0
+                    if scale < 1e-6:
+                        break
+                ahead, speed = moved, 1.0
+                continue
+            faster = (1.0 + math.sqrt(1.0 + 4.0 * speed**2)) / 2.0
+            ahead = trial + (speed - 1.0) / faster * (trial - moved)
+            moved, speed, value = trial, faster, new
+            if bool((_residual(moved, slope, slack) <= bar).all()):
+                break
+        return moved
+
+    def _objective(self, theta: Tensor, slack: Tensor) -> float:
+        return self.slope(theta)[1] + float((slack * theta.abs()).nan_to_num(0.0).sum())
+
+    def squares_of_columns(self) -> Tensor:
+        """Bound on the curvature along each column, ``(p, 1 + a, C)``."""
+        weights = self._weights(self.share.expand(-1, self.shape[2]), self.z)
+        if self.slopes:
+            half = self.shape[2]
+            weights = torch.cat([weights[:, :half], weights[:, half:].abs() * self.z.clamp(-FAR, FAR).abs()], 1)
+        total = (self.member.T @ weights.to(self.member.dtype)).double()
+        return total.view(self.shape[1], self.shape[0], -1).transpose(0, 1).contiguous() * (1.0 if self.euclidean else 0.25)
+
+
+def _flat(table: Tensor) -> Tensor:
+    """From ``(p, 1 + a, C)`` to one row per class, ``(C, p (1 + a))``."""
+    return table.permute(2, 0, 1).flatten(1)
+
+
+def _unflat(rows: Tensor, shape: tuple[int, int, int]) -> Tensor:
+    return rows.view(shape[2], shape[0], shape[1]).permute(1, 2, 0).contiguous()
+
+
+def _shrink(x: Tensor, by: Tensor) -> Tensor:
+    return torch.where(by.isinf(), torch.zeros_like(x), x.sign() * (x.abs() - by).clamp_min(0.0))
+
+
+def _residual(theta: Tensor, slope: Tensor, slack: Tensor) -> Tensor:
+    """How far the conditions of the optimum are missed, per column."""
+    off = (slope.abs() - slack).clamp_min(0.0)
+    on = (slope - slack * theta.sign()).abs()
+    return torch.where((theta == 0) & (slack > 0), off, on)
+
+
+class Found(NamedTuple):
+    """Theta ``(p, 1 + a, C)``, the slack k, its held-out losses, and whether the conditions of the optimum hold."""
+
+    theta: Tensor
+    k: float
+    loss: Tensor
+    optimal: bool
+
+
+def fit_static(columns: Columns, sizes: Tensor, cluster: Tensor, slack: Tensor | None) -> Found:
+    """Offsets and slopes by the noise rule, or with a given slack ``(1 + a, C)`` of the offsets (and no slopes).
+
+    Args:
+        columns: the problem.
+        sizes: examples (or clusters) of each group, ``(a,)``.
+        cluster: of each example, ``(n, 1)`` or ``(n, 0)``.
+        slack: largest violation of each offset; None for the noise rule.
+    """
+    theta = torch.zeros(columns.shape, dtype=torch.float64, device=columns.z.device)
+    n, wide = len(columns.z), columns.shape[0] * columns.shape[1]
+    if slack is not None:
+        price = torch.full_like(theta, math.inf)
+        price[0] = slack
+        theta, optimal = _solve(columns, theta, price, wide)
+        return Found(theta, math.nan, torch.zeros(0), optimal)
+    # Everyone first: an offset, and a slope if it is worth it.
+    none = torch.full_like(theta, math.inf)
+    none[0, 0] = 0.0
+    theta = columns.minimise(theta, none, None, 30, 1e-3)
+    if columns.slopes:
+        error = columns.squares(theta, cluster)[1, 0].sqrt()
+        none[1, 0] = SLOPE_SLACK * error
+        theta = columns.minimise(theta, none, None, 30, 0.05)
+    if columns.shape[1] == 1:
+        return Found(theta, math.inf, torch.zeros(0), True)
+    prices = _prices(columns, theta, sizes, cluster, none)
+    fold = deal_clusters(noise.FOLDS, cluster, columns.z, columns.y, columns.member)
+    candidates = [_solve(columns, theta, price, wide) for price in reversed(prices)][::-1]
+    heads = [*(found for found, _ in candidates), theta]
+    losses = torch.stack([_held_out(columns, one, price, fold) for one, price in zip(heads, [*prices, none], strict=True)])
+    choice = noise.choose(losses)
+    last = choice.place == len(prices)
+    return Found(heads[choice.place], choice.k, choice.loss, last or candidates[choice.place][1] or n == 0)
+
+
+def _prices(columns: Columns, theta: Tensor, sizes: Tensor, cluster: Tensor, none: Tensor) -> list[Tensor]:
+    """Slack of every column for each candidate k."""
+    squares = columns.squares(theta, cluster)
+    count = columns.squares_of_columns() if cluster.shape[1] else None
+    f = levelsets.probabilities(columns.at(theta, columns.member, columns.z), columns.euclidean)
+    s = f - columns.y
+    pooled = squares[:, :1]
+    # The variance of an example is the group's own or everybody's, whichever is larger.
+    weight = columns.share.square()
+    ours = (columns.member.T @ columns._weights(weight.expand_as(s), columns.z).abs().to(columns.member.dtype)).double()
+    ours = ours.view(columns.shape[1], columns.shape[0], -1).transpose(0, 1)
+    share = ours / ours[:, :1].clamp_min(1e-300)
+    error = torch.maximum(squares, share * pooled).sqrt()
+    del count
+    skewness = noise.skewness_of(s[:, 0], columns.share[:, 0])
+    sizes = sizes[None, :, None].expand(columns.shape[0], -1, columns.shape[2])
+    found = []
+    for k in noise.CANDIDATES:
+        price = none.clone()
+        price[:, 1:] = noise.slacks(k, error[:, 1:], sizes, skewness)
+        found.append(price)
+    return found
+
+
+def _solve(columns: Columns, theta: Tensor, price: Tensor, wide: int) -> tuple[Tensor, bool]:
+    """The optimum for one price: on a thinned sample first where there are many examples, then on all of them."""
+    bar = torch.where(price.isinf(), torch.inf, 0.2 * price.clamp_min(1e-6))
+    if wide > MOST_COLUMNS:
+        theta = columns.descend(theta, price, bar)
+    else:
+        n, hessian = len(columns.z), None
+        if n > 4 * SAMPLE:
+            few = columns.thin(SAMPLE)
+            theta = few.minimise(theta, price * math.sqrt(n / len(few.z)), None, 20, 0.5)
+            hessian = columns.thin(2 * SAMPLE).hessian(theta)
+        theta = columns.minimise(theta, price, hessian, 50, 0.05)
+    slope, _ = columns.slope(theta)
+    return theta, bool((_residual(theta, slope, price) <= bar).all())
+
+
+def _held_out(columns: Columns, theta: Tensor, price: Tensor, fold: Tensor) -> Tensor:
+    """Mean loss of each fold by the fit without it, ``(F,)``.
+
+    Of a small problem each such fit is made; of a large one it is one Newton step from the fit with all, from sums by fold.
+    """
+    parts, wide = noise.FOLDS, columns.shape[0] * columns.shape[1]
+    outside = []
+    if columns.member.numel() <= EXACT_FOLDS and wide <= MOST_COLUMNS:
+        for k in range(parts):
+            rest = columns.pick((fold != k).nonzero()[:, 0])
+            outside.append(rest.minimise(theta, price * math.sqrt(parts / (parts - 1)), None, 4, 0.2))
+        return columns.losses(torch.stack(outside), fold, parts)
+    thin = columns.thin(2 * SAMPLE)
+    hessian = thin.hessian(theta) if wide <= MOST_COLUMNS else None
+    for k in range(parts):
+        rest = columns.pick((fold != k).nonzero()[:, 0])
+        slope, _ = rest.slope(theta)
+        grown = price * math.sqrt(parts / (parts - 1))
+        if hessian is not None:
+            outside.append(rest._goal(theta, slope, grown, hessian))
+        else:
+            step = 1.0 / (rest.squares_of_columns() * max(2, columns.shape[1]) ** 0.5).clamp_min(1e-300)
+            outside.append(_shrink(theta + step * slope, step * grown))
+    return columns.losses(torch.stack(outside), fold, parts)
