@@ -58,7 +58,7 @@ def test_a_row_is_copied_a_logarithmic_number_of_times(entry: heads_zoo.Entry, m
     (part,) = head._parts
     monkeypatch.setattr(torch, "cat", counting)
     for _ in range(n):
-        head._keep(part)
+        head.keep(part)
     assert copied <= 2 * n * math.log2(n), "quadratic: every batch copies all before it"
     assert head.statistics.rows == (n + 1) * part.rows
 
