@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import torchgmc as gmc
+from gmctest import subprocess_env
 from gmctest.cli_files import CASES, groups, images, side_files, tensors, write
 from torchgmc.cli import main
 
@@ -181,7 +182,7 @@ def test_bad_files_through_the_program(case: str, tmp_path: Path) -> None:
     data = make(tmp_path)
     before = listing(tmp_path)
     line = [sys.executable, "-m", "torchgmc.cli", "calibrate", *GOOD, str(data)]
-    done = subprocess.run(line, capture_output=True, text=True, timeout=300, cwd=tmp_path)
+    done = subprocess.run(line, capture_output=True, text=True, timeout=300, cwd=tmp_path, env=subprocess_env())
     assert done.returncode == 2 and done.stdout == "" and message in done.stderr
     assert done.stderr.startswith("torchgmc: ") and done.stderr.count("\n") == 1
     assert listing(tmp_path) == before

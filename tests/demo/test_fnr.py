@@ -1,4 +1,4 @@
-"""`torchgmc demo`: the pictures, the run in a tiny setting, the files, the command line."""
+"""``torchgmc demo fnr``: the run in a tiny setting, the files, the command."""
 
 import io
 import json
@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import torchgmc as gmc
+from gmctest import subprocess_env
 from torchgmc.demo.faces import GROUPS
 
 pytest.importorskip("segmentation_models_pytorch")
@@ -102,7 +103,7 @@ def test_the_story(tmp_path: Path) -> None:
 def test_the_command_gives_the_same_result_as_the_function(result: fnr.DemoResult, tmp_path: Path) -> None:
     command = [sys.executable, "-W", "error", "-m", "torchgmc.cli"]
     command += ["demo", "fnr", "--quick", "--json", "--seed", "1", "--out", str(tmp_path / "out")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=subprocess_env())
     assert (done.returncode, done.stderr) == (0, "")  # no progress bar in a pipe
     content: dict[str, Any] = json.loads(done.stdout)
     assert {path.name for path in (tmp_path / "out").iterdir()} == FILES

@@ -91,5 +91,7 @@ def test_files_and_commands_exist():
         assert (ROOT / f"{module.replace('.', '/')}.py").is_file() or (ROOT / module / "__main__.py").is_file(), module
     for link in re.findall(r"\]\(([^)#]+)\)", PAGE):
         assert (ROOT / link).exists(), link
-    for name, path in re.findall(r"`(test_\w+)` of `(tests/[\w/]+\.py)`", PAGE):
+    named = re.findall(r"`(test_\w+)` of `(tests/[\w/]+\.py)`", PAGE)
+    assert named
+    for name, path in named:
         assert f"def {name}(" in (ROOT / path).read_text(encoding="utf-8"), (name, path)

@@ -35,7 +35,7 @@ __all__ = [
 
 #: Slacks tried, in standard errors; infinity is always among them, last.
 CANDIDATES = (0.25, 0.75, 1.5, 3.0)
-#: Slack where there is nothing to cross-validate: sets that depend on f, mappings without a potential.
+#: Least slack where there is nothing to cross-validate: sets that depend on f, mappings without a potential.
 FIXED = 1.5
 #: A violation of fewer standard errors counts as noise, and one of more does not, whatever k was chosen.
 LEAST, MOST = 2.0, 3.0
@@ -74,7 +74,12 @@ def slacks(k: float | Tensor, error: Tensor, examples: Tensor, skewness: float =
 
 def bound(k: float, error: Tensor, examples: Tensor, skewness: float = 0.0) -> Tensor:
     """Violation that the sample cannot tell from 0, after a fit with this k."""
-    return slacks(min(max(k, LEAST), MOST), error, examples, skewness)
+    return slacks(min(max(k, LEAST), max(MOST, among(error.numel()))), error, examples, skewness)
+
+
+def among(count: int) -> float:
+    """Standard errors that the largest of so many noises is expected to reach: the slack where k is not cross-validated."""
+    return max(FIXED, math.sqrt(2.0 * math.log(max(count, 2))))
 
 
 def skewness_of(s: Tensor, weight: Tensor) -> float:

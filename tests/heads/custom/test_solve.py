@@ -1,4 +1,4 @@
-"""gmc.solve, the algorithm on a user's own problem, and the mappings with their potentials."""
+"""gmc.solve, the algorithm on a user's own problem."""
 
 import numpy as np
 import pytest

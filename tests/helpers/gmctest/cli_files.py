@@ -1,4 +1,4 @@
-"""Data of every task, written in every format that the command line reads, and what the Python interface makes of them."""
+"""Data of every task in every format that the command line reads, what Python makes of them, and the program."""
 
 import csv
 import json
@@ -20,6 +20,8 @@ FORMATS = ("npz", "safetensors", "parquet", "csv")
 SEX = np.array(["f", "m"])
 TREE = {"x": ["x1", "x2"], "y": ["y1", "y2", "y3"]}
 LISTS = {"jobs": [3, 4], "praise": [4, 5, 9]}
+N = 240  # rows of a file
+FNR = ("--task", "fnr", "--target", "0.1", "--alpha", "0.02")
 Arrays = dict[str, Any]
 
 
@@ -146,10 +148,8 @@ def groups(arrays: Arrays, intersections: int = 1) -> gmc.Groups:
     return gmc.Groups.from_columns({k: arrays[k] for k in ("sex", "site")}, intersections=intersections)
 
 
-N = 240
-
-
-def calibrated(tmp_path: Path, arrays: dict[str, Any], *words: str) -> tuple[int, gmc.Head]:
+def calibrated(tmp_path: Path, arrays: Arrays, *words: str) -> tuple[int, gmc.Head]:
+    """Exit code of `torchgmc calibrate` on these arrays, and the head it saved."""
     data = write(tmp_path / "d.npz", arrays)
     code = main(["calibrate", *words, str(data), "--out", str(tmp_path / "h.safetensors")])
     return code, gmc.load(tmp_path / "h.safetensors")
@@ -160,10 +160,10 @@ FNR = ("fnr", "--target", "0.1", "--alpha", "0.02")
 
 def program(*words: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     """The program as a user runs it."""
-    env = subprocess_env()
     line = [sys.executable, "-W", "error", "-m", "torchgmc", *map(str, words)]
-    return subprocess.run(line, capture_output=True, text=True, timeout=300, cwd=cwd, env=env)
+    return subprocess.run(line, capture_output=True, text=True, timeout=300, cwd=cwd, env=subprocess_env())
 
 
 def read_array(path: Path, name: str) -> Any:
+    """One array of a file of any format."""
     return np.concatenate([block.arrays[name] for block in open_table(path).blocks([name])])

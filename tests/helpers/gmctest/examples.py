@@ -21,11 +21,13 @@ def cameras(n=600, seed=0):
 
 
 def even_and_odd():
+    """A head with two groups, and a membership of 40 examples."""
     scores, who = torch.rand(40, 8, 8), torch.arange(40)[:, None] % 2 == torch.arange(2)
     return gmc.ThresholdHead(0.1, 0.05, ["even", "odd"]).fit(scores, torch.rand(40, 8, 8) < 0.5, who), who
 
 
 def threshold_data(n=300, seed=2):
+    """Scores, masks, and a large and a small group that overlap."""
     rng = torch.Generator().manual_seed(seed)
     masks = torch.rand(n, 8, 8, generator=rng) < 0.4
     scores = torch.sigmoid(2 * masks + torch.randn(n, 8, 8, generator=rng) - 1)
@@ -33,6 +35,7 @@ def threshold_data(n=300, seed=2):
 
 
 def two_audits():
+    """Of two methods on the same fresh data; the name of one group is HTML."""
     data, names = threshold_data(), ["old", "<b>new</b>"]
     heads = {"GMC": gmc.ThresholdHead(0.1, 0.01, names), "conformal": gmc.baselines.ConformalRiskControl(0.1, 0.01, names)}
     return {name: gmc.audit(head.fit(*data), threshold_data(200, 3)) for name, head in heads.items()}

@@ -60,12 +60,14 @@ def numpy_algorithm(logits, member, lists, alpha, eta, max_iter, conditional=Fal
 
 
 def dual_of(logits, member, lists, weight=None, conditional=False):
+    """The package's dual problem of these prompts."""
     found = atoms(lists)
     weight = torch.ones(len(logits), dtype=torch.float64) if weight is None else weight
     return Dual(log_masses(logits, found.ids, found.atom, len(found.lists)), found.lists, member, weight, conditional)
 
 
 def tail_and_words(logits, lists):
+    """Probabilities, those of words in a list, those of the tail, which tokens are the tail, and the atoms."""
     found = atoms(lists)
     p = torch.softmax(logits, 1)
     keep = torch.ones(logits.shape[1], dtype=torch.bool)

@@ -5,7 +5,6 @@ In coordinates z (logit or identity, see :mod:`torchgmc.heads.levelsets.steps`) 
 So a violation is a slope of the potential, and all offsets can be found at once.
 """
 
-import math
 import time
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -13,19 +12,19 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from torchgmc.engine import noise
+from torchgmc.engine.clusters import codes
 from torchgmc.engine.lasso import solve_lasso
-from torchgmc.engine.solver import Report
+from torchgmc.engine.solver import Report, reached
 from torchgmc.engine.statistics import PerExample
 from torchgmc.engine.values import Names
 from torchgmc.heads.levelsets import steps as levelsets
 from torchgmc.heads.levelsets.problem import check_masses
 from torchgmc.heads.levelsets.steps import LARGEST, ROWS, UNIT, cell_sums, exact_product, project, snap
-from torchgmc.heads.probability.newton import HALVINGS, Newton, curvature, loss
+from torchgmc.heads.probability.static import HALVINGS, SAMPLE, Columns, Found, curvature, fit_static, loss
 
-#: Slack of an offset and of a cell's step, and the least violation worth mending, in standard errors of the cell's sum.
-STATIC_SLACK, CELL_SLACK, FLOOR = 0.5, 2.0, 3.0
-#: Rows that a Hessian is estimated from (the slope itself always uses every row).
-SAMPLE = 1 << 14
+#: Slack of a cell's step, as a share of the violation that is worth a step.
+CELL_SLACK = 2.0 / 3.0
 #: A membership with fewer entries is kept in float64.
 SMALL = 1 << 20
 
@@ -39,12 +38,14 @@ class ProbabilityStatistics(PerExample):
         y: outcomes in [0, 1], float64 ``(n, C)``; rows of classes sum to 1.
         member: groups, bool ``(n, a)``.
         weight: float64 ``(n,)``.
+        cluster: int64 ``(n, 1)``, or ``(n, 0)`` if there are none.
     """
 
     z: Tensor
     y: Tensor
     member: Tensor
     weight: Tensor
+    cluster: Tensor
 
 
 @dataclass(frozen=True)
@@ -52,21 +53,23 @@ class Promise:
     """What is asked: |violation| <= alpha on every (group, level set, class), where the sample can tell.
 
     Attributes:
-        alpha: largest violation.
+        alpha: largest violation; None for as small as the sample can tell.
         edges: inner edges of the level sets, empty for one; see :func:`torchgmc.heads.levelsets.steps.equal_width`.
         euclidean: geometry.
         conditional: violations are divided by P(A).
-        noise_floor: a violation below three standard errors of its own sum is left alone.
+        noise_floor: go as far as the sample can be trusted, whatever alpha.
         events: y is 0 or 1 (the variance of a cell is then also known from f).
+        everyone: the group of everyone is among the promises.
         low, width: f and y were brought to [0, 1] from [low, low + width]; reports are in the units of y, ``alpha`` is not.
     """
 
-    alpha: float
+    alpha: float | None
     edges: Tensor
     euclidean: bool
     conditional: bool
     noise_floor: bool
     events: bool
+    everyone: bool = True
     low: float = 0.0
     width: float = 1.0
 
@@ -77,20 +80,25 @@ class Promise:
 
 
 class Solution(NamedTuple):
-    """Offsets ``(1 + a, C)`` and rounds ``(T, 1 + a, b, C)`` (row 0 is for everyone), z at the end, and the report."""
+    """Offsets and slopes ``(1 + a, C)``, rounds ``(T, 1 + a, b, C)`` (row 0 is for everyone), z at the end, and the report."""
 
     offsets: Tensor
+    slopes: Tensor
     tables: Tensor
     z: Tensor
     report: Report
 
 
 class Measure(NamedTuple):
-    """One search over all cells at some f: violations, tolerances and slacks ``(1 + a, b, C)``, and the losses."""
+    """One search over all cells at some f: violations, errors and sizes ``(1 + a, b', C)``, and the losses.
+
+    With level sets the last of the b' = b + 1 is their union: the group's own mean.
+    """
 
     level: Tensor
     violation: Tensor
     error: Tensor  # standard error of each violation
+    sizes: Tensor  # examples in each cell, after weighting
     brier: float
 
 
@@ -110,7 +118,9 @@ class Sample:
         self.member = torch.ones(n, a + 1, dtype=self.dtype, device=member.device)
         self.member[:, 1:] = member
         self.z, self.y, self.promise = examples.z, examples.y, promise
+        self.cluster, self.sizes = examples.cluster, examples.group_sizes()
         self.share = (examples.weight / examples.weight.sum())[:, None]  # (n, 1)
+        self.kish = 1.0 / (n * float(self.share.square().mean())) if n else 1.0  # sums of squared shares into examples
         self.mass = self._transposed(self.share)[:, 0]  # (1 + a,): P(A)
         self.scale = (self.mass if promise.conditional else torch.ones_like(self.mass))[:, None, None]
 
@@ -120,6 +130,15 @@ class Sample:
         for part, some in zip(torch.split(self.member, ROWS), torch.split(values.to(self.dtype), ROWS), strict=True):
             total += part.T @ some
         return total
+
+    def apply(self, theta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """z after offsets and slopes, which are put on the grid; what ``forward`` computes, to the bit."""
+        offsets = snap(theta[0], UNIT)
+        slopes = snap(theta[1], UNIT) if len(theta) > 1 else torch.zeros_like(offsets)
+        z = self.z
+        if bool((slopes != 0).any()):
+            z = snap(z * (1.0 - exact_product(self.member, slopes)).clamp_min(0.0))
+        return z - exact_product(self.member, offsets), offsets, slopes
 
     def level(self, z: Tensor) -> Tensor:
         """Level set of each example and class."""
@@ -135,40 +154,58 @@ class Sample:
         brier = float((square * self.share).sum())
         if self.promise.events:
             square = 0.5 * (square + f * (1.0 - f))  # a cell without events would look free of noise
-        # One pass for both sums; the second is scaled up so that float32 holds it as well as the first.
-        both = torch.cat([s * self.share, square * (self.share.square() * len(s))], 1)
-        sums = cell_sums(self.member, both.to(self.dtype), level.repeat(1, 2), self.promise.bins)
-        violation, variance = torch.split(sums, z.shape[1], 2)
-        return Measure(level, violation.contiguous(), (variance / len(s)).sqrt(), brier)
+        # One pass for all sums; those of squares are scaled up so that float32 holds them as well as the first.
+        square = square * (self.share.square() * len(s))
+        both = torch.cat([s * self.share, square, (self.share.square() * len(s)).expand_as(s)], 1)
+        sums = cell_sums(self.member, both.to(self.dtype), level.repeat(1, 3), self.promise.bins)
+        if self.promise.bins > 1:
+            sums = torch.cat([sums, sums.sum(1, keepdim=True)], 1)
+        violation, variance, weight = torch.split(sums, z.shape[1], 2)
+        error = (variance / len(s)).sqrt()
+        if self.cluster.shape[1]:
+            error = self._clustered(s * self.share, level)
+        return Measure(level, violation.contiguous(), error, (weight * self.kish).contiguous(), brier)
+
+    def _clustered(self, values: Tensor, level: Tensor) -> Tensor:
+        """Standard errors from sums over clusters: a cell at a time."""
+        place, count = codes(self.cluster)
+        found = []
+        for k in range(self.promise.bins + (self.promise.bins > 1)):
+            inside = values if k == self.promise.bins or self.promise.bins == 1 else values * (level == k)
+            columns = [
+                values.new_zeros(count, self.member.shape[1]).index_add_(0, place, self.member.double() * v[:, None])
+                for v in inside.T
+            ]
+            found.append(torch.stack([c.square().sum(0).sqrt() for c in columns], 1))
+        return torch.stack(found, 1)
 
     def tolerance(self, measure: Measure) -> Tensor:
         """Largest violation allowed in each cell (not divided by P(A))."""
-        asked = (self.promise.alpha * self.scale).expand_as(measure.error)
-        return torch.maximum(asked, FLOOR * measure.error) if self.promise.noise_floor else asked
+        if not self.promise.noise_floor:
+            assert self.promise.alpha is not None
+            return (self.promise.alpha * self.scale).expand_as(measure.error)
+        return noise.slacks(noise.among(measure.error[1:].numel()), measure.error, measure.sizes).clamp_min(1e-12)
 
-    def slack(self, error: Tensor, factor: float) -> Tensor:
-        """Slack of the l1 term: well inside the noise, or just inside alpha if the noise is not to count."""
-        return factor * error if self.promise.noise_floor else (0.95 * self.promise.alpha * self.scale).expand_as(error)
+    def slack(self, measure: Measure) -> Tensor:
+        """Slack of the l1 term of a step: well inside the tolerance."""
+        return (CELL_SLACK if self.promise.noise_floor else 0.95) * self.tolerance(measure)
 
     def excess(self, measure: Measure) -> Tensor:
-        """|violation| / tolerance of the groups asked for (everyone is not among them), ``(a, b, C)``."""
-        return (measure.violation.abs() / self.tolerance(measure).clamp_min(1e-300))[1:]
+        """|violation| / tolerance of the groups asked for, ``(a, b', C)``; everyone is the first row where it is promised."""
+        table = measure.violation.abs() / self.tolerance(measure).clamp_min(1e-300)
+        return table if self.promise.everyone else table[1:]
 
 
-def static_offsets(sample: Sample) -> Tensor:
-    """Offsets of every group (and everyone) at once, ``(1 + a, C)``: on a thinned sample first, then on all of it."""
-    newton = Newton(sample.member, sample.z, sample.y, sample.share, sample.promise.euclidean)
-    n = len(sample.z)
-    f = levelsets.probabilities(sample.z, sample.promise.euclidean)
-    square = ((f - sample.y).square() * sample.share.square()).to(sample.dtype)
-    error = sample._transposed(square).sqrt()  # (1 + a, C)
-    slack = sample.slack(error[:, None], STATIC_SLACK)[:, 0]
-    theta, hessian = torch.zeros_like(error), None
-    if n > 4 * SAMPLE:
-        few = newton.thin(SAMPLE)
-        theta = few.minimise(theta, slack * math.sqrt(n / len(few.z)) if sample.promise.noise_floor else slack, None, 20, 0.5)
-        hessian = newton.thin(2 * SAMPLE).hessian(theta)
-    return newton.minimise(theta, slack, hessian, 50, 0.05)
+def static_stage(sample: Sample) -> Found:
+    """Offsets and slopes of every group (and everyone) at once."""
+    promise = sample.promise
+    columns = Columns(sample.member, sample.z, sample.y, sample.share, promise.euclidean, not promise.euclidean)
+    slack = None
+    if not promise.noise_floor:
+        assert promise.alpha is not None
+        slack = (0.95 * promise.alpha * sample.scale[:, 0]).expand(-1, sample.z.shape[1]).clone()
+        slack[0] = 0.0
+    return fit_static(columns, sample.sizes, sample.cluster, slack)
 
 
 def fit(examples: ProbabilityStatistics, promise: Promise, max_iter: int, names: Names) -> Solution:
@@ -182,15 +219,16 @@ def fit(examples: ProbabilityStatistics, promise: Promise, max_iter: int, names:
     check_masses(sample.mass[1:], names.who)
     before = sample.measure(sample.z)
     start = float(sample.excess(before).max())
-    found = _attempt(sample, before, max_iter, static=start > 1)
+    static = static_stage(sample)
+    found = _attempt(sample, before, max_iter, static)
     if found.excess > max(1.0, start):  # a tiny sample: the offsets moved examples between level sets for the worse
-        found = _attempt(sample, before, max_iter, static=False)
+        found = _attempt(sample, before, max_iter, None)
     offsets, tables = found.offsets, found.tables
     if promise.bins == 1 and not promise.euclidean:  # one level set and no projection: the rounds are offsets too
         offsets, tables = offsets + tables.sum(0)[:, 0], tables[:0]
     seconds = time.perf_counter() - started
-    report = _report(sample, before, found.after, found.history, found.reason, max_iter, names, seconds)
-    return Solution(offsets, tables, found.z, report)
+    report = _report(sample, before, found, static, max_iter, names, seconds)
+    return Solution(offsets, found.slopes, tables, found.z, report)
 
 
 class _Attempt(NamedTuple):
@@ -198,6 +236,7 @@ class _Attempt(NamedTuple):
 
     excess: float
     offsets: Tensor
+    slopes: Tensor
     tables: Tensor
     z: Tensor
     after: Measure
@@ -205,13 +244,14 @@ class _Attempt(NamedTuple):
     reason: str
 
 
-def _attempt(sample: Sample, before: Measure, max_iter: int, static: bool) -> _Attempt:
-    """Offsets if ``static``, then rounds; the best prefix of them."""
+def _attempt(sample: Sample, before: Measure, max_iter: int, static: Found | None) -> _Attempt:
+    """Offsets and slopes if there are any, then rounds; the best prefix of them."""
     z, measure, reason = sample.z, before, "converged"
     offsets = torch.zeros(sample.member.shape[1], z.shape[1], dtype=torch.float64, device=z.device)
+    slopes = torch.zeros_like(offsets)
     history, rounds = [_worst(sample, measure)], _Rounds(sample)
-    if static:
-        z, offsets, reason = _shorten(sample, static_offsets(sample), measure.brier)
+    if static is not None:
+        z, offsets, slopes = sample.apply(static.theta)
         measure = sample.measure(z)
         history.append(_worst(sample, measure))
     best = (float(sample.excess(measure).max()), 0, z, measure)
@@ -230,19 +270,10 @@ def _attempt(sample: Sample, before: Measure, max_iter: int, static: bool) -> _A
     else:
         reason = "max_iter"
     excess, count, z, after = best
-    tables = torch.stack(rounds.tables[:count]) if count else offsets.new_zeros(0, *before.violation.shape)
-    return _Attempt(excess, offsets, tables, z, after, history[: 1 + static + count], reason)
-
-
-def _shorten(sample: Sample, offsets: Tensor, brier: float) -> tuple[Tensor, Tensor, str]:
-    """z after the offsets, on the grid; halved until the Brier score has not risen."""
-    for halving in range(HALVINGS):
-        used = snap(offsets * 0.5**halving, UNIT)
-        z = sample.z - exact_product(sample.member, used)
-        f = levelsets.probabilities(z, sample.promise.euclidean)
-        if float(((f - sample.y).square() * sample.share).sum()) <= brier:
-            return z, used, "converged" if halving == 0 else "brier"
-    return sample.z, torch.zeros_like(offsets), "brier"
+    shape = (len(offsets), sample.promise.bins, z.shape[1])
+    tables = torch.stack(rounds.tables[:count]) if count else offsets.new_zeros(0, *shape)
+    kept = history[: 1 + (static is not None) + count]
+    return _Attempt(excess, offsets, slopes, tables, z, after, kept, reason)
 
 
 class _Rounds:
@@ -278,12 +309,18 @@ class _Rounds:
         f = levelsets.probabilities(z, self.promise.euclidean)
         weight = (torch.ones_like(f) if self.promise.euclidean else curvature(z, f, False)) * sample.share
         weight = weight.to(sample.dtype)
-        blocks = [self._hessian(measure.level[:, column] == k, weight[:, column]) for k, column in cells]
+        bins = self.promise.bins
+        blocks = [self._hessian((measure.level[:, column] == k) | (k == bins), weight[:, column]) for k, column in cells]
         level, column = (torch.tensor(part, device=z.device) for part in zip(*cells, strict=True))
-        slack = sample.slack(measure.error, CELL_SLACK)
+        slack = sample.slack(measure)
         steps = solve_lasso(torch.stack(blocks), measure.violation[:, level, column].T, slack[:, level, column].T)
-        table = torch.zeros_like(measure.violation)
-        table[:, level, column] = snap(steps.T.clamp(-LARGEST / 2, LARGEST / 2), UNIT * 2.0**HALVINGS)
+        steps = snap(steps.T.clamp(-LARGEST / 2, LARGEST / 2), UNIT * 2.0**HALVINGS)  # (1 + a, cells)
+        table = torch.zeros(len(steps), bins, z.shape[1], dtype=torch.float64, device=z.device)
+        for place, (k, one) in enumerate(cells):
+            if k == bins:  # the union: every level set alike
+                table[:, :, one] += steps[:, place, None]
+            else:
+                table[:, k, one] += steps[:, place]
         return table
 
     def _hessian(self, inside: Tensor, weight: Tensor) -> Tensor:
@@ -292,7 +329,8 @@ class _Rounds:
         some = rows[::stride]
         member = self.sample.member[some]
         factor = len(rows) / max(1, len(some))
-        return (member.T @ (member * weight[some, None])).double() * factor
+        member = member.double()  # collinear columns need it
+        return (member.T @ (member * weight[some, None].double())) * factor
 
     def _search(self, z: Tensor, measure: Measure, table: Tensor) -> tuple[Tensor, Measure] | None:
         """The whole step, or the first of its halves, quarters, ... that lowers the potential and not raises Brier."""
@@ -322,60 +360,58 @@ class _Rounds:
 
 
 def _worst(sample: Sample, measure: Measure) -> float:
-    scaled = (measure.violation / sample.scale)[1:]
+    scaled = measure.violation / sample.scale
+    scaled = scaled if sample.promise.everyone else scaled[1:]
     return float(scaled.abs().max()) if scaled.numel() else 0.0
 
 
-def _report(
-    sample: Sample,
-    before: Measure,
-    after: Measure,
-    history: list[float],
-    reason: str,
-    max_iter: int,
-    names: Names,
-    seconds: float,
-) -> Report:
-    promise = sample.promise
-    width, alpha = promise.width, promise.alpha * promise.width
-    first, last = ((width * m.violation / sample.scale)[1:].flatten(1) for m in (before, after))  # (a, b C)
-    tolerance = (width * sample.tolerance(after) / sample.scale)[1:].flatten(1)
-    worst = int((last.abs() / tolerance).argmax())
-    who, what = divmod(worst, last.shape[1])
-    largest = int(last.abs().argmax())
-    met = float(last.abs().flatten()[largest])
-    converged = bool((last.abs() <= tolerance).all())
-    spared = int(((last.abs() > alpha) & (last.abs() <= tolerance)).sum())
+def _rows(table: Tensor, sample: Sample) -> Tensor:
+    """Groups in their order, everyone last: ``(a, b' C)``."""
+    rows = [table[1:], table[:1]] if sample.promise.everyone else [table[1:]]
+    return torch.cat(rows).flatten(1)
 
+
+def _report(
+    sample: Sample, before: Measure, found: _Attempt, static: Found, max_iter: int, names: Names, seconds: float
+) -> Report:
+    promise, after = sample.promise, found.after
+    width = promise.width
+    alpha = None if promise.alpha is None else promise.alpha * width
+    first, last = (_rows(width * m.violation / sample.scale, sample) for m in (before, after))
+    tolerance = _rows(width * sample.tolerance(after) / sample.scale, sample)
+    bound = _rows(width * noise.bound(noise.among(after.error[1:].numel()), after.error, after.sizes) / sample.scale, sample)
+    state = reached(last, alpha, torch.maximum(tolerance, bound) if promise.noise_floor else bound)
+    worst, largest = int((last.abs() / tolerance).argmax()), int(last.abs().argmax())
+    met = float(last.abs().flatten()[largest])
+    who, what = divmod(worst, last.shape[1])
     place = f"violation {abs(float(last[who, what])):.4g} > {float(tolerance[who, what]):.4g} in {names.label(who, what)}"
-    note = ""
-    if spared:
-        note = (
-            f" {spared} of {last.numel()} cells lie above alpha but within {FLOOR:g} standard errors of their own sum: chasing "
-            "them would fit noise (noise_floor=False does)."
-        )
-    if converged:
-        text = f"asked alpha = {alpha:.4g}, met {met:.4g} on the sample (in {names.label(*divmod(largest, last.shape[1]))})."
-    elif reason == "max_iter":
-        text = f"`max_iter` = {max_iter} rounds reached with {place}; raise `max_iter`, or `alpha`."
-    elif reason == "brier":
-        text = f"stopped with {place}: a further step would raise the Brier score. Try the other `geometry`, or more `bins`."
-    else:
-        text = (
-            f"stopped with {place}: no step lowers the potential without raising the Brier score. Try a larger `alpha`, fewer "
-            "`bins`, or more data."
-        )
+    asked = "as small as the sample can tell" if alpha is None else f"alpha = {alpha:.4g}"
+    text = f"asked {asked}, met {met:.4g} on the sample (in {names.label(*divmod(largest, last.shape[1]))})."
+    if promise.noise_floor:
+        text += f" {noise.explain(static.k, True, [])}"
+        above = 0 if alpha is None else int((last.abs() > alpha).sum())
+        if above and state == "noise":
+            text += f" {above} of {last.numel()} cells lie above alpha but within their own noise (noise_floor=False chases them)."
+    if not static.optimal:
+        text += " The conditions of the optimum are not met for every group: its offsets are as good as plain steps could make them."
+    if state == "no":
+        text += {
+            "max_iter": f" `max_iter` = {max_iter} rounds reached with {place}; raise `max_iter`, or `alpha`.",
+            "stuck": f" Stopped with {place}: no step lowers the potential without raising the Brier score. Try a larger "
+            "`alpha`, fewer `bins`, or more data.",
+        }.get(found.reason, "")
     details = {
         "examples": len(sample.z),
         "alpha_asked": alpha,
         "alpha_met": met,
-        "noise_limited": spared,
+        "slack": static.k,
+        "noise_limited": 0 if alpha is None else int(((last.abs() > alpha) & (last.abs() <= tolerance)).sum()),
         "tolerance": tolerance,
         "brier_before": before.brier * width**2,
         "brier_after": after.brier * width**2,
     }
-    values = torch.tensor(history, dtype=torch.float64) * width
-    return Report(converged, len(history) - 1, first, last, values, seconds, text + note, details)
+    values = torch.tensor(found.history, dtype=torch.float64) * width
+    return Report(state == "alpha", len(found.history) - 1, first, last, values, seconds, text, details, state)
 
 
 def in_units(report: Report, width: float) -> Report:

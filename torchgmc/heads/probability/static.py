@@ -84,8 +84,8 @@ class Columns:
 
     def at(self, theta: Tensor, member: Tensor, z: Tensor) -> Tensor:
         """z after Theta."""
-        moves = (member @ theta.flatten(0, 0).transpose(0, 1).flatten(1).to(member.dtype)).double()  # (n, p C)
-        moves = moves.view(len(z), *theta.shape[::2])  # (n, p, C)
+        moves = (member @ theta.transpose(0, 1).flatten(1).to(member.dtype)).double()  # (n, p C)
+        moves = moves.view(len(z), theta.shape[0], theta.shape[2])
         if not self.slopes:
             return z - moves[:, 0]
         return z * (1.0 - moves[:, 1]).clamp_min(0.0) - moves[:, 0]
@@ -94,7 +94,7 @@ class Columns:
         rows = ROWS if self.z.device.type == "cpu" else max(len(self.z), 1)
         return zip(*(torch.split(t, rows) for t in (self.member, self.z, self.y, self.share)), strict=True)
 
-    def _weights(self, values: Tensor, z: Tensor) -> Tensor:
+    def weights(self, values: Tensor, z: Tensor) -> Tensor:
         """Values ``(n, C)`` for the offsets, and times z for the slopes: ``(n, p C)``."""
         return torch.cat([values, values * z.clamp(-FAR, FAR)], 1) if self.slopes else values
 
@@ -105,7 +105,7 @@ class Columns:
         for member, z, y, share in self._parts():
             moved = self.at(theta, member, z)
             f = levelsets.probabilities(moved, self.euclidean)
-            total += (member.T @ self._weights((f - y) * share, z).to(member.dtype)).double()
+            total += (member.T @ self.weights((f - y) * share, z).to(member.dtype)).double()
             value += (loss(moved, f, y, self.euclidean) * share[:, 0]).sum()
         return total.view(self.shape[1], self.shape[0], -1).transpose(0, 1).contiguous(), float(value)
 
@@ -136,7 +136,7 @@ class Columns:
     def squares(self, theta: Tensor, cluster: Tensor) -> Tensor:
         """Sum of the squares of what each example (or cluster) adds to the slopes at Theta, ``(p, 1 + a, C)``."""
         f = levelsets.probabilities(self.at(theta, self.member, self.z), self.euclidean)
-        values = self._weights((f - self.y) * self.share, self.z)
+        values = self.weights((f - self.y) * self.share, self.z)
         if cluster.shape[1] == 0:
             total = (self.member.T @ values.square().to(self.member.dtype)).double()
         else:
@@ -162,7 +162,7 @@ class Columns:
         for _ in range(steps):
             if bool((_residual(theta, slope, slack) <= bar).all()):
                 return theta
-            goal = self._goal(theta, slope, slack, hessian)
+            goal = self.goal(theta, slope, slack, hessian)
             for halving in range(HALVINGS + 1):
                 trial = theta + (goal - theta) * 0.5**halving
                 trial_slope, trial_value = self.slope(trial)
@@ -177,7 +177,8 @@ class Columns:
             theta, slope, value = trial, trial_slope, trial_value
         return theta
 
-    def _goal(self, theta: Tensor, slope: Tensor, slack: Tensor, hessian: Tensor | None) -> Tensor:
+    def goal(self, theta: Tensor, slope: Tensor, slack: Tensor, hessian: Tensor | None) -> Tensor:
+        """Minimum of the quadratic model at Theta, with its slack."""
         matrix = self.hessian(theta) if hessian is None else hessian
         flat = [_flat(t) for t in (theta, slope, slack)]  # (C, p (1 + a))
         model = (matrix @ flat[0][..., None])[..., 0] + flat[1]
@@ -218,7 +219,7 @@ class Columns:
 
     def squares_of_columns(self) -> Tensor:
         """Bound on the curvature along each column, ``(p, 1 + a, C)``."""
-        weights = self._weights(self.share.expand(-1, self.shape[2]), self.z)
+        weights = self.weights(self.share.expand(-1, self.shape[2]), self.z)
         if self.slopes:
             half = self.shape[2]
             weights = torch.cat([weights[:, :half], weights[:, half:].abs() * self.z.clamp(-FAR, FAR).abs()], 1)
@@ -294,17 +295,15 @@ def fit_static(columns: Columns, sizes: Tensor, cluster: Tensor, slack: Tensor |
 def _prices(columns: Columns, theta: Tensor, sizes: Tensor, cluster: Tensor, none: Tensor) -> list[Tensor]:
     """Slack of every column for each candidate k."""
     squares = columns.squares(theta, cluster)
-    count = columns.squares_of_columns() if cluster.shape[1] else None
     f = levelsets.probabilities(columns.at(theta, columns.member, columns.z), columns.euclidean)
     s = f - columns.y
     pooled = squares[:, :1]
     # The variance of an example is the group's own or everybody's, whichever is larger.
     weight = columns.share.square()
-    ours = (columns.member.T @ columns._weights(weight.expand_as(s), columns.z).abs().to(columns.member.dtype)).double()
+    ours = (columns.member.T @ columns.weights(weight.expand_as(s), columns.z).abs().to(columns.member.dtype)).double()
     ours = ours.view(columns.shape[1], columns.shape[0], -1).transpose(0, 1)
     share = ours / ours[:, :1].clamp_min(1e-300)
     error = torch.maximum(squares, share * pooled).sqrt()
-    del count
     skewness = noise.skewness_of(s[:, 0], columns.share[:, 0])
     sizes = sizes[None, :, None].expand(columns.shape[0], -1, columns.shape[2])
     found = []
@@ -350,7 +349,7 @@ def _held_out(columns: Columns, theta: Tensor, price: Tensor, fold: Tensor) -> T
         slope, _ = rest.slope(theta)
         grown = price * math.sqrt(parts / (parts - 1))
         if hessian is not None:
-            outside.append(rest._goal(theta, slope, grown, hessian))
+            outside.append(rest.goal(theta, slope, grown, hessian))
         else:
             step = 1.0 / (rest.squares_of_columns() * max(2, columns.shape[1]) ** 0.5).clamp_min(1e-300)
             outside.append(_shrink(theta + step * slope, step * grown))
