@@ -42,10 +42,24 @@ def solve_lasso(hessian: Tensor, gradient: Tensor, slack: Tensor, start: Tensor 
         sign = torch.where(ahead.abs() > slack / curve, ahead.sign(), 0.0)
         if torch.equal(sign, solved_for):
             return x
-        keep, solved_for = sign.abs(), sign
-        matrix = keep[..., :, None] * hessian * keep[..., None, :] + torch.diag_embed(1.0 - keep)
-        x = torch.linalg.solve(matrix, keep * (gradient - slack * sign))
+        solved_for = sign
+        x = _solve_active(hessian, gradient - slack * sign, sign != 0)
     return _split(hessian, gradient, slack, torch.zeros_like(gradient) if start is None else start)
+
+
+def _solve_active(hessian: Tensor, right: Tensor, active: Tensor) -> Tensor:
+    """H_SS^-1 right_S, and 0 elsewhere: of one problem with the active rows only, of many with all at once."""
+    if hessian.shape[:-2].numel() == 1:
+        place = active.flatten().nonzero()[:, 0]
+        x = torch.zeros_like(right)
+        if len(place):
+            flat = hessian.reshape(hessian.shape[-2:])
+            x.view(-1)[place] = torch.linalg.solve(flat[place][:, place], right.flatten()[place])
+        return x
+    keep = active.to(hessian.dtype)
+    matrix = keep[..., :, None] * hessian * keep[..., None, :] + torch.diag_embed(1.0 - keep)
+    found: Tensor = torch.linalg.solve(matrix, keep * right)
+    return found
 
 
 def _split(hessian: Tensor, gradient: Tensor, slack: Tensor, x: Tensor) -> Tensor:

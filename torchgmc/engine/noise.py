@@ -33,8 +33,10 @@ __all__ = [
     "standard_errors",
 ]
 
-#: Slacks tried, in standard errors; infinity is always among them, last.
-CANDIDATES = (0.25, 0.75, 1.5, 3.0)
+#: Slacks tried, in standard errors, of few and of many groups; infinity is always among them, last.
+CANDIDATES, OF_MANY = (0.0, 0.5, 1.5, 3.0), (1.0, 2.0, 3.0, 4.0)
+#: From so many groups on, the largest of their noises is far out.
+MANY = 100
 #: Least slack where there is nothing to cross-validate: sets that depend on f, mappings without a potential.
 FIXED = 1.5
 #: A violation of fewer standard errors counts as noise, and one of more does not, whatever k was chosen.
@@ -46,6 +48,11 @@ FEWEST = 5.0
 KEEP = 2.0
 #: Of a group of n_A examples another (SMALL + SKEWED |skewness|) / sqrt(n_A) standard errors are not trusted.
 SMALL, SKEWED = 2.0, 1.2
+
+
+def candidates(groups: int) -> tuple[float, ...]:
+    """Slacks to try for so many groups."""
+    return CANDIDATES if groups < MANY else OF_MANY
 
 
 def standard_errors(squares: Tensor, count: Tensor, total: Tensor, pooled: Tensor) -> Tensor:
@@ -98,18 +105,19 @@ class Choice(NamedTuple):
     loss: Tensor
 
 
-def choose(loss: Tensor) -> Choice:
+def choose(loss: Tensor, tried: tuple[float, ...] = CANDIDATES) -> Choice:
     """Choose k from held-out losses.
 
     Args:
-        loss: mean loss of each candidate on each fold, ``(len(CANDIDATES) + 1, F)``; k = infinity last.
+        loss: mean loss of each candidate on each fold, ``(len(tried) + 1, F)``; k = infinity last.
+        tried: the candidates.
 
     Example:
         >>> flat = torch.full((5, 5), 0.3)
         >>> choose(flat).k
         inf
         >>> choose(torch.cat([flat[:2] - 0.1, flat[2:]])).k
-        0.75
+        0.5
     """
     mean = loss.mean(1)
     best = int(mean.argmin())
@@ -119,7 +127,7 @@ def choose(loss: Tensor) -> Choice:
         place = last
     else:
         place = int((mean[:last] <= mean[best] + 0.5 * error[:last]).nonzero()[:, 0].max())
-    return Choice(CANDIDATES[place] if place < last else math.inf, place, mean)
+    return Choice(tried[place] if place < last else math.inf, place, mean)
 
 
 def small_groups(names: list[str], count: Tensor, target: float) -> list[str]:

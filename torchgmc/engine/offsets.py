@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from torchgmc.engine import noise
-from torchgmc.engine.noise import CANDIDATES
 from torchgmc.engine.pinball import Pinball, solve
 
 __all__ = ["Folded", "Offsets", "fit_offsets", "fit_offsets_to", "weighted_quantile"]
@@ -136,17 +135,18 @@ def fit_offsets(data: Folded, target: float, error: Tensor, count: Tensor, skewn
     weight, mass = left @ few.weight, left @ data.mass
     size = mass.sum(1, keepdim=True)
     weight, mass = weight / size, mass / size
-    price = torch.stack([noise.slacks(k, error[columns], count[columns], skewness) for k in CANDIDATES])  # (k, a)
+    tried = noise.candidates(len(columns))
+    price = torch.stack([noise.slacks(k, error[columns], count[columns], skewness) for k in tried])  # (k, a)
     price = price * (total / size).sqrt()[:, :, None]  # (F + 1, k, a): fewer examples, larger errors
     price = torch.cat([price.new_zeros(*price.shape[:2], 1), price], 2)
     middle = torch.stack([total.new_tensor(weighted_quantile(few.scores, w, target)) for w in weight])  # (F + 1,)
-    start = torch.zeros(len(weight), len(CANDIDATES), design.shape[1], dtype=torch.float64, device=design.device)
+    start = torch.zeros(len(weight), len(tried), design.shape[1], dtype=torch.float64, device=design.device)
     start[:, :, 0] = middle[:, None]
-    linear = (target * mass @ design)[:, None].expand(-1, len(CANDIDATES), -1)
+    linear = (target * mass @ design)[:, None].expand(-1, len(tried), -1)
     shape = start.shape
     theta = solve(
         problem,
-        weight[:, None].expand(-1, len(CANDIDATES), -1).flatten(0, 1),
+        weight[:, None].expand(-1, len(tried), -1).flatten(0, 1),
         linear.flatten(0, 1),
         price.flatten(0, 1),
         start.flatten(0, 1),
@@ -158,7 +158,7 @@ def fit_offsets(data: Folded, target: float, error: Tensor, count: Tensor, skewn
     held, inside = few.weight[kept], data.mass[kept]
     over = (out[:, :, few.cell] - few.scores).clamp_min(0.0)
     loss = ((over * held[:, None]).sum(2) - target * (out * inside[:, None]).sum(2)) / inside.sum(1)[:, None]  # (F, k + 1)
-    choice = noise.choose(loss.T)
+    choice = noise.choose(loss.T, tried)
     if math.isinf(choice.k):
         return Offsets(everyone, alike, math.inf, choice.loss)
     # The fits with this k once more, on every score: the last gives the offsets, the others the common shift.

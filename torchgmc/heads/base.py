@@ -82,6 +82,8 @@ class Head(Float64Module):
     one_event: bool = False
     #: Buffers that grow in a fit along their first dimension (a log); a saved state may be of any length.
     growing: ClassVar[tuple[str, ...]] = ()
+    #: Buffers that older files do not have; 0 there.
+    added: ClassVar[tuple[str, ...]] = ()
     #: Buffers that older files call otherwise: from the old name to the new.
     renamed: ClassVar[dict[str, str]] = {}
     #: Does ``calibrate`` fit something to the data? If not, an audit may use the same data.
@@ -527,8 +529,10 @@ class Head(Float64Module):
             if prefix + name in state_dict:
                 old = getattr(self, name)
                 setattr(self, name, old.new_empty(state_dict[prefix + name].shape[0], *old.shape[1:]))
-        if prefix + "fitted" in state_dict:  # files of version 0.1 have no promise for everyone
+        if prefix + "fitted" in state_dict:  # files of version 0.1 have no promise for everyone, nor what came later
             state_dict.setdefault(prefix + "with_everyone", torch.tensor(False))
+            for name in self.added:
+                state_dict.setdefault(prefix + name, torch.zeros_like(getattr(self, name)))
         state_dict.pop(prefix + "seen", None)  # keys of the calibration data, which files of version 0.1 held
         super()._load_from_state_dict(state_dict, prefix, *args)
         self.is_fitted = bool(self.fitted)

@@ -21,7 +21,6 @@ SEX = np.array(["f", "m"])
 TREE = {"x": ["x1", "x2"], "y": ["y1", "y2", "y3"]}
 LISTS = {"jobs": [3, 4], "praise": [4, 5, 9]}
 N = 240  # rows of a file
-FNR = ("--task", "fnr", "--target", "0.1", "--alpha", "0.02")
 Arrays = dict[str, Any]
 
 

@@ -15,15 +15,17 @@ from torchgmc.engine.folds import Splits, fresh_steps
 from torchgmc.engine.scripting import is_scripting
 from torchgmc.engine.solver import MAX_FIXED_STEPS, Log, run
 from torchgmc.engine.values import Names, Values
-from torchgmc.heads.base import Head
+from torchgmc.heads.base import EVERYONE, Head
 from torchgmc.heads.levelsets import soft as soft_levels
 from torchgmc.heads.levelsets import steps as levelsets
 from torchgmc.heads.levelsets.problem import ResidualProblem
-from torchgmc.heads.probability import newton, training
 from torchgmc.heads.probability import solver as probabilities
+from torchgmc.heads.probability import static, training
 from torchgmc.heads.probability.solver import ProbabilityStatistics
 from torchgmc.heads.probability.task import TASK
 
+#: Name of the column for all levels together.
+ALL_LEVELS = "all levels"
 GEOMETRIES = ("kl", "euclidean")
 
 
@@ -39,21 +41,24 @@ class ProbabilityHead(Head):
     the probabilities themselves, :math:`\mathrm{clip}(h - \theta_0 - \sum \theta_A)`. Neither ever raises the Brier score on
     the calibration data. With classes, f and y are vectors on the simplex, and the promise holds for each class.
 
-    A violation below three standard errors of its own sum cannot be told from noise, and chasing it makes predictions on
-    new data worse: it is left alone (and counted in the report) unless ``noise_floor=False``.
+    With ``"kl"`` the model's slope is fitted too, that of everyone and of each group, so that a model that is over-sure is
+    brought back (:mod:`torchgmc.heads.probability.static`): Platt, temperature and vector scaling are what remains where no
+    group differs. How far a group moves is decided by the noise of the sample (:mod:`torchgmc.engine.noise`).
 
     Args:
-        alpha: largest violation allowed.
+        alpha: largest violation allowed; None for as small as the sample can tell.
         groups: names of the groups; None for one group of everyone.
         bins: number of equal-width level sets of f, or None.
         num_classes: None for the probability of one event, ``(n,)``; C for probabilities ``(n, C)`` and y class ids.
         geometry: ``"kl"`` (steps in logits) or ``"euclidean"`` (steps in probabilities).
         conditional: violations are divided by P(A), so that alpha bounds what happens inside each group.
         range: (low, high) of a bounded real outcome: f and y are then means and values in this range.
-        noise_floor: stop at the noise of each cell (solver ``"exact"``; ``"paper"`` and ``"fresh"`` know only alpha).
+        noise_floor: False goes to alpha on the sample, noise included, and fits no slopes (``"paper"`` and ``"fresh"`` know
+            only alpha).
 
     Shapes: ``fit(probs (n,) or (n, C), y (n,), groups (n, a))``; ``head(probs, groups)`` has the shape of ``probs``.
-    ``report.violations_after`` has shape ``(a, bins * C)``.
+    ``report.violations_after`` has a row per group and one for everyone, and a column per level set (and class) and one for all
+    levels together.
 
     Example:
         >>> groups = torch.rand(4000, 3) < 0.5
@@ -61,13 +66,14 @@ class ProbabilityHead(Head):
         >>> y = torch.rand(4000) < truth
         >>> probs = torch.sigmoid(torch.logit(truth) - groups[:, 0] * 1.0)  # blind to the first group
         >>> head = gmc.ProbabilityHead(alpha=0.005, groups=["a", "b", "c"]).fit(probs, y, groups)
-        >>> head.report.converged, head(probs, groups).shape
-        (True, torch.Size([4000]))
+        >>> head.report.reached, head(probs, groups).shape
+        ('noise', torch.Size([4000]))
         >>> bool(((head(probs, groups) - truth).square().mean() < 0.1 * (probs - truth).square().mean()))
         True
     """
 
     offsets: Tensor
+    slopes: Tensor
     rounds: Tensor
     log_who: Tensor
     log_step: Tensor
@@ -77,16 +83,19 @@ class ProbabilityHead(Head):
         *("alpha", "groups", "bins", "num_classes", "geometry", "conditional", "range", "noise_floor"),
     )
     fit_only: ClassVar[tuple[str, ...]] = ("alpha", "conditional", "noise_floor")
-    arguments: ClassVar[tuple[str, ...]] = ("probs", "y", "groups", "weight")
+    arguments: ClassVar[tuple[str, ...]] = ("probs", "y", "groups", "weight", "clusters")
+    common: ClassVar[bool] = True
     truth: ClassVar[str] = "y"
+    __jit_unused_properties__: ClassVar[list[str]] = ["with_means", *Head.__jit_unused_properties__]
     task = TASK
     takes = "probs"
     growing: ClassVar[tuple[str, ...]] = ("rounds", "log_who", "log_step", "log_column")
     renamed: ClassVar[dict[str, str]] = {"tables": "rounds"}
+    added: ClassVar[tuple[str, ...]] = ("slopes",)
 
     def __init__(
         self,
-        alpha: float,
+        alpha: float | None,
         groups: Any = None,
         bins: int | None = 10,
         num_classes: int | None = None,
@@ -95,7 +104,7 @@ class ProbabilityHead(Head):
         range: tuple[float, float] | None = None,
         noise_floor: bool = True,
     ) -> None:
-        super().__init__(alpha, groups, conditional)
+        super().__init__(alpha, groups, conditional, noise_floor=noise_floor)
         self.bins = None if bins is None else checks.count("bins", bins, 1)
         self.num_bins = self.bins or 1
         self.num_classes = None if num_classes is None else checks.count("num_classes", num_classes, 1)
@@ -106,7 +115,6 @@ class ProbabilityHead(Head):
         self.one_event = not self.per_class
         self.geometry = checks.option("geometry", geometry, GEOMETRIES)
         self.euclidean = geometry == "euclidean"
-        self.noise_floor = bool(noise_floor)
         if range is not None and not (isinstance(range, list | tuple) and all(isinstance(v, int | float) for v in range)):
             raise TypeError(f"`range` must be two numbers, (low, high), got {range!r}.")
         self.range = None if range is None else [float(v) for v in range]
@@ -115,6 +123,7 @@ class ProbabilityHead(Head):
         self.low, self.high = (0.0, 1.0) if range is None else checks.interval("range", range)
         rows, shape = self.num_groups + 1, (self.num_bins, self.columns)
         self.register_buffer("offsets", torch.zeros(rows, self.columns, dtype=torch.float64))
+        self.register_buffer("slopes", torch.zeros(rows, self.columns, dtype=torch.float64))
         self.register_buffer("rounds", torch.zeros(0, rows, *shape, dtype=torch.float64))
         self.register_buffer("log_who", torch.zeros(0, self.num_bins, dtype=torch.int64))
         self.register_buffer("log_step", torch.zeros(0, self.num_bins, dtype=torch.float64))
@@ -128,11 +137,12 @@ class ProbabilityHead(Head):
     def reset(self) -> None:
         """Forget statistics, state and report."""
         self.offsets.zero_()
+        self.slopes.zero_()
         for name in self.growing:
             setattr(self, name, getattr(self, name)[:0])
         self.mark_unfitted()
 
-    def observe(self, probs: Tensor, y: Tensor, groups: Any = None, weight: Any = None) -> None:
+    def observe(self, probs: Tensor, y: Tensor, groups: Any = None, weight: Any = None, clusters: Any = None) -> None:
         """Add a batch to the statistics.
 
         Args:
@@ -140,12 +150,15 @@ class ProbabilityHead(Head):
             y: outcomes ``(n,)``: bool or 0/1; class ids; or values in ``range``.
             groups: membership ``(n, a)``, bool, or a :class:`~torchgmc.Groups`.
             weight: weight of each example, ``(n,)``.
+            clusters: which examples belong together, e.g. the patient of each visit: integers or strings, ``(n,)``.
         """
-        batch = self.check_batch(probs, y, groups, weight)
+        batch = self.check_batch(probs, y, groups, weight, clusters)
         if batch.rows:
             self.keep(batch.clone(), probs, y)
 
-    def check_batch(self, probs: Any, y: Any, groups: Any = None, weight: Any = None) -> ProbabilityStatistics:
+    def check_batch(
+        self, probs: Any, y: Any, groups: Any = None, weight: Any = None, clusters: Any = None
+    ) -> ProbabilityStatistics:
         """A batch as the head needs it, or an error that says what is wrong with it."""
         probs = checks.scores("probs", probs).detach()
         wanted = "(n,)" if self.num_classes is None else f"(n, {self.num_classes})"
@@ -162,7 +175,8 @@ class ProbabilityHead(Head):
         outcome = self._outcome(y, probs)
         member = self.check_groups(groups, len(probs), probs.device)
         weights = checks.weights(weight, len(probs), probs).detach()
-        return ProbabilityStatistics(self.coordinates(probs), outcome, member, weights)
+        cluster = self.check_clusters(clusters, len(probs), probs.device)
+        return ProbabilityStatistics(self.coordinates(probs), outcome, member, weights, cluster)
 
     def _outcome(self, y: Any, probs: Tensor) -> Tensor:
         """y in [0, 1], float64 ``(n, C)``."""
@@ -216,10 +230,13 @@ class ProbabilityHead(Head):
             raise ValueError("no examples observed: call `observe` (or `fit`) with at least one example first.")
         with levelsets.calm(examples.member):
             if solver == "exact":
-                promise = self._promise(examples.z.device)
-                found = probabilities.fit(examples, promise, max_iter or 100, self.test_functions())
+                everyone = self.grouped and not bool(examples.member.all(0).any())
+                promise = self._promise(examples.z.device, everyone)
+                names = Names([*self.groups, EVERYONE] if everyone else self.groups, self._cells(True))
+                found = probabilities.fit(examples, promise, max_iter or 100, names)
                 self._write(found.offsets, found.tables, None)
-                self.mark_fitted(found.report)
+                self.slopes.copy_(found.slopes)
+                self.mark_fitted(found.report, everyone)
             else:
                 self._take_fixed_steps(examples, solver, eta, max_iter)
         return self
@@ -234,20 +251,21 @@ class ProbabilityHead(Head):
         if solver == "fresh":
             steps = fresh_steps(max_iter, examples.rows)
             splits = Splits(steps, *examples.content())
-        report, log = run(problem, self.alpha / width, solver, eta, steps, splits=splits)
+        report, log = run(problem, self.goal() / width, solver, eta, steps, splits=splits)
         report = dataclasses.replace(report, details={"examples": len(examples.z), "eta": eta})
         self._write(None, None, self._lengths(problem, log))
         self.mark_fitted(probabilities.in_units(report, width))
 
-    def _promise(self, device: torch.device) -> probabilities.Promise:
+    def _promise(self, device: torch.device, everyone: bool = False) -> probabilities.Promise:
         width = self.high - self.low
         return probabilities.Promise(
-            self.alpha / width,
+            None if self.alpha is None else self.alpha / width,
             self.edges.to(device),
             self.euclidean,
             self.conditional,
             self.noise_floor,
             self.range is None,
+            everyone,
             self.low,
             width,
         )
@@ -261,7 +279,7 @@ class ProbabilityHead(Head):
             member=examples.member,
             weight=examples.weight,
             edges=self.edges.to(examples.z.device),
-            names=self.test_functions(),
+            names=Names(self.groups, self._cells(False)),
             conditional=self.conditional,
             euclidean=self.euclidean,
             unit=levelsets.UNIT,
@@ -269,9 +287,9 @@ class ProbabilityHead(Head):
 
     def _fixed_step(self, problem: ResidualProblem, eta: float | None) -> tuple[float, int]:
         """The step of Theorem 1, and its bound on the number of steps."""
-        alpha = self.alpha / (self.high - self.low)
+        alpha = self.goal() / (self.high - self.low)
         norm = float((problem.mass / problem.scale.square()).max())  # E||g||^2 is at most P(A) / scale^2
-        start = newton.loss(problem.z, levelsets.probabilities(problem.z, self.euclidean), problem.y, self.euclidean)
+        start = static.loss(problem.z, levelsets.probabilities(problem.z, self.euclidean), problem.y, self.euclidean)
         height = max(float((start * problem.share).sum()) + 1.0, 1.0)
         bound = theory.iteration_bound(alpha, problem.smoothness, norm, height)
         return eta or theory.step_size(alpha, problem.smoothness, norm), min(MAX_FIXED_STEPS, max(1, bound))
@@ -307,7 +325,7 @@ class ProbabilityHead(Head):
         """Calibrated coordinates (n, C), float64; with a temperature above 0 through soft level sets."""
         member = self.membership(groups, probs.shape[0], probs)
         everyone = torch.cat([torch.ones_like(member[:, :1]), member], 1)
-        z = self.coordinates(probs) - everyone @ self.offsets
+        z = levelsets.snap(self.coordinates(probs) * (1.0 - everyone @ self.slopes).clamp_min(0.0)) - everyone @ self.offsets
         if temperature > 0.0:
             z = soft_levels.apply_tables(z, everyone, self.rounds, self.edges, self.euclidean, temperature)
             log = (self.log_who, self.log_step, self.log_column)
@@ -380,20 +398,34 @@ class ProbabilityHead(Head):
     # -- the promise -------------------------------------------------------------------------------------------------
 
     def test_functions(self) -> Names:
-        """Groups; level sets and classes."""
+        """Groups; level sets and classes, and all levels together."""
+        return Names(self.promised_groups(), self._cells(self.with_means))
+
+    @property
+    def with_means(self) -> bool:
+        """Tables have columns for all levels together: the mean of every group is a promise of its own."""
+        return self.num_bins > 1 and len(self.log_who) == 0
+
+    def _cells(self, means: bool) -> list[str]:
+        """Names of the columns of a table."""
         classes = [f"class {c}" for c in range(self.columns)] if self.per_class else [""]
         if self.num_bins == 1:
-            return Names(self.groups, classes)
+            return classes
         edges = [self.low + (self.high - self.low) * k / self.num_bins for k in range(self.num_bins + 1)]
         levels = [f"f in [{low:.4g}, {high:.4g})" for low, high in pairwise(edges)]
         levels[-1] = levels[-1][:-1] + "]"
-        return Names(self.groups, [f"{level}, {name}" if name else level for level in levels for name in classes])
+        if means:
+            levels.append(ALL_LEVELS)
+        return [f"{level}, {name}" if name else level for level in levels for name in classes]
 
     def s_range(self) -> tuple[Tensor, Tensor]:
         """f - y with f in the level set."""
-        level = torch.arange(self.num_bins, device=self.edges.device, dtype=torch.float64).repeat_interleave(self.columns)
+        level = torch.arange(self.num_bins, device=self.edges.device, dtype=torch.float64)
+        low, high = level / self.num_bins - 1.0, (level + 1.0) / self.num_bins
+        if self.with_means:
+            low, high = torch.cat([low, -torch.ones_like(low[:1])]), torch.cat([high, torch.ones_like(high[:1])])
         width = self.high - self.low
-        return width * (level / self.num_bins - 1.0), width * (level + 1.0) / self.num_bins
+        return width * low.repeat_interleave(self.columns), width * high.repeat_interleave(self.columns)
 
     def softness(self) -> float:
         """A tenth of a level set."""
@@ -412,12 +444,19 @@ class ProbabilityHead(Head):
             s = f - (self.low + width * batch.y).to(f.dtype)
             edges = self.low + width * torch.arange(1, self.num_bins, device=f.device, dtype=f.dtype) / self.num_bins
             inside = soft_levels.level_sets(f, edges, softness) if self.num_bins > 1 else torch.ones_like(s)[:, None]
-            return Values((inside * s[:, None]).flatten(1), batch.member)
+            if self.with_means:
+                inside = torch.cat([inside, torch.ones_like(s)[:, None]], 1)
+            return Values((inside * s[:, None]).flatten(1), self.promised(batch.member))
         z = self.calibrated(probs.detach(), batch.member if self.grouped else None) if self.is_fitted else batch.z
         level = levelsets.levels(z, self.edges, self.euclidean)
-        column = level * self.columns + torch.arange(self.columns, device=z.device)
+        place = torch.arange(self.columns, device=z.device)
+        column = level * self.columns + place
         s = (levelsets.probabilities(z, self.euclidean) - batch.y) * width
-        return Values(z.new_zeros(len(z), self.num_bins * self.columns).scatter(1, column, s), batch.member, column)
+        if self.with_means:
+            column = torch.cat([column, (self.num_bins * self.columns + place).expand(len(z), -1)], 1)
+            s = torch.cat([s, s], 1)
+        wide = (self.num_bins + self.with_means) * self.columns
+        return Values(z.new_zeros(len(z), wide).scatter(1, column, s), self.promised(batch.member), column)
 
     def audit_sums(self, weight: Tensor, **batch: Any) -> dict[str, Tensor]:
         """Weighted sums of the losses before and after."""

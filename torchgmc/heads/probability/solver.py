@@ -391,9 +391,11 @@ def _report(
         text += f" {noise.explain(static.k, True, [])}"
         above = 0 if alpha is None else int((last.abs() > alpha).sum())
         if above and state == "noise":
-            text += f" {above} of {last.numel()} cells lie above alpha but within their own noise (noise_floor=False chases them)."
+            text += (
+                f" {above} of {last.numel()} cells lie above alpha but within their own noise (noise_floor=False chases them)."
+            )
     if not static.optimal:
-        text += " The conditions of the optimum are not met for every group: its offsets are as good as plain steps could make them."
+        text += " The conditions of the optimum are not met for every group: plain steps got no further."
     if state == "no":
         text += {
             "max_iter": f" `max_iter` = {max_iter} rounds reached with {place}; raise `max_iter`, or `alpha`.",

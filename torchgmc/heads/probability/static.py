@@ -2,8 +2,8 @@ r"""Offsets and slopes of all groups at once: Newton steps on a convex potential
 
 .. math:: z(x) = z_0(x)\,\Big(1 - \beta_0 - \sum_{A \ni x} \beta_A\Big)_+ - \theta_0 - \sum_{A \ni x} \theta_A
 
-z_0 is the model's logit (of every class). The offset of everyone is free. The slope of everyone is drawn to 1 and the slopes and
-offsets of groups to those of everyone, each by the noise of its own derivative (:mod:`torchgmc.engine.noise`); k comes from
+z_0 is the model's logit (of every class). The offset of everyone is free. The slope of everyone is drawn to 1, and the slopes
+and offsets of groups to those of everyone, each by the noise of its own derivative (:mod:`torchgmc.engine.noise`); k comes from
 cross-validation of the log loss. Platt, temperature and vector scaling are what remains where no group differs. With
 ``geometry="euclidean"`` there are no slopes.
 """
@@ -25,15 +25,21 @@ __all__ = ["Columns", "Found", "curvature", "fit_static", "loss"]
 #: Halvings of a step.
 HALVINGS = 8
 #: Rows that a Hessian is estimated from (the slope itself always uses every row).
-SAMPLE = 1 << 14
+SAMPLE = 1 << 13
 #: Logits beyond it have no say in a slope.
 FAR = 16.0
-#: Slack of the slope of everyone, in standard errors of its derivative.
-SLOPE_SLACK = 1.0
-#: With more columns a Hessian costs more than it saves.
-MOST_COLUMNS = 600
-#: Entries of membership up to which the fits without a fold are made exactly, not from one expansion.
-EXACT_FOLDS = 1 << 21
+#: The slope of everyone is left at 1 unless its derivative there is larger than so many standard errors.
+SLOPE_SLACK = 1.5
+#: Slopes of groups differ more rarely than their offsets: so many standard errors more.
+RARER = 0.75
+#: With more columns at work a Hessian costs more than it saves.
+MOST_COLUMNS = 1200
+#: Times that columns left out may join.
+JOINS = 8
+#: Entries of membership up to which the fits without a fold are made exactly, not by one step from the fit with all.
+EXACT_FOLDS = 1 << 19
+#: With fewer examples a column one step is not enough either.
+ROOM = 100
 
 
 def curvature(z: Tensor, f: Tensor, euclidean: bool) -> Tensor:
@@ -77,6 +83,10 @@ class Columns:
         parts = (self.member[rows], self.z[rows], self.y[rows], share / share.sum())
         return Columns(*parts, self.euclidean, self.slopes)
 
+    def some(self, groups: Tensor) -> "Columns":
+        """The problem with some of the groups only."""
+        return Columns(self.member[:, groups], self.z, self.y, self.share, self.euclidean, self.slopes)
+
     def thin(self, rows: int) -> "Columns":
         """Every k-th example, about ``rows`` of them."""
         stride = max(1, len(self.z) // rows)
@@ -109,8 +119,22 @@ class Columns:
             value += (loss(moved, f, y, self.euclidean) * share[:, 0]).sum()
         return total.view(self.shape[1], self.shape[0], -1).transpose(0, 1).contiguous(), float(value)
 
-    def losses(self, theta: Tensor, part: Tensor, parts: int) -> Tensor:
+    def slopes_by_part(self, theta: Tensor, part: Tensor, parts: int) -> Tensor:
+        """The slope of each part of the examples, ``(parts, p, 1 + a, C)``; they sum to that of all."""
+        wide = self.shape[0] * self.shape[2]
+        total = torch.zeros(self.shape[1], parts * wide, dtype=torch.float64, device=self.z.device)
+        start = 0
+        for member, z, y, share in self._parts():
+            f = levelsets.probabilities(self.at(theta, member, z), self.euclidean)
+            values = self.weights((f - y) * share, z)  # (n, p C)
+            here = torch.nn.functional.one_hot(part[start : start + len(z)], parts).to(values.dtype)
+            total += (member.T @ (here[:, :, None] * values[:, None]).flatten(1).to(member.dtype)).double()
+            start += len(z)
+        return total.view(self.shape[1], parts, self.shape[0], -1).permute(1, 2, 0, 3).contiguous()
+
+    def losses(self, theta: Tensor, part: Tensor) -> Tensor:
         """Mean loss of each part of the examples with a Theta of its own, ``(parts, p, 1 + a, C)``: ``(parts,)``."""
+        parts = len(theta)
         sums, mass = self.z.new_zeros(parts), self.z.new_zeros(parts)
         for k in range(parts):
             rows = (part == k).nonzero()[:, 0]
@@ -143,7 +167,10 @@ class Columns:
             place, count = codes(cluster)
             total = torch.stack(
                 [
-                    values.new_zeros(count, self.shape[1]).index_add_(0, place, self.member.double() * v[:, None]).square().sum(0)
+                    values.new_zeros(count, self.shape[1])
+                    .index_add_(0, place, self.member.double() * v[:, None])
+                    .square()
+                    .sum(0)
                     for v in values.T
                 ],
                 1,
@@ -157,8 +184,7 @@ class Columns:
         """
         slope, value = self.slope(theta)
         value += float((slack * theta.abs()).nan_to_num(0.0).sum())
-        fixed = slack.isinf()
-        bar = torch.where(fixed, torch.inf, precision * slack.clamp_min(1e-9))
+        bar, noise_of_sums = _bar(slack, precision), 1e-7 if self.member.dtype == torch.float32 else 1e-12
         for _ in range(steps):
             if bool((_residual(theta, slope, slack) <= bar).all()):
                 return theta
@@ -167,9 +193,9 @@ class Columns:
                 trial = theta + (goal - theta) * 0.5**halving
                 trial_slope, trial_value = self.slope(trial)
                 trial_value += float((slack * trial.abs()).nan_to_num(0.0).sum())
-                if trial_value <= value + 1e-12 * abs(value) or (hessian is not None and halving == 1):
+                if trial_value <= value + noise_of_sums * abs(value) or (hessian is not None and halving == 1):
                     break
-            if trial_value > value + 1e-12 * abs(value):
+            if trial_value > value + noise_of_sums * abs(value):
                 if hessian is None:
                     return self.descend(theta, slack, bar)
                 hessian = None
@@ -240,6 +266,13 @@ def _shrink(x: Tensor, by: Tensor) -> Tensor:
     return torch.where(by.isinf(), torch.zeros_like(x), x.sign() * (x.abs() - by).clamp_min(0.0))
 
 
+def _bar(slack: Tensor, precision: float) -> Tensor:
+    """By how much the conditions of the optimum may be missed: a part of the slack, of a free column that of the smallest."""
+    paid = slack[(slack > 0) & ~slack.isinf()]
+    least = float(paid.min()) if len(paid) else 1e-5
+    return torch.where(slack.isinf(), torch.inf, precision * slack.clamp_min(max(least, 1e-6)))
+
+
 def _residual(theta: Tensor, slope: Tensor, slack: Tensor) -> Tensor:
     """How far the conditions of the optimum are missed, per column."""
     off = (slope.abs() - slack).clamp_min(0.0)
@@ -266,33 +299,39 @@ def fit_static(columns: Columns, sizes: Tensor, cluster: Tensor, slack: Tensor |
         slack: largest violation of each offset; None for the noise rule.
     """
     theta = torch.zeros(columns.shape, dtype=torch.float64, device=columns.z.device)
-    n, wide = len(columns.z), columns.shape[0] * columns.shape[1]
     if slack is not None:
         price = torch.full_like(theta, math.inf)
         price[0] = slack
-        theta, optimal = _solve(columns, theta, price, wide)
+        theta, optimal = _solve(columns, theta, price)
         return Found(theta, math.nan, torch.zeros(0), optimal)
-    # Everyone first: an offset, and a slope if it is worth it.
+    # Everyone first: an offset, and a slope if it is worth one.
     none = torch.full_like(theta, math.inf)
     none[0, 0] = 0.0
-    theta = columns.minimise(theta, none, None, 30, 1e-3)
+    alone = columns.some(torch.zeros(1, dtype=torch.int64, device=theta.device))
+    first = alone.minimise(theta[:, :1], none[:, :1], None, 30, 1e-3)
     if columns.slopes:
-        error = columns.squares(theta, cluster)[1, 0].sqrt()
-        none[1, 0] = SLOPE_SLACK * error
-        theta = columns.minimise(theta, none, None, 30, 0.05)
+        slope, _ = alone.slope(first)
+        error = alone.squares(first, cluster)[1, 0].sqrt()
+        none[1, 0] = torch.where(slope[1, 0].abs() > SLOPE_SLACK * error, 0.0, math.inf)
+        first = alone.minimise(first, none[:, :1], None, 30, 1e-3)
+    theta[:, :1] = first
     if columns.shape[1] == 1:
         return Found(theta, math.inf, torch.zeros(0), True)
-    prices = _prices(columns, theta, sizes, cluster, none)
+    tried = noise.candidates(columns.shape[1] - 1)
+    prices = _prices(columns, theta, sizes, cluster, none, tried)
     fold = deal_clusters(noise.FOLDS, cluster, columns.z, columns.y, columns.member)
-    candidates = [_solve(columns, theta, price, wide) for price in reversed(prices)][::-1]
-    heads = [*(found for found, _ in candidates), theta]
-    losses = torch.stack([_held_out(columns, one, price, fold) for one, price in zip(heads, [*prices, none], strict=True)])
-    choice = noise.choose(losses)
-    last = choice.place == len(prices)
-    return Found(heads[choice.place], choice.k, choice.loss, last or candidates[choice.place][1] or n == 0)
+    heads, met = [theta], [True]
+    for price in reversed(prices):  # from the largest slack to the smallest, each from the one before
+        found, fine = _solve(columns, heads[0], price)
+        heads, met = [found, *heads], [fine, *met]
+    losses = [_held_out(columns, one, price, fold) for one, price in zip(heads, [*prices, none], strict=True)]
+    choice = noise.choose(torch.stack(losses), tried)
+    return Found(heads[choice.place], choice.k, choice.loss, met[choice.place])
 
 
-def _prices(columns: Columns, theta: Tensor, sizes: Tensor, cluster: Tensor, none: Tensor) -> list[Tensor]:
+def _prices(
+    columns: Columns, theta: Tensor, sizes: Tensor, cluster: Tensor, none: Tensor, tried: tuple[float, ...]
+) -> list[Tensor]:
     """Slack of every column for each candidate k."""
     squares = columns.squares(theta, cluster)
     f = levelsets.probabilities(columns.at(theta, columns.member, columns.z), columns.euclidean)
@@ -307,50 +346,66 @@ def _prices(columns: Columns, theta: Tensor, sizes: Tensor, cluster: Tensor, non
     skewness = noise.skewness_of(s[:, 0], columns.share[:, 0])
     sizes = sizes[None, :, None].expand(columns.shape[0], -1, columns.shape[2])
     found = []
-    for k in noise.CANDIDATES:
+    for k in tried:
         price = none.clone()
         price[:, 1:] = noise.slacks(k, error[:, 1:], sizes, skewness)
+        price[1:, 1:] += RARER * error[1:, 1:]
         found.append(price)
     return found
 
 
-def _solve(columns: Columns, theta: Tensor, price: Tensor, wide: int) -> tuple[Tensor, bool]:
-    """The optimum for one price: on a thinned sample first where there are many examples, then on all of them."""
-    bar = torch.where(price.isinf(), torch.inf, 0.2 * price.clamp_min(1e-6))
-    if wide > MOST_COLUMNS:
-        theta = columns.descend(theta, price, bar)
-    else:
-        n, hessian = len(columns.z), None
-        if n > 4 * SAMPLE:
-            few = columns.thin(SAMPLE)
-            theta = few.minimise(theta, price * math.sqrt(n / len(few.z)), None, 20, 0.5)
-            hessian = columns.thin(2 * SAMPLE).hessian(theta)
-        theta = columns.minimise(theta, price, hessian, 50, 0.05)
-    slope, _ = columns.slope(theta)
-    return theta, bool((_residual(theta, slope, price) <= bar).all())
+def _working(theta: Tensor, slope: Tensor, price: Tensor) -> Tensor:
+    """Groups that may need a column: those that have one, or nearly earn it; everyone first."""
+    work = (theta != 0) | (slope.abs() > 0.7 * price)
+    work[:, 0] = True
+    return work.any(2).any(0).nonzero()[:, 0]
+
+
+def _solve(columns: Columns, theta: Tensor, price: Tensor) -> tuple[Tensor, bool]:
+    """The optimum for one price: groups far from earning their column are left out, and join if they turn out to."""
+    bar = _bar(price, 0.2)
+    fine = False
+    for _ in range(JOINS):
+        slope, _ = columns.slope(theta)
+        groups = _working(theta, slope, price)
+        part = columns.some(groups)
+        if part.shape[0] * part.shape[1] > MOST_COLUMNS:
+            found = part.descend(theta[:, groups], price[:, groups], bar[:, groups])
+        else:
+            hessian = part.thin(SAMPLE).hessian(theta[:, groups])
+            found = part.minimise(theta[:, groups], price[:, groups], hessian, 50, 0.1)
+        theta = theta.clone()
+        theta[:, groups] = found
+        slope, _ = columns.slope(theta)
+        fine = bool((_residual(theta, slope, price) <= bar).all())
+        if fine or not bool(((theta == 0) & (slope.abs() > price + bar)).any()):
+            break
+    return theta, fine
 
 
 def _held_out(columns: Columns, theta: Tensor, price: Tensor, fold: Tensor) -> Tensor:
-    """Mean loss of each fold by the fit without it, ``(F,)``.
+    """Mean loss of each fold by the fit without it, ``(F,)``; of the columns that are nearly needed with all.
 
-    Of a small problem each such fit is made; of a large one it is one Newton step from the fit with all, from sums by fold.
+    Of a small problem each such fit is made; of a large one it is a step from the fit with all, from sums by fold.
     """
-    parts, wide = noise.FOLDS, columns.shape[0] * columns.shape[1]
-    outside = []
-    if columns.member.numel() <= EXACT_FOLDS and wide <= MOST_COLUMNS:
-        for k in range(parts):
-            rest = columns.pick((fold != k).nonzero()[:, 0])
-            outside.append(rest.minimise(theta, price * math.sqrt(parts / (parts - 1)), None, 4, 0.2))
-        return columns.losses(torch.stack(outside), fold, parts)
-    thin = columns.thin(2 * SAMPLE)
-    hessian = thin.hessian(theta) if wide <= MOST_COLUMNS else None
-    for k in range(parts):
-        rest = columns.pick((fold != k).nonzero()[:, 0])
-        slope, _ = rest.slope(theta)
-        grown = price * math.sqrt(parts / (parts - 1))
-        if hessian is not None:
-            outside.append(rest.goal(theta, slope, grown, hessian))
+    parts = noise.FOLDS
+    slope, _ = columns.slope(theta)
+    groups = _working(theta, slope, price)
+    columns, theta, price = columns.some(groups), theta[:, groups], price[:, groups]
+    grown = price * math.sqrt(parts / (parts - 1))
+    wide = columns.shape[0] * columns.shape[1]
+    hessian = columns.thin(SAMPLE).hessian(theta) if wide <= MOST_COLUMNS else None
+    if len(columns.z) <= ROOM * wide or columns.member.numel() <= EXACT_FOLDS:
+        rests = [columns.pick((fold != k).nonzero()[:, 0]) for k in range(parts)]
+        if hessian is None:
+            found = [rest.descend(theta, grown, _bar(grown, 0.5), 40) for rest in rests]
         else:
-            step = 1.0 / (rest.squares_of_columns() * max(2, columns.shape[1]) ** 0.5).clamp_min(1e-300)
-            outside.append(_shrink(theta + step * slope, step * grown))
-    return columns.losses(torch.stack(outside), fold, parts)
+            found = [rest.minimise(theta, grown, hessian, 5, 0.2) for rest in rests]
+        return columns.losses(torch.stack(found), fold)
+    assert hessian is not None
+    sums = columns.slopes_by_part(theta, fold, parts)
+    mass = columns.z.new_zeros(parts).index_add_(0, fold, columns.share[:, 0])
+    outside = [
+        columns.goal(theta, (sums.sum(0) - sums[k]) / (1.0 - mass[k]).clamp_min(1e-300), grown, hessian) for k in range(parts)
+    ]
+    return columns.losses(torch.stack(outside), fold)

@@ -5,10 +5,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from torchgmc.engine import checks
+from torchgmc.engine import checks, noise
 from torchgmc.engine.implicit import CellProblem, cell_sums, check_members, check_some, optimum, slack_of
 from torchgmc.groups.cells import pattern_ids
-from torchgmc.heads.probability.solver import STATIC_SLACK
 
 if TYPE_CHECKING:
     from torchgmc.heads.probability.head import ProbabilityHead
@@ -73,9 +72,10 @@ def solve(head: "ProbabilityHead", probs: Tensor, y: Tensor, groups: Any, weight
     check_members(head.groups, mass[1:])
     z = head.coordinates(probs)
     if alpha is None and head.noise_floor:
-        slack = STATIC_SLACK * problem.error(z)
+        slack = noise.FIXED * problem.error(z)
     else:
         scale = mass if head.conditional else torch.ones_like(mass)
         slack = (0.95 / (head.high - head.low) * slack_of(head.alpha or 0.0, alpha, probs)) * scale.expand(-1, problem.columns)
-    state = {"offsets": optimum(problem, slack, z)}
+    offsets = optimum(problem, slack, z)
+    state = {"offsets": offsets, "slopes": torch.zeros_like(offsets)}
     return state | {name: getattr(head, name)[:0] for name in ("rounds", "log_who", "log_step", "log_column")}

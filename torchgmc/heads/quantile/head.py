@@ -84,6 +84,7 @@ class QuantileHead(Head):
     takes = "groups"
     task = TASK
     growing: ClassVar[tuple[str, ...]] = ("log_who", "log_step", "log_column")
+    added: ClassVar[tuple[str, ...]] = ("shift",)
 
     def __init__(
         self,
