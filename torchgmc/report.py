@@ -173,13 +173,15 @@ def _certificate(audit: Audit | None, head: Head | None) -> str:
     worst = float(head.report.violations_after.abs().max())
     return (
         f"Nothing was audited: no held-out data were given. On the calibration data, which the head has seen, the worst "
-        f"violation is {worst:.4g} (asked {head.alpha:g})."
+        f"violation is {worst:.4g}" + ("." if head.alpha is None else f" (asked {head.alpha:g}).")
     )
 
 
 def _verdict(audit: Audit | None) -> str:
     if audit is None:
         return ""
+    if audit.alpha is None:
+        return "undecided"
     return "holds" if audit.certified else "violated" if audit.violated else "undecided"
 
 
@@ -193,12 +195,12 @@ def _facts(audit: Audit | None) -> list[tuple[str, str]]:
     }
     found = [
         ("verdict", words[_verdict(audit)]),
-        ("asked", f"{audit.alpha:g}"),
+        ("asked", "-" if audit.alpha is None else f"{audit.alpha:g}"),
         ("measured, worst", f"{audit.max_violation:.4f}"),
         ("certified", f"{audit.certified_alpha:.4f}"),
         ("examples audited", f"{audit.num_examples:,}"),
     ]
-    if audit.evidence is not None and not audit.certified:
+    if audit.evidence is not None and audit.alpha is not None and not audit.certified:
         need = audit.examples_needed()
         found.append(
             (
@@ -219,8 +221,9 @@ def _deviations(audits: Mapping[str, Audit]) -> Section:
     own = "the group's own risk minus the target" if first.conditional else "the group's share times (its risk - the target)"
     if first.evidence is not None and first.evidence.relative:
         own = own.replace("risk", "probability").replace("the target", "that of all")
+    promised = "no alpha was asked." if first.alpha is None else f"promised is at most {first.alpha:g}."
     text = [
-        f"The deviation is {own}; promised is at most {first.alpha:g}. The intervals of an audit hold all at once with "
+        f"The deviation is {own}; {promised} The intervals of an audit hold all at once with "
         f'confidence {100 * (1 - first.delta):g} %. "undecided" means that an interval crosses the edge of the promise: more '
         "examples would tell."
     ]
@@ -247,7 +250,7 @@ def _summary(audits: Mapping[str, Audit]) -> Table:
 
 def _intervals(name: str, audit: Audit, several: bool) -> Section:
     columns = [key for key in audit.table if key not in ("group", "what", "verdict")]
-    digits = max(4, 2 - math.floor(math.log10(audit.alpha)))  # two figures of alpha
+    digits = max(4, 2 - math.floor(math.log10(audit.alpha or 0.01)))  # two figures of alpha
     rows = [
         [
             f"{r['group']} / {r['what']}" if r["what"] else r["group"],

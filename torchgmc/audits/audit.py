@@ -42,7 +42,7 @@ class Audit(Tabular):
     """
 
     table: dict[str, list[Any]]
-    alpha: float
+    alpha: float | None
     delta: float
     conditional: bool
     num_examples: int
@@ -61,11 +61,12 @@ class Audit(Tabular):
     @property
     def holds(self) -> bool:
         """Every estimate lies within alpha on these data (see ``certified`` for the population)."""
-        return self.max_violation <= self.alpha * (1 + 1e-9)
+        return self.max_violation <= self._asked() * (1 + 1e-9)
 
     @property
     def certified(self) -> bool:
         """Every interval lies within alpha: the promise holds on the population with confidence 1 - delta."""
+        self._asked()
         return all(verdict == "holds" for verdict in self.table["verdict"])
 
     @property
@@ -86,13 +87,21 @@ class Audit(Tabular):
         promises = "promises" if any(self.table["what"]) else "groups"
         return (
             f"With confidence {100 * (1 - self.delta):g} %, the {kind} of every one of {many} {promises} is within "
-            f"{self.certified_alpha:.4f} of the target{self._target()} on the population (asked {self.alpha:g}; on these "
+            f"{self.certified_alpha:.4f} of the target{self._target()} on the population ({self._wish()}on these "
             f"{self.num_examples} examples {self.max_violation:.4f})."
         )
+
+    def _asked(self) -> float:
+        if self.alpha is None:
+            raise ValueError("no alpha was asked for: see `certified_alpha`, or judge by one with `view(..., alpha=...)`.")
+        return self.alpha
 
     def _paid(self) -> str:
         """Every cost, in one line."""
         return ", ".join(f"{k} {round(v, 4) + 0.0:.4f}" for k, v in self.cost.items())  # no -0.0000
+
+    def _wish(self) -> str:
+        return "" if self.alpha is None else f"asked {self.alpha:g}; "
 
     def _target(self) -> str:
         """The target to show, where it is one number that was asked for (not 0, nor everybody's mean)."""
@@ -134,7 +143,7 @@ class Audit(Tabular):
             >>> audit.certified, audit.examples_needed(0.05) > 400
             (False, True)
         """
-        alpha = self.alpha if alpha is None else checks.positive("alpha", alpha, "It is the largest violation allowed.")
+        alpha = self._asked() if alpha is None else checks.positive("alpha", alpha, "It is the largest violation allowed.")
         evidence = self._evidence()
 
         def enough(n: int) -> bool:
@@ -200,7 +209,7 @@ class Audit(Tabular):
     def __repr__(self) -> str:
         verdicts = self.table["verdict"]
         counts = ", ".join(f"{verdicts.count(v)} {v}" for v in ("violated", "undecided", "holds") if v in verdicts)
-        worst = f"worst {self.max_violation:.4g}, alpha {self.alpha:g}"
+        worst = f"worst {self.max_violation:.4g}" + ("" if self.alpha is None else f", alpha {self.alpha:g}")
         return f"Audit({self.name}: {len(verdicts)} g, {worst}: {counts}; n = {self.num_examples})"
 
     def __str__(self) -> str:
@@ -276,7 +285,7 @@ class Evidence:
         low, high = torch.where(empty, -reach, low), torch.where(empty, reach, high)
         return estimate.masked_fill(empty, 0.0), low, high
 
-    def table(self, alpha: float, delta: float, conditional: bool) -> dict[str, list[Any]]:
+    def table(self, alpha: float | None, delta: float, conditional: bool) -> dict[str, list[Any]]:
         """Columns of an audit's table, worst g first."""
         estimate, low, high = (t.flatten() for t in self.intervals(conditional, delta))
         moments = self.moments.rows(len(self.groups))
@@ -305,7 +314,9 @@ class Evidence:
         return table
 
 
-def _verdict(low: float, high: float, alpha: float) -> str:
+def _verdict(low: float, high: float, alpha: float | None) -> str:
+    if alpha is None:
+        return "undecided"
     if -alpha <= low and high <= alpha:
         return "holds"
     return "violated" if low > alpha or high < -alpha else "undecided"

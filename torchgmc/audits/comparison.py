@@ -117,10 +117,10 @@ def compare(audits: Mapping[str, Audit]) -> Comparison:
         | {
             "worst deviation": audit.max_violation,
             "certified alpha": audit.certified_alpha,
-            "certified": audit.certified,
+            "certified": None if audit.alpha is None else audit.certified,
             "violated": audit.violated,
+            **audit.cost,
         }
-        | audit.cost
         for name, audit in audits.items()
     }
     return Comparison(dict(audits), table, summary)

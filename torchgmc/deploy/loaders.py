@@ -51,7 +51,8 @@ def figure(head: Head) -> "Figure":
     names = head.test_functions().all()
     made: Figure = matplotlib.Figure(figsize=(8, 1.5 + 0.3 * len(names)), layout="constrained")
     axes = made.add_subplot()
-    axes.axvspan(-head.alpha, head.alpha, color="#009E73", alpha=0.16, lw=0, label=f"promised: within {head.alpha:g}")
+    if head.alpha is not None:
+        axes.axvspan(-head.alpha, head.alpha, color="#009E73", alpha=0.16, lw=0, label=f"promised: within {head.alpha:g}")
     for table, mark, color, label in (
         (report.violations_before, "o", "#D55E00", "before"),
         (report.violations_after, "s", "#0072B2", "after"),

@@ -111,7 +111,7 @@ def row_keys(*parts: Tensor) -> Tensor:
     total = torch.zeros(len(parts[0]), dtype=torch.int64, device=parts[0].device)
     place = 0
     for part in parts:
-        flat = part.detach().reshape(len(part), -1)
+        flat = part.detach().flatten(1) if part.dim() > 1 else part.detach()[:, None]
         for some in torch.split(flat, 1 << 12, 1):
             bits = (some.to(torch.float64) + 0.0).view(torch.int64)  # + 0.0: a copy, with one zero
             weight = places64(place + some.shape[1], part.device)[place:]

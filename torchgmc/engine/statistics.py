@@ -6,15 +6,20 @@ import torch
 from torch import Tensor
 
 from torchgmc.engine import hashing
+from torchgmc.engine.clusters import total
 
 _Same = TypeVar("_Same", bound="PerExample")
 
 
 class PerExample:
-    """Base of a dataclass whose fields are tensors with one row per example, membership and ``weight`` ``(n,)`` among them."""
+    """Base of a dataclass whose fields are tensors with one row per example.
+
+    Among them are ``member`` ``(n, a)``, ``weight`` ``(n,)`` and ``cluster``, int64 ``(n, 1)``, or ``(n, 0)`` if there are none.
+    """
 
     member: Tensor
     weight: Tensor
+    cluster: Tensor
 
     def cells(self) -> tuple[Tensor, Tensor]:
         """Membership and weight of each example."""
@@ -29,8 +34,10 @@ class PerExample:
         return type(self)(*(tensor.clone() for tensor in vars(self).values()))
 
     def group_sizes(self) -> Tensor:
-        """Examples of each group, after weighting, ``(a,)``."""
+        """Examples of each group after weighting, or clusters it occurs in, ``(a,)``."""
         member = self.member.double()
+        if self.cluster.shape[1]:
+            return (total(member, self.cluster) > 0).double().sum(0)
         inside = self.weight @ member
         return inside.square() / (self.weight.square() @ member).clamp_min(1e-300)
 

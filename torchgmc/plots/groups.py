@@ -66,7 +66,9 @@ def deviation(
     theme = DARK if dark else LIGHT
     height = max(3.4, 1.7 + len(order) * (0.30 + 0.15 * len(audits)))
     figure, (axes,) = new_figure(theme, (10, height))
-    axes.axvspan(-alpha, alpha, color=theme.band, alpha=0.32 if dark else 0.16, lw=0, label=f"promised: within {alpha:g}")
+    if alpha is not None:
+        label = f"promised: within {alpha:g}"
+        axes.axvspan(-alpha, alpha, color=theme.band, alpha=0.32 if dark else 0.16, lw=0, label=label)
     axes.axvline(0, color=theme.ink, lw=1)
     for k, (name, found) in enumerate(rows.items()):
         shift = 0.22 * (k - (len(rows) - 1) / 2)

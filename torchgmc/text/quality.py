@@ -91,7 +91,7 @@ def bias_table(head: DistributionHead, logits: Tensor, groups: Tensor, weight: T
     Returns:
         Columns ``group``, ``list``, ``before``, ``after``, and ``P(U) before``, ``P(U) after``.
     """
-    _, member, weights = head.check_batch(logits, groups, weight)
+    _, member, weights, _ = head.check_batch(logits, groups, weight)
     average = weights / weights.sum()
     plain = torch.log_softmax(logits.float() if logits.dtype != torch.float64 else logits, -1)
     masses = {

@@ -9,10 +9,11 @@ from torch import Tensor, nn
 
 from torchgmc.audits.measure import Tally
 from torchgmc.distributed import pooled
-from torchgmc.engine import checks, soft
+from torchgmc.engine import checks, noise, soft
+from torchgmc.engine.clusters import total
 from torchgmc.engine.scripting import is_scripting
 from torchgmc.engine.search import violations
-from torchgmc.engine.solver import Log
+from torchgmc.engine.solver import Log, reached
 from torchgmc.engine.statistics import PerExample
 from torchgmc.engine.values import Names, Values
 from torchgmc.heads.base import Head
@@ -25,12 +26,13 @@ CUSTOM = "pass it again"
 
 @dataclass
 class CustomStatistics(PerExample):
-    """The examples themselves: f0 ``(n, m)``, outcomes ``(n, ...)``, x ``(n, ...)`` and weights ``(n,)``."""
+    """The examples themselves: f0 ``(n, m)``, outcomes ``(n, ...)``, x ``(n, ...)``, weights and clusters."""
 
     f0: Tensor
     y: Tensor
     x: Tensor
     weight: Tensor
+    cluster: Tensor
 
     @property
     def member(self) -> Tensor:  # type: ignore[override]  # x is what the sets follow from
@@ -126,23 +128,24 @@ class GMCHead(Head):
     scale: Tensor
     directions: Tensor
     growing: ClassVar[tuple[str, ...]] = ("log_who", "log_what", "log_step", "scale")
-    fit_only: ClassVar[tuple[str, ...]] = ("alpha", "conditional", "bounds")
-    arguments: ClassVar[tuple[str, ...]] = ("f0", "y", "x", "weight")
+    fit_only: ClassVar[tuple[str, ...]] = ("alpha", "conditional", "bounds", "noise_floor")
+    arguments: ClassVar[tuple[str, ...]] = ("f0", "y", "x", "weight", "clusters")
     truth: ClassVar[str] = "y"
-    settings: ClassVar[tuple[str, ...]] = ("alpha", "groups", "conditional", "bounds")
+    settings: ClassVar[tuple[str, ...]] = ("alpha", "groups", "conditional", "bounds", "noise_floor")
 
     def __init__(
         self,
         mapping: Any,
-        alpha: float,
+        alpha: float | None,
         who: Any = None,
         what: Any = None,
         projection: Any = None,
         groups: Any = None,
         conditional: bool = False,
         bounds: Any = None,
+        noise_floor: bool = True,
     ) -> None:
-        super().__init__(alpha, groups, conditional)
+        super().__init__(alpha, groups, conditional, noise_floor=noise_floor)
         self._mapping = _function("mapping", mapping)
         self.static = who is None
         self.who = _Static() if who is None else _module("who", who)
@@ -170,7 +173,7 @@ class GMCHead(Head):
             setattr(self, name, getattr(self, name)[:0].clone())
         self.mark_unfitted()
 
-    def observe(self, f0: Tensor, y: Any, x: Any = None, weight: Any = None) -> None:
+    def observe(self, f0: Tensor, y: Any, x: Any = None, weight: Any = None, clusters: Any = None) -> None:
         """Keep a batch of examples.
 
         Args:
@@ -178,12 +181,13 @@ class GMCHead(Head):
             y: outcomes, whatever ``mapping`` takes, one row per example; ``(n,)`` becomes ``(n, 1)``.
             x: what ``who`` looks at, one row per example; the membership ``(n, a)`` for static sets.
             weight: weight of each example, ``(n,)``.
+            clusters: which examples belong together: integers or strings, ``(n,)``.
         """
-        rows = self.check_batch(f0, y, x, weight)
+        rows = self.check_batch(f0, y, x, weight, clusters)
         if len(rows.f0):
             self.keep(rows.clone(), rows.f0, rows.y)
 
-    def check_batch(self, f0: Any, y: Any, x: Any = None, weight: Any = None) -> CustomStatistics:
+    def check_batch(self, f0: Any, y: Any, x: Any = None, weight: Any = None, clusters: Any = None) -> CustomStatistics:
         """A batch as the head needs it, or an error that says what is wrong with it."""
         f0 = checks.scores("f0", f0).detach()
         if f0.dim() > 2:
@@ -205,7 +209,8 @@ class GMCHead(Head):
             raise ValueError(
                 f"`what` has directions of length {self.directions.shape[1]}, but f0 has {f0.shape[1]} columns; make it (u, m)."
             )
-        return CustomStatistics(f0.double(), y, x, checks.weights(weight, len(f0), f0).detach())
+        cluster = self.check_clusters(clusters, len(f0), f0.device)
+        return CustomStatistics(f0.double(), y, x, checks.weights(weight, len(f0), f0).detach(), cluster)
 
     @pooled
     def calibrate(self, solver: str = "exact", eta: float | None = None, max_iter: int | None = None) -> "GMCHead":
@@ -215,12 +220,13 @@ class GMCHead(Head):
         if rows is None:
             raise ValueError("no examples observed: call `observe` (or `fit`) with at least one example first.")
         x = rows.x
+        tolerance = self._noise(rows) if solver == "exact" and self.noise_floor else None
         solution = solve(
             rows.f0,
             self._mapping(rows.y),
             self._membership(rows.f0, x) if self.static else lambda f: self._membership(f, x),
             self.directions if self.directed else None,
-            alpha=self.alpha,
+            alpha=self.alpha or 1.0,
             projection=self.projection if self.projected else None,
             solver=solver,
             eta=eta,
@@ -228,6 +234,7 @@ class GMCHead(Head):
             weight=rows.weight,
             conditional=self.conditional,
             names=self.groups if self.grouped else None,
+            tolerance=tolerance,
         )
         log = solution.log
         if self.static and not self.projected:
@@ -239,8 +246,28 @@ class GMCHead(Head):
         self.mark_fitted(replace(solution.report, details=details))
         with torch.no_grad():
             after = self._table(self(rows.f0, x), rows)
-        self.mark_fitted(replace(solution.report, violations_after=after, details=details))
+        state = solution.report.reached
+        if tolerance is not None:
+            state = reached(after, self.alpha, tolerance)
+        self.mark_fitted(replace(solution.report, violations_after=after, details=details, reached=state))
         return self
+
+    def _noise(self, rows: CustomStatistics) -> Tensor:
+        """Violation of each g that the sample cannot tell from 0, at f0: ``(a, u)``."""
+        member, s = self._membership(rows.f0, rows.x).detach(), self._value(rows.f0, rows).detach()
+        share = rows.weight / rows.weight.sum()
+        if member.dim() == 3:
+            values = torch.einsum("nal,nl->na", member.to(s.dtype), s)[:, :, None]
+        else:
+            s = s @ self.directions.to(s).T if self.directed else s
+            values = member.double()[:, :, None] * s[:, None].double()  # (n, a, u)
+        sums = total((share[:, None, None] * values).flatten(1), rows.cluster).view(-1, *values.shape[1:])
+        error = sums.square().sum(0).sqrt()
+        sizes = (sums != 0).double().sum(0)
+        scale = torch.ones_like(error[:, :1])
+        if self.conditional and member.dim() == 2:
+            scale = (share @ member.double())[:, None].clamp_min(1e-300)
+        return (noise.slacks(noise.among(error.numel()), error, sizes) / scale).clamp_min(1e-9)
 
     def _membership(self, f: Tensor, x: Tensor) -> Tensor:
         member: Tensor = self.who(f, x)

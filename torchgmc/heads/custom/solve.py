@@ -51,6 +51,7 @@ def solve(
     conditional: bool = False,
     names: Sequence[str] | None = None,
     seed: int = 0,
+    tolerance: Tensor | None = None,
 ) -> Solution:
     r"""Make f satisfy (s, G, alpha)-GMC with G = {+-1_A v}: :math:`|E\langle s(f), 1_A v\rangle| \le \alpha`.
 
@@ -72,6 +73,7 @@ def solve(
         conditional: g = 1_A v / P(A).
         names: names of the sets for messages.
         seed: of the random splits of ``"fresh"``.
+        tolerance: largest violation of each g, ``(a, u)``, in place of alpha; for ``"exact"``.
 
     Returns:
         A :class:`Solution`.
@@ -107,7 +109,7 @@ def solve(
     steps = max_iter or (EXACT_STEPS if solver == "exact" else FIXED_STEPS)
     steps = fresh_steps(max_iter, len(f)) if solver == "fresh" else steps
     splits = Splits(steps, f, problem.value(f, weights), weights, seed=seed) if solver == "fresh" else None
-    report, log = run(problem, alpha, solver, eta, steps, splits=splits)
+    report, log = run(problem, alpha, solver, eta, steps, tolerance, splits=splits)
     f = problem.f.to(f0.dtype)
     return Solution(f[:, 0] if flat else f, log, report, problem.scale)
 

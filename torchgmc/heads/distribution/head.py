@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -11,13 +12,14 @@ from torchgmc import theory
 from torchgmc.audits.measure import Tally
 from torchgmc.audits.page import Table
 from torchgmc.distributed import pooled
-from torchgmc.engine import checks, soft
+from torchgmc.engine import checks, noise, soft
 from torchgmc.engine.folds import Splits, fresh_steps
 from torchgmc.engine.scripting import is_scripting
-from torchgmc.engine.solver import EXACT_STEPS, FIXED_STEPS, Log, Report, run
+from torchgmc.engine.solver import EXACT_STEPS, FIXED_STEPS, Log, Report, reached, run
 from torchgmc.engine.values import Names, Values
 from torchgmc.heads.base import Head
 from torchgmc.heads.distribution import training
+from torchgmc.heads.distribution.fit import Spread, fit_tilt, spread_of
 from torchgmc.heads.distribution.problem import MassStatistics, SimplexProblem, TiltProblem
 from torchgmc.heads.distribution.simplex import Tail, cells_of, start, step, tail_from_cells, tail_of
 from torchgmc.heads.distribution.task import TASK
@@ -27,11 +29,12 @@ GEOMETRIES = ("kl", "euclidean")
 
 
 class Batch(NamedTuple):
-    """Checked arguments of ``observe``: logits ``(n, vocabulary)``, membership ``(n, a)``, weights ``(n,)``."""
+    """Checked arguments of ``observe``: logits ``(n, vocabulary)``, membership ``(n, a)``, weights, clusters."""
 
     logits: Tensor
     member: Tensor
     weight: Tensor
+    cluster: Tensor
 
 
 class DistributionHead(Head):
@@ -87,10 +90,10 @@ class DistributionHead(Head):
     log_step: Tensor
     growing: ClassVar[tuple[str, ...]] = ("log_who", "log_what", "log_step")
     settings: ClassVar[tuple[str, ...]] = (
-        *("attributes", "alpha", "groups", "geometry", "conditional", "temperature", "cells"),
+        *("attributes", "alpha", "groups", "geometry", "conditional", "temperature", "cells", "noise_floor"),
     )
-    fit_only: ClassVar[tuple[str, ...]] = ("alpha", "conditional", "cells")
-    arguments: ClassVar[tuple[str, ...]] = ("logits", "groups", "weight")
+    fit_only: ClassVar[tuple[str, ...]] = ("alpha", "conditional", "cells", "noise_floor")
+    arguments: ClassVar[tuple[str, ...]] = ("logits", "groups", "weight", "clusters")
     audit_only: ClassVar[tuple[str, ...]] = ("labels",)
     takes = "logits"
     relative: ClassVar[bool] = True
@@ -99,16 +102,17 @@ class DistributionHead(Head):
     def __init__(
         self,
         attributes: Mapping[str, Sequence[int]],
-        alpha: float,
+        alpha: float | None,
         groups: Any,
         geometry: str = "kl",
         conditional: bool = False,
         temperature: float = 1.0,
         cells: int | None = 512,
+        noise_floor: bool = True,
     ) -> None:
         if groups is None:
             raise ValueError("`groups` is missing: with one group of everyone there is no bias to remove; name the groups.")
-        super().__init__(alpha, groups, conditional)
+        super().__init__(alpha, groups, conditional, noise_floor=noise_floor)
         self.attributes = _check_attributes(attributes)
         self.geometry = checks.option("geometry", geometry, GEOMETRIES)
         self.euclidean = geometry == "euclidean"
@@ -135,15 +139,16 @@ class DistributionHead(Head):
         self._write_log(Log(self.log_who[:0], self.log_what[:0], self.log_step[:0]))
         self.mark_unfitted()
 
-    def observe(self, logits: Tensor, groups: Any = None, weight: Any = None) -> None:
+    def observe(self, logits: Tensor, groups: Any = None, weight: Any = None, clusters: Any = None) -> None:
         """Add a batch of prompts; of the logits only the mass of each atom is kept (``euclidean``: see ``cells``).
 
         Args:
             logits: of the next (or masked) token, ``(n, vocabulary)``; -inf for a token that cannot occur.
             groups: membership ``(n, a)``, bool, or a :class:`~torchgmc.Groups`.
             weight: weight of each prompt, ``(n,)``.
+            clusters: which prompts belong together, e.g. the author of each: integers or strings, ``(n,)``.
         """
-        logits, member, weights = self.check_batch(logits, groups, weight)
+        logits, member, weights, cluster = self.check_batch(logits, groups, weight, clusters)
         if len(logits) == 0:
             return
         log_mass = log_masses(logits, self.ids, self.atom, len(self.atom_lists), self.temperature)
@@ -152,7 +157,7 @@ class DistributionHead(Head):
         words, counts, masses = self._tail(logits) if self.euclidean else (none, none, none)
         if any(part.counts.shape[1] != counts.shape[1] for part in self._parts[:1]):
             raise ValueError(f"`logits` have {logits.shape[1]} tokens, another vocabulary than the batches before.")
-        self.keep(MassStatistics(log_mass, member.clone(), weights.clone(), words, counts, masses), logits)
+        self.keep(MassStatistics(log_mass, member.clone(), weights.clone(), cluster.clone(), words, counts, masses), logits)
 
     def _tail(self, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Tokens in lists, and all others in cells: (n, J), (n, K), (n, K)."""
@@ -178,7 +183,7 @@ class DistributionHead(Head):
         x = logits if logits.dtype == torch.float64 else logits.float()
         return torch.softmax(x / self.temperature, -1)
 
-    def check_batch(self, logits: Any, groups: Any = None, weight: Any = None) -> Batch:
+    def check_batch(self, logits: Any, groups: Any = None, weight: Any = None, clusters: Any = None) -> Batch:
         """A batch as the head needs it, or an error that says what is wrong with it."""
         logits = checks.ordinary("logits", logits)
         if not logits.is_floating_point():
@@ -199,7 +204,8 @@ class DistributionHead(Head):
                 "`logits` are probabilities, it seems: none is negative and each row sums to 1; give their logarithm, `.log()`."
             )
         member = self.check_groups(groups, len(logits), logits.device)
-        return Batch(logits, member, checks.weights(weight, len(logits), logits).detach())
+        cluster = self.check_clusters(clusters, len(logits), logits.device)
+        return Batch(logits, member, checks.weights(weight, len(logits), logits).detach(), cluster)
 
     # -- fit ---------------------------------------------------------------------------------------------------------
 
@@ -224,9 +230,14 @@ class DistributionHead(Head):
         member, weight = statistics.member, statistics.weight
         dual = Dual(statistics.log_mass, self.atom_lists.to(device), member, weight, self.conditional)
         self._check_share(dual.mean, statistics.rows)
+        spread = spread_of(dual, statistics)
         if not self.euclidean and solver == "exact":
-            found = project(dual, self.alpha, max_iter or 100)
-            return self._finish(dual, found.theta, None, self._newton_report(dual, found, began))
+            if self.noise_floor:
+                lists = self.atom_lists.to(device)
+                found, k = fit_tilt(dual, statistics, lists, spread, max_iter or 100)
+            else:
+                found, k = project(dual, self.goal(), max_iter or 100), 0.0
+            return self._finish(dual, found.theta, None, self._newton_report(dual, found, k, spread, began))
         common = (member, weight, self.conditional, self.test_functions())
         problem: TiltProblem | SimplexProblem
         if self.euclidean:
@@ -236,12 +247,17 @@ class DistributionHead(Head):
             problem = TiltProblem(dual, *common)
         if solver != "exact":
             smoothness, bound = (1.0, problem.bound()) if isinstance(problem, SimplexProblem) else (problem.smoothness(), 1.0)
-            eta = eta or theory.step_size(self.alpha, smoothness, bound, finite_sample=solver == "fresh")
+            eta = eta or theory.step_size(self.goal(), smoothness, bound, finite_sample=solver == "fresh")
         steps, splits = max_iter or (EXACT_STEPS if solver == "exact" else FIXED_STEPS), None
         if solver == "fresh":
             steps = fresh_steps(max_iter, statistics.rows)
             splits = Splits(steps, *statistics.content())
-        report, log = run(problem, self.alpha, solver, eta, steps, splits=splits)
+        tolerance = None
+        if solver == "exact" and self.noise_floor:
+            tolerance = noise.slacks(noise.among(spread.error.numel()), spread.error, spread.sizes).clamp_min(1e-12)
+        report, log = run(problem, self.alpha or 0.0, solver, eta, steps, tolerance, splits=splits)
+        if tolerance is not None:
+            report = replace(report, reached=reached(report.violations_after, self.alpha, tolerance))
         theta = problem.theta if isinstance(problem, TiltProblem) else None
         return self._finish(dual, theta, log, report)
 
@@ -253,24 +269,22 @@ class DistributionHead(Head):
                 "no promise can be fitted for it. Leave the group out, or calibrate on prompts that have it."
             )
 
-    def _newton_report(self, dual: Dual, found: Projection, began: float) -> Report:
+    def _newton_report(self, dual: Dual, found: Projection, k: float, spread: Spread, began: float) -> Report:
         before = dual.violation(dual.tilted(torch.zeros_like(found.theta))[1])
-        worst = float(found.violation.abs().max())
-        converged = worst <= self.alpha
+        bound = noise.bound(k, spread.error, spread.sizes)
+        state = reached(found.violation, self.alpha, bound)
         place = divmod(int(found.violation.abs().argmax()), found.theta.shape[1])
-        name = self.test_functions().label(*place)
-        if converged:
-            message = f"every |violation| <= {self.alpha:.4g}; the worst is {worst:.4g} in {name}."
-        else:
-            message = (
-                f"stopped with violation {worst:.4g} > {self.alpha:.4g} in {name}; "
-                + ("the list may have no mass in one of the groups. " if found.stalled else "raise `max_iter`, ")
-                + "try a larger `alpha` or more prompts."
-            )
-        details = {"kl": found.kl, "kl_bound": found.bound, "duality_gap": found.kl - found.bound}
+        worst = f"{float(found.violation.abs().max()):.4g} in {self.test_functions().label(*place)}"
+        message = f"the worst |violation| is {worst}. {noise.explain(k, self.noise_floor, [])}"
+        if state == "no":
+            message += (
+                " The list may have no mass in one of the groups." if found.stalled else " Raise `max_iter`,"
+            ) + " Try a larger `alpha` or more prompts."
+        details = {"kl": found.kl, "kl_bound": found.bound, "duality_gap": found.kl - found.bound, "slack": k, "noise": bound}
         seconds = time.perf_counter() - began
         steps = len(found.history) - 1
-        return Report(converged, steps, before, found.violation, found.history.cpu(), seconds, message, details)
+        history = found.history.cpu()
+        return Report(state == "alpha", steps, before, found.violation, history, seconds, message, details, state)
 
     def _finish(self, dual: Dual, theta: Tensor | None, log: Log | None, report: Report) -> "DistributionHead":
         assert self.statistics is not None

@@ -93,7 +93,7 @@ def words(
 @torch.no_grad()
 def mean_probabilities(head: DistributionHead, logits: Tensor, groups: Any) -> tuple[Tensor, Tensor]:
     """Mean probability of every token in each group before and after the head, ``(a, vocabulary)`` each, on the CPU."""
-    logits, member, _ = head.check_batch(logits, groups)
+    logits, member = head.check_batch(logits, groups)[:2]
     count = member.sum(0)
     if not bool((count > 0).all()):
         empty = head.groups[int((count == 0).nonzero()[0])]

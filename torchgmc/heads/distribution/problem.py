@@ -21,6 +21,7 @@ class MassStatistics(PerExample):
         log_mass: log mass of each atom, ``(n, m)``.
         member: membership, bool, ``(n, a)``.
         weight: ``(n,)``.
+        cluster: int64 ``(n, 1)``, or ``(n, 0)`` if there are none.
         words: for ``euclidean``, probability of each token in a list, ``(n, J)``; else ``(n, 0)``.
         counts, masses: for ``euclidean``, number and mass of the tail's tokens in each cell, ``(n, K)``; else ``(n, 0)``.
     """
@@ -28,6 +29,7 @@ class MassStatistics(PerExample):
     log_mass: Tensor
     member: Tensor
     weight: Tensor
+    cluster: Tensor
     words: Tensor
     counts: Tensor
     masses: Tensor

@@ -174,18 +174,20 @@ class Projection(NamedTuple):
     stalled: bool
 
 
-def project(dual: Dual, alpha: float, max_iter: int = 100) -> Projection:
-    r"""Minimise :math:`D(\theta) = E \log Z + \alpha \|\theta\|_1` by Newton steps inside an orthant, all offsets at once.
+def project(dual: Dual, slack: float | Tensor, max_iter: int = 100) -> Projection:
+    r"""Minimise :math:`D(\theta) = E \log Z + \sum \lambda |\theta|` by Newton steps inside an orthant, all offsets at once.
 
-    Each step solves for the offsets that are not 0 or whose violation exceeds alpha, stays in their orthant (an offset that
+    Each step solves for the offsets that are not 0 or whose violation exceeds its slack, stays in their orthant (an offset that
     would change sign stops at 0) and is halved until D falls. Offsets that are not needed stay exactly 0.
 
     Args:
         dual: the problem.
-        alpha: largest violation allowed.
+        slack: lambda, the largest violation of each g, ``(a, u)`` or one number.
         max_iter: cap on the steps.
     """
-    inner = alpha * INSIDE
+    slack = torch.as_tensor(slack, dtype=dual.log_mass.dtype, device=dual.log_mass.device).expand(dual.shape)
+    inner = slack * INSIDE
+    bar = PRECISION * float(slack.min())
     theta = dual.log_mass.new_zeros(dual.shape)
     log_z, p = dual.tilted(theta)
     value, history, stalled = dual.weight @ log_z, [], False
@@ -194,8 +196,8 @@ def project(dual: Dual, alpha: float, max_iter: int = 100) -> Projection:
         history.append(violation.abs().max())
         moves = torch.where(theta != 0, theta.sign(), violation.sign())  # the orthant to stay in
         free = (theta != 0) | (violation.abs() > inner)
-        slope = torch.where(free, inner * moves - violation, torch.zeros_like(theta))
-        if bool(slope.abs().max() <= PRECISION * alpha):
+        slope = torch.where(free, inner.nan_to_num(posinf=0.0) * moves - violation, torch.zeros_like(theta))
+        if bool(slope.abs().max() <= bar):
             break
         found = _descend(dual, theta, value, slope, moves, free, dual.hessian(p), inner)
         if found is None:
@@ -204,16 +206,16 @@ def project(dual: Dual, alpha: float, max_iter: int = 100) -> Projection:
         theta, value, p = found
     violation = dual.violation(p)
     worst = violation.abs().max()
-    kl = float(_divergence(dual, p, alpha, worst))
-    bound = float(-value - alpha * theta.abs().sum())
+    kl = float(_divergence(dual, p, violation, slack))
+    bound = float(-value - (slack * theta.abs()).nan_to_num(0.0).sum())
     return Projection(theta, violation, torch.stack([*history[: len(history) - 1], worst]), kl, bound, stalled)
 
 
 def _descend(
-    dual: Dual, theta: Tensor, value: Tensor, slope: Tensor, moves: Tensor, free: Tensor, hessian: Tensor, alpha: float
+    dual: Dual, theta: Tensor, value: Tensor, slope: Tensor, moves: Tensor, free: Tensor, hessian: Tensor, slack: Tensor
 ) -> tuple[Tensor, Tensor, Tensor] | None:
     """The first of a Newton step, its halves, a scaled gradient step and its halves that lowers D enough."""
-    start = value + alpha * theta.abs().sum()
+    start = value + (slack * theta.abs()).nan_to_num(0.0).sum()
     noise = 4 * torch.finfo(theta.dtype).eps * (1 + start.abs())
     for direction in (_newton(hessian, theta, slope, moves, free), -slope / _diagonal(hessian).view_as(slope)):
         size = 1.0
@@ -222,13 +224,13 @@ def _descend(
             trial = torch.where(trial * moves > 0, trial, torch.zeros_like(trial))
             log_z, p = dual.tilted(trial)
             new = dual.weight @ log_z
-            gain = start - new - alpha * trial.abs().sum()
+            gain = start - new - (slack * trial.abs()).nan_to_num(0.0).sum()
             promised = (slope * (theta - trial)).sum()
             # Close to the minimum D no longer resolves the gain: there a step that lowers the slope's own size counts.
             if bool(gain >= 1e-4 * promised) and bool(promised > 0):
                 return trial, new, p
             if bool(promised.abs() <= noise) and bool(gain >= -noise):
-                left = torch.where(trial != 0, alpha * moves - dual.violation(p), torch.zeros_like(trial))
+                left = torch.where(trial != 0, slack * moves - dual.violation(p), torch.zeros_like(trial))
                 if bool(left.abs().max() < slope.abs().max()):
                     return trial, new, p
             size /= 2
@@ -262,9 +264,9 @@ def _diagonal(hessian: Tensor) -> Tensor:
     return diagonal.clamp_min(1e-12 * float(diagonal.max()) + 1e-300)
 
 
-def _divergence(dual: Dual, p: Tensor, alpha: float, worst: Tensor) -> Tensor:
-    """E KL(p || h), after mixing p with its mean just enough that every violation is within alpha."""
-    mix = torch.where(worst > alpha, 1 - alpha / worst, torch.zeros_like(worst))
+def _divergence(dual: Dual, p: Tensor, violation: Tensor, slack: Tensor) -> Tensor:
+    """E KL(p || h), after mixing p with its mean just enough that every violation is within its slack."""
+    mix = (1.0 - slack / violation.abs().clamp_min(1e-300)).clamp_min(0.0).max()
     p = (1 - mix) * p + mix * (dual.weight @ p)
     terms = torch.where(p > 0, p * (p.log() - dual.log_mass), torch.zeros_like(p))
     return dual.weight @ terms.sum(1)

@@ -13,7 +13,9 @@ from torchgmc.audits.measure import Tally
 from torchgmc.audits.page import Table
 from torchgmc.distributed import pooled
 from torchgmc.engine import checks, noise, soft
-from torchgmc.engine.folds import Splits, deal, fresh_steps
+from torchgmc.engine.clusters import deal_clusters
+from torchgmc.engine.clusters import total as total_of
+from torchgmc.engine.folds import Splits, fresh_steps
 from torchgmc.engine.noise import small_groups
 from torchgmc.engine.offsets import Folded, Offsets, fit_offsets, fit_offsets_to, weighted_quantile
 from torchgmc.engine.scripting import is_scripting
@@ -80,7 +82,7 @@ class QuantileHead(Head):
     )
     fit_only: ClassVar[tuple[str, ...]] = ("alpha", "target", "conditional", "init", "range", "noise_floor")
     common: ClassVar[bool] = True
-    arguments: ClassVar[tuple[str, ...]] = ("scores", "groups", "weight", "base")
+    arguments: ClassVar[tuple[str, ...]] = ("scores", "groups", "weight", "base", "clusters")
     takes = "groups"
     task = TASK
     growing: ClassVar[tuple[str, ...]] = ("log_who", "log_step", "log_column")
@@ -126,7 +128,7 @@ class QuantileHead(Head):
             setattr(self, name, getattr(self, name)[:0])
         self.mark_unfitted()
 
-    def observe(self, scores: Tensor, groups: Any = None, weight: Any = None, base: Any = None) -> None:
+    def observe(self, scores: Tensor, groups: Any = None, weight: Any = None, base: Any = None, clusters: Any = None) -> None:
         """Add a batch to the statistics.
 
         Args:
@@ -134,15 +136,18 @@ class QuantileHead(Head):
             groups: membership ``(n, a)``, bool, or a :class:`~torchgmc.Groups`.
             weight: weight of each example, ``(n,)``.
             base: threshold of each example to start from, ``(n,)``; the common q0 if omitted.
+            clusters: which examples belong together, e.g. the patient of each visit: integers or strings, ``(n,)``.
         """
-        batch = self.check_batch(scores, groups, weight, base)
+        batch = self.check_batch(scores, groups, weight, base, clusters)
         if batch.rows == 0:
             return
         if any(bool(batch.base[0].isnan()) != bool(part.base[0].isnan()) for part in self._parts[:1]):
             raise ValueError("`base` must be given with every batch, or with none.")
         self.keep(batch.clone(), batch.scores)
 
-    def check_batch(self, scores: Any, groups: Any = None, weight: Any = None, base: Any = None) -> QuantileStatistics:
+    def check_batch(
+        self, scores: Any, groups: Any = None, weight: Any = None, base: Any = None, clusters: Any = None
+    ) -> QuantileStatistics:
         """A batch as the head needs it, or an error that says what is wrong with it."""
         scores = checks.scores("scores", scores).detach()
         if scores.dim() != 1:
@@ -155,7 +160,8 @@ class QuantileHead(Head):
         else:
             base = scores.new_full((n,), math.nan, dtype=torch.float64)
         member = self.check_groups(groups, n, scores.device)
-        return QuantileStatistics(scores.double(), base, member, checks.weights(weight, n, scores).detach())
+        cluster = self.check_clusters(clusters, n, scores.device)
+        return QuantileStatistics(scores.double(), base, member, checks.weights(weight, n, scores).detach(), cluster)
 
     # -- fit ---------------------------------------------------------------------------------------------------------
 
@@ -271,21 +277,23 @@ class QuantileHead(Head):
         residual = examples.scores - examples.base if own else examples.scores
         member, weight, total = examples.member.double(), examples.weight, examples.weight.sum()
         cell, patterns = pattern_ids(examples.member)
-        fold = deal(noise.FOLDS, *examples.content())
+        fold = deal_clusters(noise.FOLDS, examples.cluster, *examples.content())
         spread = torch.zeros(noise.FOLDS, examples.rows, dtype=torch.float64, device=weight.device)
         spread[fold, torch.arange(examples.rows, device=weight.device)] = weight
         mass = spread.new_zeros(noise.FOLDS, len(patterns)).index_add_(1, cell, spread)
-        count = float(total.square() / weight.square().sum())  # examples, after weighting
+        together = total_of(weight[:, None], examples.cluster)[:, 0]
+        count = float(total.square() / together.square().sum())  # examples (or clusters), after weighting
         data = Folded(residual, cell, spread, mass, patterns, count)
         if not self.noise_floor:
             scale = weight @ member / total if self.conditional else torch.ones_like(member[0])
             return fit_offsets_to(data, self.target, 0.95 * self.goal() * scale), 0.0
         middle = weighted_quantile(residual, weight, float(self.target * total))
         s = (residual <= middle).double() - self.target
-        square = weight.square() @ member
-        error = noise.standard_errors(
-            (weight * s).square() @ member, square, total, (weight.square() @ s.square()) / weight.square().sum()
-        )
+        everyone = torch.cat([member, torch.ones_like(member[:, :1])], 1)
+        sums = total_of(everyone * (weight * s)[:, None], examples.cluster)  # (m, a + 1)
+        mass = total_of(everyone * weight[:, None], examples.cluster)
+        squares, heavy = sums.square().sum(0), mass.square().sum(0)
+        error = noise.standard_errors(squares[:-1], heavy[:-1], total, squares[-1] / heavy[-1].clamp_min(1e-300))
         found = fit_offsets(data, self.target, error, examples.group_sizes(), noise.skewness_of(s, weight), 1.0)
         return found, found.k
 

@@ -12,12 +12,13 @@ from torchgmc.heads.levelsets.problem import LevelProblem
 
 @dataclass
 class QuantileStatistics(PerExample):
-    """Conformity scores ``(n,)`` float64, thresholds f0 to start from ``(n,)`` (NaN: the common one), groups and weights."""
+    """Conformity scores ``(n,)`` float64, thresholds f0 to start from ``(n,)`` (NaN: the common one), and who they are of."""
 
     scores: Tensor
     base: Tensor
     member: Tensor
     weight: Tensor
+    cluster: Tensor
 
 
 class QuantileProblem(LevelProblem):

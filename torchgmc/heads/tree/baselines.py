@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 import torch
 
 from torchgmc.distributed import pooled
-from torchgmc.engine.solver import Report
+from torchgmc.engine.solver import Report, reached
 from torchgmc.heads.tree.head import TreeHead
 from torchgmc.heads.tree.solver import TreeProblem
 
@@ -31,7 +31,7 @@ class SplitConformal(TreeHead):
         tensor(True)
     """
 
-    def __init__(self, parents: Any, target: float, alpha: float = 0.025, sets: Any = None, **options: Any) -> None:
+    def __init__(self, parents: Any, target: float, alpha: float | None = 0.025, sets: Any = None, **options: Any) -> None:
         super().__init__(parents, target, alpha, sets, **options)
 
     @pooled
@@ -72,7 +72,7 @@ class UnprocessedTree(TreeHead):
 
     fits: ClassVar[bool] = False
 
-    def __init__(self, parents: Any, target: float, alpha: float = 0.025, sets: Any = None, **options: Any) -> None:
+    def __init__(self, parents: Any, target: float, alpha: float | None = 0.025, sets: Any = None, **options: Any) -> None:
         super().__init__(parents, target, alpha, sets, **options)
 
     @pooled
@@ -86,6 +86,6 @@ def _finish(head: TreeHead, problem: TreeProblem, lam: float, message: str) -> N
     before = problem.violations()
     problem.restore(torch.full_like(problem.lam, lam))
     after = problem.violations()
-    within = bool((after.abs() <= head.alpha).all())
+    within = reached(after, head.alpha, torch.zeros_like(after)) == "alpha"
     history = torch.stack([before.abs().max(), after.abs().max()]).cpu()
     head.write(problem, Report(within, 0, before, after, history, 0.0, message), lam)

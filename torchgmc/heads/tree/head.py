@@ -12,7 +12,7 @@ from torchgmc.distributed import pooled
 from torchgmc.engine import checks, soft
 from torchgmc.engine.folds import Splits, fresh_steps
 from torchgmc.engine.scripting import is_scripting
-from torchgmc.engine.solver import EXACT_STEPS, FIXED_STEPS, Report, run
+from torchgmc.engine.solver import EXACT_STEPS, FIXED_STEPS, Report, reached, run
 from torchgmc.engine.values import Names, Values
 from torchgmc.heads.base import Head
 from torchgmc.heads.tree import soft as soft_answers
@@ -31,6 +31,7 @@ class Batch(NamedTuple):
     labels: Tensor
     member: Tensor
     weight: Tensor
+    cluster: Tensor
 
 
 class TreeHead(Head):
@@ -96,9 +97,9 @@ class TreeHead(Head):
     place: Tensor
     __jit_unused_properties__: ClassVar[list[str]] = ["promises", *Head.__jit_unused_properties__]
     growing: ClassVar[tuple[str, ...]] = ("shifts",)
-    settings: ClassVar[tuple[str, ...]] = ("target", "alpha", "conditional", "init", "jitter")
-    fit_only: ClassVar[tuple[str, ...]] = ("alpha", "target", "conditional", "init", "sets")
-    arguments: ClassVar[tuple[str, ...]] = ("probs", "labels", "groups", "weight")
+    settings: ClassVar[tuple[str, ...]] = ("target", "alpha", "conditional", "init", "jitter", "noise_floor")
+    fit_only: ClassVar[tuple[str, ...]] = ("alpha", "target", "conditional", "init", "sets", "noise_floor")
+    arguments: ClassVar[tuple[str, ...]] = ("probs", "labels", "groups", "weight", "clusters")
     truth: ClassVar[str] = "labels"
     task = TASK
     takes = "probs"
@@ -108,15 +109,16 @@ class TreeHead(Head):
         self,
         parents: Any,
         target: float,
-        alpha: float,
+        alpha: float | None,
         sets: Any = None,
         groups: Any = None,
         names: Any = None,
         conditional: bool = False,
         init: float = 0.5,
         jitter: float = 0.005,
+        noise_floor: bool = True,
     ) -> None:
-        super().__init__(alpha, groups, conditional, jitter)
+        super().__init__(alpha, groups, conditional, jitter, noise_floor)
         self.target = checks.fraction("target", target)
         if isinstance(init, bool) or not isinstance(init, int | float) or not math.isfinite(init):
             raise ValueError(f"`init` must be a finite threshold, got {init!r}.")
@@ -145,7 +147,7 @@ class TreeHead(Head):
         self.shifts = self.shifts[:0].clone()
         self.mark_unfitted()
 
-    def observe(self, probs: Tensor, labels: Any, groups: Any = None, weight: Any = None) -> None:
+    def observe(self, probs: Tensor, labels: Any, groups: Any = None, weight: Any = None, clusters: Any = None) -> None:
         """Add a batch to the statistics: per example the levels along one path, whatever the number of leaves.
 
         Args:
@@ -153,8 +155,9 @@ class TreeHead(Head):
             labels: true leaves, integers ``(n,)``.
             groups: membership ``(n, a)`` if the head has groups.
             weight: weight of each example, ``(n,)``.
+            clusters: which examples belong together, e.g. the author of each text: integers or strings, ``(n,)``.
         """
-        batch = self.check_batch(probs, labels, groups, weight)
+        batch = self.check_batch(probs, labels, groups, weight, clusters)
         rows = max(1, CHUNK // self.num_leaves)
         for start in range(0, len(batch.probs), rows):
             part = Batch(*(t[start : start + rows] for t in batch))
@@ -164,12 +167,13 @@ class TreeHead(Head):
         leaves, levels = path_levels(batch.probs, *self._structure(batch.probs.device), self.jitter)
         paths = self.paths.to(batch.probs.device)
         common = (paths[leaves] == paths[batch.labels]).sum(1) - 1
-        return TreeStatistics(levels, leaves, common, batch.labels.clone(), batch.member.clone(), batch.weight.clone())
+        kept = (batch.labels, batch.member, batch.weight, batch.cluster)
+        return TreeStatistics(levels, leaves, common, *(t.clone() for t in kept))
 
     def _structure(self, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         return self.paths.to(device), self.depths.to(device), self.order.to(device), self.spans.to(device)
 
-    def check_batch(self, probs: Any, labels: Any, groups: Any = None, weight: Any = None) -> Batch:
+    def check_batch(self, probs: Any, labels: Any, groups: Any = None, weight: Any = None, clusters: Any = None) -> Batch:
         """A batch as the head needs it, or an error that says what is wrong with it."""
         probs = checks.scores("probs", probs).detach()
         if probs.dim() != 2 or probs.shape[1] != self.num_leaves:
@@ -190,7 +194,8 @@ class TreeHead(Head):
             wrong = labels[(labels < 0) | (labels >= self.num_leaves)][0]
             raise ValueError(f"`labels` must be leaves, counted from 0 to {self.num_leaves - 1}, got {int(wrong)}.")
         member = self.check_groups(groups, len(probs), probs.device)
-        return Batch(probs, labels, member, checks.weights(weight, len(probs), probs).detach())
+        cluster = self.check_clusters(clusters, len(probs), probs.device)
+        return Batch(probs, labels, member, checks.weights(weight, len(probs), probs).detach(), cluster)
 
     # -- fit ---------------------------------------------------------------------------------------------------------
 
@@ -206,7 +211,7 @@ class TreeHead(Head):
             max_iter: cap on the steps; 1000 for ``"exact"``, 10,000 for ``"paper"``.
         """
         self.check_solver(solver, eta, max_iter)
-        problem = self._problem()
+        problem = self._problem(solver != "exact")
         if solver == "exact":
             report = descend(problem, max_iter or EXACT_STEPS)
         else:
@@ -214,11 +219,15 @@ class TreeHead(Head):
             if solver == "fresh":
                 splits = Splits(fresh_steps(max_iter, problem.stats.rows), *problem.stats.content())
             steps = splits.steps if splits else max_iter or FIXED_STEPS
-            report = run(problem, self.alpha, solver, eta or self._fixed_step(problem), steps, splits=splits).report
+            report = run(problem, self.goal(), solver, eta or self._fixed_step(problem), steps, splits=splits).report
         self.write(problem, report)
         return self
 
-    def _problem(self) -> TreeProblem:
+    def _allowed(self, fixed: bool) -> float | None:
+        """alpha, or None where the noise of each promise decides."""
+        return self.goal() if fixed or not self.noise_floor else None
+
+    def _problem(self, fixed: bool = False) -> TreeProblem:
         statistics = self.statistics
         if statistics is None or len(statistics.leaves) == 0:
             raise ValueError("no examples observed: call `observe` (or `fit`) with at least one example first.")
@@ -228,7 +237,7 @@ class TreeHead(Head):
                 f"group {self.groups[int(empty[0])]!r} has no examples; leave it out, or calibrate on data that has it."
             )
         sets = self._sets(statistics.levels.device)
-        options = (self.target, self.conditional, self.alpha, self.test_functions(), self.init, self.jitter)
+        options = (self.target, self.conditional, self._allowed(fixed), self.test_functions(), self.init, self.jitter)
         return TreeProblem(statistics.sorted(), self.tree, sets, *options)
 
     def _sets(self, device: torch.device) -> Tensor:
@@ -244,7 +253,7 @@ class TreeHead(Head):
         known = problem.stats.common < self.depths.to(levels.device)[problem.stats.leaves]  # else covered whatever lambda
         critical = levels[known].gather(1, problem.stats.common[known, None])[:, 0]
         if len(critical) == 0:
-            return self.alpha
+            return self.goal()
         low, high = (float(v) for v in critical.aminmax())
         width = max(high - low, 1e-6) / 64
         bins = ((critical - low) / width).long().clamp(0, 63)
@@ -252,7 +261,7 @@ class TreeHead(Head):
         slope = float(counts.max() / problem.total) / width
         share = problem.sums()[1][:-1, :-1] / problem.total
         bound = float((1 / share[share > 0]).max()) if self.conditional and bool((share > 0).any()) else 1.0
-        return theory.step_size(self.alpha, max(slope, 1e-6), bound)
+        return theory.step_size(self.goal(), max(slope, 1e-6), bound)
 
     def write(self, problem: TreeProblem, report: Report, base: float | None = None) -> None:
         """Store f0 and the log as rounds, and report what replaying them gives."""
@@ -280,6 +289,7 @@ class TreeHead(Head):
             report.seconds,
             report.message + _warning(details["answers: root"]),
             details,
+            reached(problem.violations(), self.alpha, problem.noise()) if report.reached != "alpha" or self.noise_floor else "",
         )
         self.mark_fitted(report)
 

@@ -89,7 +89,7 @@ def tree(
             (x0, y0), (x1, y1) = places[shape.parents[v]], places[v]
             axes.plot([x0, x1], [y0, y1], color=theme.faint, lw=1.4, zorder=1)
     used = [v for v in shown if mass[v] > 0]
-    far = max([2 * audit.alpha, *(abs(float(coverage[v]) - head.target) for v in used if mass[v] >= 0.01)])
+    far = max([2 * (audit.alpha or 0.01), *(abs(float(coverage[v]) - head.target) for v in used if mass[v] >= 0.01)])
     colours = require("matplotlib.colors", extra="report")
     ends = (VERMILLION, theme.faint, SKY if dark else BLUE)
     scale = colours.LinearSegmentedColormap.from_list("deviation", ends)
@@ -210,14 +210,16 @@ def _beyond(head: TreeHead, audit: Audit, below: bool) -> set[int]:
     found = set()
     for v in range(head.num_nodes):
         name = sets.get(tuple(head.tree.below(v)) if below else (v,))
-        if name is not None and worst.get(name, 0.0) > audit.alpha:
+        if name is not None and audit.alpha is not None and worst.get(name, 0.0) > audit.alpha:
             found.add(v)
     return found
 
 
-def _caption(below: bool, left_out: int, shape: Tree, shown: list[int], alpha: float) -> str:
+def _caption(below: bool, left_out: int, shape: Tree, shown: list[int], alpha: float | None) -> str:
     parts = ["each node with all below it" if below else "each node by itself"]
-    parts += ["its share of the answers in brackets", f"thick edge: beyond {alpha:g}"]
+    parts.append("its share of the answers in brackets")
+    if alpha is not None:
+        parts.append(f"thick edge: beyond {alpha:g}")
     if left_out:
         parts.append(f"{left_out} rarer ones not shown")
     elif len(shown) < shape.num_nodes:

@@ -11,7 +11,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from torchgmc.engine.clusters import total as total_of
 from torchgmc.engine.folds import Pair
+from torchgmc.engine.noise import among, slacks
 from torchgmc.engine.search import MAX_ELEMENTS
 from torchgmc.engine.solver import Report
 from torchgmc.engine.statistics import PerExample
@@ -41,7 +43,8 @@ class TreeStatistics(PerExample):
         levels: of :func:`~torchgmc.heads.tree.tree.path_levels`, ``(n, height)``.
         leaves: best leaf, ``(n,)``.
         common: depth of the lowest common ancestor of the best leaf and the label, ``(n,)``: answers down to it cover.
-        labels: ``(n,)``; ``member``: static groups, bool, ``(n, a)``; ``weight``: ``(n,)``.
+        labels: ``(n,)``; ``member``: static groups, bool, ``(n, a)``; ``weight``: ``(n,)``; ``cluster``: ``(n, 0)`` or
+            ``(n, 1)``.
     """
 
     levels: Tensor
@@ -50,6 +53,7 @@ class TreeStatistics(PerExample):
     labels: Tensor
     member: Tensor
     weight: Tensor
+    cluster: Tensor
 
 
 class TreeProblem:
@@ -76,7 +80,7 @@ class TreeProblem:
         sets: Tensor,
         target: float,
         conditional: bool,
-        alpha: float,
+        alpha: float | None,
         names: Names,
         init: float,
         jitter: float,
@@ -89,7 +93,7 @@ class TreeProblem:
         everyone = torch.ones(1, len(self.patterns), dtype=torch.float64, device=device)
         self.groups = torch.cat([self.patterns.double().T, everyone])  # (a + 1, c): cells of each group, and all of them
         self.weight, self.total = statistics.weight, statistics.weight.sum()
-        self.effective = self.total.square() / self.weight.square().sum()  # examples, after weighting
+        self.effective = _effective(statistics)
         self.promised = sets.shape[1]
         extra, self.parts = _parts(tree, sets.cpu())
         self.sets = torch.cat([sets, extra.to(device)], 1)  # (V, q + extra moves)
@@ -139,15 +143,29 @@ class TreeProblem:
         """Violation and tolerance of each promise from sums and masses ``(..., a + 1, q + 1)``: two of ``(..., a * q)``."""
         total = self.total if total is None else total
         value, share = ((t[..., :-1, :-1] / total).flatten(-2) for t in (sums, mass))
-        tolerance = torch.full_like(value, self.alpha)
-        if not self.conditional:
-            return value, tolerance
-        filled = share > 1e-12
-        value = torch.where(filled, value / share.clamp_min(1e-12), torch.zeros_like(value))
         # A set may not hide behind its noise by shrinking: it counts as at least a quarter of what it could be.
         counted = torch.maximum(share, 0.25 * self.reach.flatten() / self.total)
-        error = (self.target * (1 - self.target) / (counted * self.effective).clamp_min(1.0)).sqrt()
-        return value, torch.maximum(tolerance, error)
+        size = (counted * self.effective).clamp_min(1.0)
+        error = (self.target * (1 - self.target) / size).sqrt()
+        if not self.conditional:
+            error = error * counted
+        tolerance = torch.full_like(value, 0.0 if self.alpha is None else self.alpha)
+        if self.alpha is None:
+            skewness = (1.0 - 2.0 * self.target) / (self.target * (1.0 - self.target)) ** 0.5
+            tolerance = slacks(among(value.shape[-1]), error, size, skewness)
+        elif self.conditional:
+            tolerance = torch.maximum(tolerance, error)
+        if self.conditional:
+            filled = share > 1e-12
+            value = torch.where(filled, value / share.clamp_min(1e-12), torch.zeros_like(value))
+        return value, tolerance
+
+    def noise(self) -> Tensor:
+        """Violation of each promise that the sample cannot tell from 0, (a * q, 1)."""
+        own, self.alpha = self.alpha, None
+        found = self.tolerance()
+        self.alpha = own
+        return found
 
     def violations(self, split: Pair | None = None) -> Tensor:
         """Signed violations at the current lambda, (a * q, 1)."""
@@ -397,11 +415,19 @@ def _message(problem: TreeProblem, reason: str, after: Tensor, tolerance: Tensor
     ratio = (after.abs() / tolerance)[:, 0]
     worst = int(ratio.argmax())
     size, bound, name = abs(float(after[worst, 0])), float(tolerance[worst, 0]), problem.label(worst, 0)
-    loose = int((tolerance > problem.alpha).sum())
+    loose = 0 if problem.alpha is None else int((tolerance > problem.alpha).sum())
     note = f" {loose} sets are too small for alpha and are held to one standard error of their coverage." if loose else ""
+    if problem.alpha is None:
+        note = " Each set is held to the noise of its own coverage."
     if reason == "converged":
         return f"every |violation| <= {bound:.4g}; the worst is {size:.4g} in {name}.{note}"
     place = f"violation {size:.4g} > {bound:.4g} in {name}"
     if reason == "max_iter":
         return f"`max_iter` = {max_iter} reached with {place}; raise `max_iter`.{note}"
     return f"stopped with {place}. {problem.explain(worst, 0)}{note}"
+
+
+def _effective(statistics: TreeStatistics) -> Tensor:
+    """Number of independent examples: after weighting, and with whole clusters."""
+    weight = total_of(statistics.weight[:, None], statistics.cluster)[:, 0]
+    return weight.sum().square() / weight.square().sum()

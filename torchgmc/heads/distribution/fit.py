@@ -1,0 +1,68 @@
+"""Offsets of a language model's lists by the noise rule: how far each group can be told from the others."""
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchgmc.engine import noise
+from torchgmc.engine.clusters import codes, deal_clusters, total
+from torchgmc.heads.distribution.problem import MassStatistics
+from torchgmc.heads.distribution.tilt import Dual, Projection, project
+
+__all__ = ["Spread", "fit_tilt", "spread_of"]
+
+
+class Spread(NamedTuple):
+    """Standard error of each violation ``(a, u)`` before the fit, and prompts (or clusters) of each group, ``(a, 1)``."""
+
+    error: Tensor
+    sizes: Tensor
+
+
+def spread_of(dual: Dual, statistics: MassStatistics) -> Spread:
+    """Noise of the violations of the model as it is: the mean of (1_A - P(A)) (p(U) - E p(U)) over prompts."""
+    p = dual.tilted(dual.log_mass.new_zeros(dual.shape))[1] @ dual.lists
+    away = (p - dual.weight @ p) * dual.weight[:, None]  # (n, u), times the weight
+    tilt = dual.tilt[dual.cell]  # (n, a)
+    values = (tilt[:, :, None] * away[:, None]).flatten(1)  # (n, a u)
+    squares = total(values, statistics.cluster).square().sum(0).view(dual.shape)
+    pooled = total(away, statistics.cluster).square().sum(0)  # (u,)
+    mine = (tilt.square() * dual.weight[:, None].square()).sum(0) / dual.weight.square().sum()  # (a,)
+    sizes = statistics.group_sizes()
+    if statistics.cluster.shape[1]:
+        place, count = codes(statistics.cluster)
+        sizes = (sizes.new_zeros(count, len(sizes)).index_add_(0, place, statistics.member.double()) > 0).double().sum(0)
+    return Spread(torch.maximum(squares, mine[:, None] * pooled).sqrt(), sizes[:, None])
+
+
+def fit_tilt(dual: Dual, statistics: MassStatistics, lists: Tensor, spread: Spread, max_iter: int) -> tuple[Projection, float]:
+    """The projection with the slack that held-out prompts choose, and k; k = infinity leaves the model as it is."""
+    tried = noise.candidates(dual.shape[0] * dual.shape[1])
+    fold = deal_clusters(noise.FOLDS, statistics.cluster, *statistics.content())
+    parts = [(fold != k, fold == k) for k in range(noise.FOLDS)]
+    usable = [
+        tuple(_part(statistics, lists, dual, rows) for rows in pair) for pair in parts if all(bool(rows.any()) for rows in pair)
+    ]
+    nothing = project(dual, torch.full_like(spread.error, math.inf), max_iter)
+    if len(usable) < 2:
+        return nothing, math.inf
+    losses = []
+    for k in tried:
+        price = noise.slacks(k, spread.error, spread.sizes)
+        grown = price * math.sqrt(noise.FOLDS / (noise.FOLDS - 1))
+        losses.append([float(held.value(project(rest, grown, max_iter).theta)) for rest, held in usable])
+    losses.append([float(held.value(torch.zeros_like(nothing.theta))) for _, held in usable])
+    choice = noise.choose(torch.tensor(losses, dtype=torch.float64), tried)
+    if math.isinf(choice.k):
+        return nothing, math.inf
+    return project(dual, noise.slacks(choice.k, spread.error, spread.sizes), max_iter), choice.k
+
+
+def _part(statistics: MassStatistics, lists: Tensor, like: Dual, rows: Tensor) -> Dual:
+    """The problem of some of the prompts, seen with the shares P(A) of all."""
+    part = Dual(statistics.log_mass[rows], lists, statistics.member[rows], statistics.weight[rows])
+    part.mean, part.scale = like.mean, like.scale
+    part.tilt = (part.patterns.to(like.tilt.dtype) - like.mean) / like.scale
+    return part
