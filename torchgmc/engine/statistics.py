@@ -14,7 +14,7 @@ _Same = TypeVar("_Same", bound="PerExample")
 class PerExample:
     """Base of a dataclass whose fields are tensors with one row per example.
 
-    Among them are ``member`` ``(n, a)``, ``weight`` ``(n,)`` and ``cluster``, int64 ``(n, 1)``, or ``(n, 0)`` if there are none.
+    Among them are ``member`` ``(n, a)``, ``weight`` ``(n,)`` and ``cluster``, int64 ``(n, 1)`` (``(n, 0)`` if there are none).
     """
 
     member: Tensor
