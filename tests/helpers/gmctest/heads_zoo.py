@@ -16,6 +16,10 @@ from torchgmc.mappings import Residual
 GROUPS = ["a", "b", "c"]
 
 
+#: Groups of which none is everyone.
+OTHERS = ["b", "c"]
+
+
 class Data(NamedTuple):
     """Arguments of ``observe``, one row per example each; ``inputs``: those of ``forward``."""
 
@@ -106,23 +110,35 @@ def documents(n: int, seed: int, grouped: bool = False) -> Data:
     return Data((probs, labels), (probs,))
 
 
+def oversure(n: int, seed: int) -> Data:
+    """Events of a model whose logits are twice too large."""
+    probs, y, member = events(n, seed).observe
+    probs = torch.sigmoid(2.0 * torch.logit(probs))
+    return Data((probs, y, member), (probs, member))
+
+
+def without_all(data: Data) -> Data:
+    """The same without the first group, to which everyone belongs."""
+    return Data(*((*part[:-1], part[-1][:, 1:]) for part in data))
+
+
 LISTS = {"jobs": [3, 4], "praise": [4, 5, 9]}
 
 ZOO = [
-    Entry("threshold", lambda: gmc.ThresholdHead(0.1, 0.02, GROUPS), images, per_cell=True),
+    Entry("threshold", lambda: gmc.ThresholdHead(0.1, 0.02, GROUPS, noise_floor=False), images, per_cell=True),
     Entry(
         "threshold-classes",
-        lambda: gmc.ThresholdHead([0.1, 0.2], 0.02, GROUPS, num_classes=2),
+        lambda: gmc.ThresholdHead([0.1, 0.2], 0.02, GROUPS, num_classes=2, noise_floor=False),
         lambda n, s: images(n, s, 2),
         per_cell=True,
     ),
     Entry(
         "threshold-jitter",
-        lambda: gmc.ThresholdHead(0.1, 0.02, GROUPS, jitter=0.01, risk="fpr", conditional=True),
+        lambda: gmc.ThresholdHead(0.1, 0.02, GROUPS, jitter=0.01, risk="fpr", conditional=True, noise_floor=False),
         images,
         per_cell=True,
     ),
-    Entry("threshold-exact", lambda: gmc.ThresholdHead(0.1, 0.02, GROUPS, resolution="exact"), images),
+    Entry("threshold-exact", lambda: gmc.ThresholdHead(0.1, 0.02, GROUPS, resolution="exact", noise_floor=False), images),
     Entry("conformal", lambda: gmc.baselines.ConformalRiskControl(0.1, 0.02, GROUPS), images, per_cell=True),
     Entry("unprocessed", lambda: gmc.baselines.Unprocessed(0.1, alpha=0.02, groups=GROUPS), images, per_cell=True),
     Entry("probability", lambda: gmc.ProbabilityHead(0.01, GROUPS, bins=None, noise_floor=False), events),
@@ -137,15 +153,40 @@ ZOO = [
         lambda: gmc.ProbabilityHead(0.02, GROUPS, bins=3, num_classes=3, noise_floor=False),
         lambda n, s: events(n, s, 3),
     ),
-    Entry("quantile", lambda: gmc.QuantileHead(0.8, 0.02, GROUPS), residuals),
-    Entry("quantile-bins", lambda: gmc.QuantileHead(0.8, 0.02, GROUPS, bins=4), residuals),
-    Entry("distribution", lambda: gmc.DistributionHead(LISTS, 0.002, GROUPS), prompts),
-    Entry("distribution-euclidean", lambda: gmc.DistributionHead(LISTS, 0.01, GROUPS, geometry="euclidean"), prompts),
-    Entry("tree", lambda: gmc.TreeHead(TREE, 0.9, 0.025), documents),
-    Entry("tree-groups", lambda: gmc.TreeHead(TREE, 0.9, 0.05, groups=GROUPS), lambda n, s: documents(n, s, True)),
+    Entry("quantile", lambda: gmc.QuantileHead(0.8, 0.02, GROUPS, noise_floor=False), residuals),
+    Entry("quantile-bins", lambda: gmc.QuantileHead(0.8, 0.02, GROUPS, bins=4, noise_floor=False), residuals),
+    Entry("distribution", lambda: gmc.DistributionHead(LISTS, 0.002, GROUPS, noise_floor=False), prompts),
+    Entry(
+        "distribution-euclidean",
+        lambda: gmc.DistributionHead(LISTS, 0.01, GROUPS, geometry="euclidean", noise_floor=False),
+        prompts,
+    ),
+    Entry("tree", lambda: gmc.TreeHead(TREE, 0.9, 0.025, noise_floor=False), documents),
+    Entry(
+        "tree-groups",
+        lambda: gmc.TreeHead(TREE, 0.9, 0.05, groups=GROUPS, noise_floor=False),
+        lambda n, s: documents(n, s, True),
+    ),
     Entry("tree-conformal", lambda: gmc.baselines.SplitConformal(TREE, 0.9), documents),
     Entry("tree-unprocessed", lambda: gmc.baselines.UnprocessedTree(TREE, 0.9), documents),
-    Entry("gmc", lambda: gmc.GMCHead(Residual, 0.02, groups=GROUPS), means, {"mapping": Residual}),
+    Entry("gmc", lambda: gmc.GMCHead(Residual, 0.02, groups=GROUPS, noise_floor=False), means, {"mapping": Residual}),
+    # The noise rule, with groups of which none is everyone.
+    Entry(
+        "threshold-noise", lambda: gmc.ThresholdHead(0.1, None, OTHERS), lambda n, s: without_all(images(n, s)), per_cell=True
+    ),
+    Entry("probability-noise", lambda: gmc.ProbabilityHead(None, OTHERS, bins=4), lambda n, s: without_all(events(n, s))),
+    Entry(
+        "probability-oversure", lambda: gmc.ProbabilityHead(None, OTHERS, bins=None), lambda n, s: without_all(oversure(n, s))
+    ),
+    Entry("quantile-noise", lambda: gmc.QuantileHead(0.8, None, OTHERS), lambda n, s: without_all(residuals(n, s))),
+    Entry("distribution-noise", lambda: gmc.DistributionHead(LISTS, None, OTHERS), lambda n, s: without_all(prompts(n, s))),
+    Entry("tree-noise", lambda: gmc.TreeHead(TREE, 0.9, None), documents),
+    Entry(
+        "gmc-noise",
+        lambda: gmc.GMCHead(Residual, None, groups=OTHERS),
+        lambda n, s: without_all(means(n, s)),
+        {"mapping": Residual},
+    ),
 ]
 ENTRIES = {entry.name: entry for entry in ZOO}
 NAMES = list(ENTRIES)
