@@ -14,10 +14,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-__all__ = ["Pinball", "Solution", "solve"]
+__all__ = ["Pinball", "Solution", "solve", "solve_with_one_more"]
 
 #: Scores in one problem; of more, those near their threshold are kept and the rest is added to the linear part.
 LIMIT = 1024
+#: Scores near a solved problem's thresholds that matter when one example is added.
+NEARBY = 256
 STEPS = 80
 #: Gap between the problem and its dual, relative to the objective, at which the steps end.
 GAP = 1e-10
@@ -96,6 +98,60 @@ def solve(problem: Pinball, weight: Tensor, linear: Tensor, slack: Tensor, start
     for i in range(len(theta) - exact, len(theta)):
         theta[i] = _vertex(problem, weight[i], linear[i], slack[i], theta[i], width)
     return Solution(theta, found.gap, found.steps)
+
+
+def solve_with_one_more(
+    problem: Pinball, weight: Tensor, linear: Tensor, theta: Tensor, cell: Tensor, score: float, extra: float, share: float
+) -> Tensor:
+    """The minima of B problems that differ from one solved problem by one example more, ``(B, K)``, at vertices.
+
+    Args:
+        problem: scores and design.
+        weight: ``(N,)``; ``linear``: ``(K,)``; no slack.
+        theta: the minimum without the example, ``(K,)``.
+        cell: cell of the additional example in each problem, int64 ``(B,)``.
+        score: of the additional example.
+        extra: its weight.
+        share: what it adds to the linear part, times its row of the design.
+    """
+    many, cells, n = len(cell), len(problem.design), problem.scores.numel()
+    ends = torch.arange(cells, device=theta.device)
+    found = torch.zeros(many, len(theta), dtype=theta.dtype, device=theta.device)
+    todo = torch.arange(many, device=theta.device)
+    rest = problem.scores - problem.thresholds(theta)[problem.cell]
+    size = NEARBY
+    while len(todo):
+        kept = torch.where(weight > 0, rest.abs(), torch.inf).topk(min(size, n), largest=False).indices
+        outside = (weight > 0).scatter(0, kept, False)
+        parts = [(problem.scores[kept], problem.cell[kept], weight[kept])]
+        for above in (True, False):
+            here = outside & ((rest >= 0) == above)
+            mass = weight.new_zeros(cells).index_add_(0, problem.cell, weight * here)
+            far = torch.inf if above else -torch.inf
+            edge = torch.full_like(mass, far).scatter_reduce_(
+                0, problem.cell, torch.where(here, problem.scores, far), "amin" if above else "amax"
+            )
+            parts.append((torch.where(mass > 0, edge, torch.zeros_like(edge)), ends, mass))
+        near, where, heavy = (torch.cat(part) for part in zip(*parts, strict=True))
+        one = [t.expand(len(todo), -1) for t in (near, where, heavy)]
+        own = cell[todo]
+        one[0] = torch.cat([one[0], near.new_full((len(todo), 1), score)], 1)
+        one[1] = torch.cat([one[1], own[:, None]], 1)
+        one[2] = torch.cat([one[2], heavy.new_full((len(todo), 1), extra)], 1)
+        rows = linear + share * problem.design[own]
+        zero = torch.zeros_like(rows)
+        centre, width = _scale(near[heavy > 0])
+        begin = theta.expand(len(todo), -1).clone()
+        begin[:, 0] -= centre
+        inner = _interior(problem.design, (one[0] - centre) / width, one[1], one[2], rows, zero, begin / width).theta * width
+        inner[:, 0] += centre
+        moved = problem.scores - problem.thresholds(inner)[:, problem.cell]
+        crossed = (((moved < 0) != (rest < 0)) & outside).any(1) if size < n else torch.zeros_like(own, dtype=torch.bool)
+        for place in (~crossed).nonzero()[:, 0].tolist():
+            local = Pinball(one[0][place], one[1][place], problem.design)
+            found[todo[place]] = _vertex(local, one[2][place], rows[place], zero[place], inner[place], width)
+        todo, size = todo[crossed], 2 * size
+    return found
 
 
 def _scale(scores: Tensor) -> tuple[float, float]:

@@ -22,6 +22,7 @@ from torchgmc.engine.scripting import is_scripting
 from torchgmc.engine.solver import EXACT_STEPS, MAX_FIXED_STEPS, Log, Report, reached, run
 from torchgmc.engine.values import Names, Values
 from torchgmc.groups.cells import pattern_ids
+from torchgmc.heads import finite
 from torchgmc.heads.base import EVERYONE, Head
 from torchgmc.heads.combinations import threshold_figures, threshold_tables
 from torchgmc.heads.levelsets import soft as soft_levels
@@ -54,6 +55,11 @@ class QuantileHead(Head):
         init: q0, the threshold to start from; by default the target quantile of all scores.
         range: (low, high) over which the level sets are spread; by default that of the calibration scores.
         noise_floor: False goes to alpha on the sample, noise included.
+        finite_sample: coverage of every group is at least the target on average over calibration sets, proven for any sample
+            size (:mod:`torchgmc.heads.finite`): a table of one threshold per combination of groups. Not with ``bins``, weights
+            or clusters.
+        patterns: for ``finite_sample`` with more than 8 groups, combinations to tabulate besides those seen in calibration, as
+            lists of group names. A combination that is not in the table gets an infinite threshold.
 
     Shapes: ``fit(scores (n,), groups (n, a))``; ``head(groups)`` -> thresholds ``(n,)``, float64. A starting threshold per
     example may be given as ``base`` to both; it replaces q0.
@@ -77,16 +83,18 @@ class QuantileHead(Head):
     log_column: Tensor
     edges: Tensor
     unit: Tensor
+    known: Tensor
+    table: Tensor
     settings: ClassVar[tuple[str, ...]] = (
-        *("target", "alpha", "groups", "bins", "conditional", "init", "range", "noise_floor"),
+        *("target", "alpha", "groups", "bins", "conditional", "init", "range", "noise_floor", "finite_sample", "patterns"),
     )
-    fit_only: ClassVar[tuple[str, ...]] = ("alpha", "target", "conditional", "init", "range", "noise_floor")
+    fit_only: ClassVar[tuple[str, ...]] = ("alpha", "target", "conditional", "init", "range", "noise_floor", "patterns")
     common: ClassVar[bool] = True
     arguments: ClassVar[tuple[str, ...]] = ("scores", "groups", "weight", "base", "clusters")
     takes = "groups"
     task = TASK
-    growing: ClassVar[tuple[str, ...]] = ("log_who", "log_step", "log_column")
-    added: ClassVar[tuple[str, ...]] = ("shift",)
+    growing: ClassVar[tuple[str, ...]] = ("log_who", "log_step", "log_column", "known", "table")
+    added: ClassVar[tuple[str, ...]] = ("shift", "known", "table")
 
     def __init__(
         self,
@@ -98,11 +106,16 @@ class QuantileHead(Head):
         init: float | None = None,
         range: tuple[float, float] | None = None,
         noise_floor: bool = True,
+        finite_sample: bool = False,
+        patterns: Any = None,
     ) -> None:
         super().__init__(alpha, groups, conditional, noise_floor=noise_floor)
         self.target = checks.fraction("target", target)
         self.bins = None if bins is None else checks.count("bins", bins, 1)
         self.num_bins = self.bins or 1
+        self.finite_sample, self.patterns = bool(finite_sample), finite.check_patterns(patterns, self.groups)
+        if self.finite_sample and self.bins is not None:
+            raise ValueError("`finite_sample` rests on groups that do not depend on the threshold: leave `bins` out.")
         if init is not None and not (isinstance(init, int | float) and abs(init) < math.inf):
             raise ValueError(f"`init` must be a finite threshold, got {init!r}.")
         self.init = None if init is None else float(init)
@@ -114,6 +127,8 @@ class QuantileHead(Head):
         self.register_buffer("log_step", torch.zeros(0, self.num_bins, dtype=torch.float64))
         self.register_buffer("log_column", torch.zeros(0, dtype=torch.int64))
         self.register_buffer("edges", torch.zeros(self.num_bins - 1, dtype=torch.float64))
+        self.register_buffer("known", torch.zeros(0, self.num_groups, dtype=torch.bool))
+        self.register_buffer("table", torch.zeros(0, 1, dtype=torch.float64))
         self.register_buffer("unit", torch.ones((), dtype=torch.float64))
         self.reset()
 
@@ -178,6 +193,9 @@ class QuantileHead(Head):
         examples: QuantileStatistics | None = self.statistics
         if examples is None or len(examples.scores) == 0:
             raise ValueError("no examples observed: call `observe` (or `fit`) with at least one score first.")
+        if self.finite_sample:
+            with levelsets.calm(examples.member):
+                return self._tabulate(examples, solver)
         unit = quantiles.grid_unit(examples.scores)
         low, high = self.range or [float(v) for v in examples.scores.aminmax()]
         edges = low + (high - low) * torch.arange(1, self.num_bins, dtype=torch.float64) / self.num_bins
@@ -297,6 +315,36 @@ class QuantileHead(Head):
         found = fit_offsets(data, self.target, error, examples.group_sizes(), noise.skewness_of(s, weight), 1.0)
         return found, found.k
 
+    def _tabulate(self, examples: QuantileStatistics, solver: str) -> "QuantileHead":
+        """A threshold per combination of groups, with a finite-sample guarantee."""
+        began = time.perf_counter()
+        finite.check_fit(solver, bool((examples.weight == 1.0).all()), examples.cluster.shape[1] > 0)
+        own = not bool(examples.base.isnan().any())
+        residual = examples.scores - examples.base if own else examples.scores
+        cell, patterns = pattern_ids(examples.member)
+        weight = examples.weight[None]
+        mass = weight.new_zeros(1, len(patterns)).index_add_(1, cell, weight)
+        data = Folded(residual, cell, weight, mass, patterns, float(examples.rows))
+        known = finite.wanted_patterns(self.groups, patterns, self.patterns)
+        table = finite.phantom_thresholds(data, self.target, known, covers=True)
+        self.known, self.table = known.to(self.offsets.device), table[:, None].to(self.offsets.device)
+        unit = quantiles.grid_unit(examples.scores)
+        everyone = self.grouped and not bool(examples.member.all(0).any())
+        _, z = self._begin(examples, unit)
+        before = self._problem(examples, z, self.edges[:0].to(z.device), unit, everyone)
+        before.check_groups()
+        fitted = finite.look_up(examples.member.double(), known, table[:, None], math.inf)
+        after = self._problem(examples, (examples.base[:, None] if own else 0.0) + fitted, before.edges, unit, everyone)
+        self.unit.fill_(unit)
+        report = finite.report(
+            (self.groups, examples.group_sizes(), self.target, True),
+            (before.violations(), after.violations(), self.alpha),
+            (known, table),
+            time.perf_counter() - began,
+        )
+        self.mark_fitted(report, everyone)
+        return self
+
     def _noise(self, problem: QuantileProblem, level: float) -> tuple[Tensor, Tensor]:
         """Slack of each g where there is nothing to cross-validate, and violation not to be told from 0, ``(a, b)`` each."""
         share = problem.share
@@ -390,6 +438,10 @@ class QuantileHead(Head):
             free = torch.where(start.isfinite(), start, torch.zeros_like(start))  # rounding has the derivative 1
             start = torch.round(start.detach() / self.unit) * self.unit + (free - free.detach()) + self.shift
         z = (start - member @ self.offsets).unsqueeze(1)
+        if self.finite_sample:
+            z = finite.look_up(member, self.known, self.table, float("inf"))
+            if base is not None:
+                z = z + base.to(torch.float64).unsqueeze(1)
         member = torch.cat([member, torch.ones_like(member[:, :1])], 1)  # steps may be for everyone
         softened = z
         if mode != "hard":

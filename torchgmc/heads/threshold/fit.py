@@ -14,13 +14,14 @@ from torchgmc.engine.offsets import Folded, Offsets, fit_offsets, fit_offsets_to
 from torchgmc.engine.solver import Report, reached
 from torchgmc.engine.values import Names
 from torchgmc.groups.cells import pattern_ids
+from torchgmc.heads import finite
 from torchgmc.heads.base import EVERYONE
 from torchgmc.heads.threshold.problem import POINTS, CurveProblem, CurveStatistics, SampleProblem, SampleStatistics
 
 if TYPE_CHECKING:
     from torchgmc.heads.threshold.head import ThresholdHead
 
-__all__ = ["Fitted", "coarse", "fit_thresholds"]
+__all__ = ["Fitted", "coarse", "fit_thresholds", "tabulate"]
 
 #: Offsets are multiples of this part of the step between thresholds, so that their sums are exact.
 PARTS = 1024
@@ -98,6 +99,45 @@ def fit_thresholds(
     details = {"slack": slack if head.per_class else slack[0], "noise": bound, "small": small}
     report = Report(state == "alpha", 1, before, after, history, time.perf_counter() - began, text, details, state)
     return Fitted(base, offsets, report, everyone)
+
+
+def tabulate(
+    head: "ThresholdHead",
+    statistics: CurveStatistics | SampleStatistics,
+    problem: CurveProblem | SampleProblem,
+    solver: str,
+) -> tuple[Tensor, Tensor, Report, bool]:
+    """Patterns, their thresholds ``(P, C)``, the report, and whether it has a row for everyone."""
+    began = time.perf_counter()
+    finite.check_fit(solver, *_equal(statistics))
+    patterns = pattern_ids(problem.member > 0)[1]
+    known = finite.wanted_patterns(head.groups, patterns, head.patterns)
+    covers = not head.risk.increasing
+    columns = []
+    for label in range(problem.mass.shape[1]):
+        data = _folded_curves(statistics, problem, label) if isinstance(problem, CurveProblem) else _folded(statistics, label)
+        lam = finite.phantom_thresholds(data, float(problem.target[label]), known, covers, safe=True)
+        columns.append(lam if covers else lam - head.resolution_used)  # h = lambda counts as missed: one step to the safe side
+    table = torch.stack(columns, 1)
+    everyone = head.grouped and not bool((problem.member > 0).all(0).any())
+    fitted = finite.look_up(problem.member, known, table, head.safe_end)
+    start = torch.full_like(problem.mass, head.init)
+    sizes = problem.member.T @ problem.mass.amin(1)
+    report = finite.report(
+        (head.groups, sizes, float(problem.target.min() if not covers else problem.target.max()), covers),
+        (problem.violations_at(start, everyone), problem.violations_at(fitted, everyone), head.alpha),
+        (known, table),
+        time.perf_counter() - began,
+    )
+    return known.to(head.base.device), table.to(head.base.device), report, everyone
+
+
+def _equal(statistics: CurveStatistics | SampleStatistics) -> tuple[bool, bool]:
+    """Are all weights 1, and are there clusters?"""
+    if isinstance(statistics, SampleStatistics):
+        return bool(((statistics.mass == 0) | (statistics.mass == 1)).all()), statistics.cluster.shape[1] > 0
+    first, second = statistics.mass.sum(), statistics.powers[0, :, :, 0].sum()  # of w and of w^2
+    return bool((first - second).abs() <= 1e-9 * first) and float(first) == round(float(first)), statistics.clusters is not None
 
 
 def _snap(head: "ThresholdHead", found: list[Offsets]) -> tuple[Tensor, Tensor]:

@@ -18,10 +18,11 @@ from torchgmc.engine.scripting import is_scripting
 from torchgmc.engine.solver import MAX_FIXED_STEPS, Report, run
 from torchgmc.engine.values import Names, Values
 from torchgmc.groups.cells import pattern_ids
+from torchgmc.heads import finite
 from torchgmc.heads.base import Head
 from torchgmc.heads.combinations import threshold_figures, threshold_tables
 from torchgmc.heads.threshold import training
-from torchgmc.heads.threshold.fit import coarse, fit_thresholds
+from torchgmc.heads.threshold.fit import coarse, fit_thresholds, tabulate
 from torchgmc.heads.threshold.problem import (
     POINTS,
     ClusterSums,
@@ -70,6 +71,12 @@ class ThresholdHead(Head):
             own). ``"exact"`` keeps every relevant score instead: no rounding, but memory grows with the pixels.
         init: the threshold f0 to start from; the middle of the range by default.
         jitter: half-width of tie-breaking noise added to the scores, drawn from the image itself.
+        noise_floor: False goes to alpha on the sample, noise included.
+        finite_sample: the risk of every group is at most the target on average over calibration sets, proven for any sample
+            size (:mod:`torchgmc.heads.finite`): a table of one threshold per combination of groups. Not with weights or
+            clusters.
+        patterns: for ``finite_sample`` with more than 8 groups, combinations to tabulate besides those seen in calibration, as
+            lists of group names. A combination that is not in the table gets the safe end: everything is found.
 
     Shapes: ``fit(scores (n, ...), masks (n, ...), groups (n, a))``; ``head(scores, groups)`` -> bool mask like scores;
     ``head.threshold(groups)`` -> ``(n,)`` or ``(n, C)``.
@@ -89,12 +96,25 @@ class ThresholdHead(Head):
     base: Tensor
     offsets: Tensor
     limits: Tensor
+    known: Tensor
+    table: Tensor
+    growing: ClassVar[tuple[str, ...]] = ("known", "table")
+    added: ClassVar[tuple[str, ...]] = ("known", "table")
     __jit_unused_properties__: ClassVar[list[str]] = ["lattice", "resolution_used", *Head.__jit_unused_properties__]
     settings: ClassVar[tuple[str, ...]] = (
         *("target", "alpha", "groups", "num_classes", "conditional", "logits", "resolution", "init"),
-        *("jitter", "noise_floor"),
+        *("jitter", "noise_floor", "finite_sample", "patterns"),
     )
-    fit_only: ClassVar[tuple[str, ...]] = ("alpha", "target", "conditional", "init", "resolution", "risk", "noise_floor")
+    fit_only: ClassVar[tuple[str, ...]] = (
+        "alpha",
+        "target",
+        "conditional",
+        "init",
+        "resolution",
+        "risk",
+        "noise_floor",
+        "patterns",
+    )
     arguments: ClassVar[tuple[str, ...]] = ("scores", "masks", "groups", "weight", "clusters")
     truth: ClassVar[str] = "masks"
     common: ClassVar[bool] = True
@@ -114,8 +134,11 @@ class ThresholdHead(Head):
         init: float | None = None,
         jitter: float = 0.0,
         noise_floor: bool = True,
+        finite_sample: bool = False,
+        patterns: Any = None,
     ) -> None:
         super().__init__(alpha, groups, conditional, jitter, noise_floor)
+        self.finite_sample, self.patterns = bool(finite_sample), finite.check_patterns(patterns, self.groups)
         self.num_classes = None if num_classes is None else checks.count("num_classes", num_classes, 1)
         self.columns = self.num_classes or 1
         self.per_class = self.num_classes is not None
@@ -132,9 +155,12 @@ class ThresholdHead(Head):
         self.probabilities = range is None and not self.logits
         self._range = None if range is None else [self.low, self.high]
         self.takes = "probs" if self.probabilities else "scores"
+        self.safe_end = -math.inf if self.risk.increasing else math.inf
         self.s_target()  # checks
         self.register_buffer("base", torch.full((self.columns,), self.init, dtype=torch.float64))
         self.register_buffer("offsets", torch.zeros(self.num_groups, self.columns, dtype=torch.float64))
+        self.register_buffer("known", torch.zeros(0, self.num_groups, dtype=torch.bool))
+        self.register_buffer("table", torch.zeros(0, self.columns, dtype=torch.float64))
         self.register_buffer("limits", torch.tensor([-math.inf, math.inf], dtype=torch.float64))
         self.reset()
 
@@ -146,6 +172,8 @@ class ThresholdHead(Head):
         self._folds = noise.FOLDS if self.noise_floor else 1
         self.base.fill_(self.init)
         self.offsets.zero_()
+        for name in self.growing:
+            setattr(self, name, getattr(self, name)[:0])
         self.mark_unfitted()
 
     def prepare(self, solver: str, eta: float | None, max_iter: int | None) -> None:
@@ -308,6 +336,12 @@ class ThresholdHead(Head):
         self.check_solver(solver, eta, max_iter)
         splits = self._splits(max_iter) if solver == "fresh" else None
         problem = self._problem()
+        if self.finite_sample:
+            assert self.statistics is not None
+            self.known, self.table, report, everyone = tabulate(self, self.statistics, problem, solver)
+            self._write(self.base, self.offsets)
+            self.mark_fitted(self._finish(report), everyone)
+            return self
         if solver == "exact":
             assert self.statistics is not None
             found = fit_thresholds(self, self.statistics, problem)
@@ -420,8 +454,11 @@ class ThresholdHead(Head):
         if not is_scripting():
             self._check_membership(groups)
         member = self.membership(groups, n, self.base)
-        lam = self.base - member @ self.offsets  # (n, C)
-        lam = lam.clamp(self.limits[0], self.limits[1])  # beyond them nothing was measured
+        if self.finite_sample:
+            lam = finite.look_up(member, self.known, self.table, self.safe_end)
+        else:
+            lam = self.base - member @ self.offsets  # (n, C)
+            lam = lam.clamp(self.limits[0], self.limits[1])  # beyond them nothing was measured
         return lam if self.per_class else lam[:, 0]
 
     def forward(
