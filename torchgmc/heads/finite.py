@@ -40,8 +40,7 @@ def all_patterns(groups: int) -> Tensor | None:
     """Every pattern of membership, bool ``(2^a, a)``; None if there are too many."""
     if 2**groups > ALL:
         return None
-    bits: Tensor = (torch.arange(2**groups)[:, None] >> torch.arange(groups)) & 1
-    return bits > 0
+    return torch.as_tensor((torch.arange(2**groups)[:, None] >> torch.arange(groups)) & 1) > 0
 
 
 def wanted_patterns(names: list[str], seen: Tensor, asked: Any) -> Tensor:
