@@ -18,6 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from torchgmc.engine.orthant import Point, minimise
 from torchgmc.groups.groups import pattern_ids
 
 #: Elements of a block of logits that stays in the cache (1 MB in float32).
@@ -175,93 +176,25 @@ class Projection(NamedTuple):
 
 
 def project(dual: Dual, slack: float | Tensor, max_iter: int = 100) -> Projection:
-    r"""Minimise :math:`D(\theta) = E \log Z + \sum \lambda |\theta|` by Newton steps inside an orthant, all offsets at once.
-
-    Each step solves for the offsets that are not 0 or whose violation exceeds its slack, stays in their orthant (an offset that
-    would change sign stops at 0) and is halved until D falls. Offsets that are not needed stay exactly 0.
+    r"""Minimise :math:`D(\theta) = E \log Z + \sum \lambda |\theta|` by Newton steps, see :mod:`torchgmc.engine.orthant`.
 
     Args:
         dual: the problem.
         slack: lambda, the largest violation of each g, ``(a, u)`` or one number.
         max_iter: cap on the steps.
     """
-    slack = torch.as_tensor(slack, dtype=dual.log_mass.dtype, device=dual.log_mass.device).expand(dual.shape)
-    inner = slack * INSIDE
-    bar = PRECISION * float(slack.min())
-    theta = dual.log_mass.new_zeros(dual.shape)
-    log_z, p = dual.tilted(theta)
-    value, history, stalled = dual.weight @ log_z, [], False
-    for _ in range(max_iter):
-        violation = dual.violation(p)
-        history.append(violation.abs().max())
-        moves = torch.where(theta != 0, theta.sign(), violation.sign())  # the orthant to stay in
-        free = (theta != 0) | (violation.abs() > inner)
-        slope = torch.where(free, inner.nan_to_num(posinf=0.0) * moves - violation, torch.zeros_like(theta))
-        if bool(slope.abs().max() <= bar):
-            break
-        found = _descend(dual, theta, value, slope, moves, free, dual.hessian(p), inner)
-        if found is None:
-            stalled = True
-            break
-        theta, value, p = found
-    violation = dual.violation(p)
-    worst = violation.abs().max()
-    kl = float(_divergence(dual, p, violation, slack))
-    bound = float(-value - (slack * theta.abs()).nan_to_num(0.0).sum())
-    return Projection(theta, violation, torch.stack([*history[: len(history) - 1], worst]), kl, bound, stalled)
 
+    def look(theta: Tensor) -> Point:
+        log_z, p = dual.tilted(theta)
+        return Point(dual.weight @ log_z, -dual.violation(p), p)
 
-def _descend(
-    dual: Dual, theta: Tensor, value: Tensor, slope: Tensor, moves: Tensor, free: Tensor, hessian: Tensor, slack: Tensor
-) -> tuple[Tensor, Tensor, Tensor] | None:
-    """The first of a Newton step, its halves, a scaled gradient step and its halves that lowers D enough."""
-    start = value + (slack * theta.abs()).nan_to_num(0.0).sum()
-    noise = 4 * torch.finfo(theta.dtype).eps * (1 + start.abs())
-    for direction in (_newton(hessian, theta, slope, moves, free), -slope / _diagonal(hessian).view_as(slope)):
-        size = 1.0
-        for _ in range(40):
-            trial = theta + size * direction
-            trial = torch.where(trial * moves > 0, trial, torch.zeros_like(trial))
-            log_z, p = dual.tilted(trial)
-            new = dual.weight @ log_z
-            gain = start - new - (slack * trial.abs()).nan_to_num(0.0).sum()
-            promised = (slope * (theta - trial)).sum()
-            # Close to the minimum D no longer resolves the gain: there a step that lowers the slope's own size counts.
-            if bool(gain >= 1e-4 * promised) and bool(promised > 0):
-                return trial, new, p
-            if bool(promised.abs() <= noise) and bool(gain >= -noise):
-                left = torch.where(trial != 0, slack * moves - dual.violation(p), torch.zeros_like(trial))
-                if bool(left.abs().max() < slope.abs().max()):
-                    return trial, new, p
-            size /= 2
-    return None
-
-
-def _newton(hessian: Tensor, theta: Tensor, slope: Tensor, moves: Tensor, free: Tensor) -> Tensor:
-    """Newton direction over the free offsets; one that starts at 0 and would leave its orthant is held there."""
-    diagonal = _diagonal(hessian)
-    # Groups that are one another's complement make the Hessian singular; the ridge picks one of the equal solutions.
-    hessian = hessian + torch.diag(1e-9 * diagonal + 1e-14 * diagonal.max())
-    direction = torch.zeros_like(slope)
-    for _ in range(4):
-        keep = free.flatten()
-        block = torch.where(keep[:, None] & keep, hessian, torch.diag(diagonal))
-        factor, failed = torch.linalg.cholesky_ex(block)
-        if bool(failed != 0):
-            return -slope / diagonal.view_as(slope)
-        right = torch.where(free, slope, torch.zeros_like(slope))
-        direction = -torch.cholesky_solve(right.view(-1, 1), factor).view_as(slope)
-        wrong = free & (theta == 0) & (direction * moves <= 0)
-        if not bool(wrong.any()):
-            break
-        free = free & ~wrong
-    return torch.where(free, direction, torch.zeros_like(direction))
-
-
-def _diagonal(hessian: Tensor) -> Tensor:
-    """Diagonal with a floor, so that an offset without effect (a group of everyone) never divides by 0."""
-    diagonal = hessian.diagonal()
-    return diagonal.clamp_min(1e-12 * float(diagonal.max()) + 1e-300)
+    start = dual.log_mass.new_zeros(dual.shape)
+    slack = torch.as_tensor(slack, dtype=start.dtype, device=start.device).expand(dual.shape)
+    found = minimise(look, dual.hessian, slack * INSIDE, start, PRECISION * float(slack.min()), max_iter)
+    theta, point = found.theta, found.point
+    kl = float(_divergence(dual, point.memory, -point.gradient, slack))
+    bound = float(-point.value - (slack * theta.abs()).nan_to_num(0.0).sum())
+    return Projection(theta, -point.gradient, found.history, kl, bound, found.stalled)
 
 
 def _divergence(dual: Dual, p: Tensor, violation: Tensor, slack: Tensor) -> Tensor:
