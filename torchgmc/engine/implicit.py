@@ -34,6 +34,8 @@ from torchgmc.engine import orthant
 
 __all__ = ["CellProblem", "SoftPinball", "cell_sums", "check_members", "check_some", "minimise", "optimum", "slack_of"]
 
+#: Elements of the largest temporary table (128 MB in float64).
+MAX_ELEMENTS = 1 << 24
 #: Newton steps at the most.
 STEPS = 200
 #: Violation by which the optimality conditions may be missed: on the way, at the end, and where rounding stops the steps.
@@ -77,10 +79,20 @@ class CellProblem:
 
     def hessian(self, theta: Tensor, *inputs: Tensor) -> Tensor:
         """H, ``(a u, a u)``."""
+        return self.assemble(self.spread(self.tilt @ theta, *inputs))
+
+    def assemble(self, spread: Tensor) -> Tensor:
+        """H from the second derivatives of the cells, ``(c, u, u)``."""
         a, u = self.tilt.shape[1], self.columns
-        spread = self.spread(self.tilt @ theta, *inputs).flatten(1)  # (c, u u)
-        half = (self.tilt[:, :, None] * spread[:, None, :]).flatten(1)  # (c, a u u)
-        return (self.tilt.T @ half).view(a, a, u, u).permute(0, 2, 1, 3).reshape(a * u, a * u)
+        table = torch.zeros(a * a, u * u, dtype=spread.dtype, device=spread.device)
+        rows = max(1, MAX_ELEMENTS // (a * min(a, u * u)))
+        for tilt, part in zip(torch.split(self.tilt, rows), torch.split(spread.flatten(1), rows), strict=True):
+            if a < u * u:  # the smaller of two tables
+                found = (tilt[:, :, None] * tilt[:, None, :]).flatten(1).T @ part
+            else:
+                found = tilt.T @ (tilt[:, :, None] * part[:, None, :]).flatten(1)
+            table = table + found.view_as(table)
+        return table.view(a, a, u, u).permute(0, 2, 1, 3).reshape(a * u, a * u)
 
 
 def optimum(problem: CellProblem, slack: Tensor, *inputs: Tensor) -> Tensor:

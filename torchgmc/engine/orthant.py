@@ -57,11 +57,12 @@ def minimise(
     Args:
         look: Phi at offsets ``(a, u)``.
         hessian: second derivative of Phi, ``(a u, a u)``, from the memory of a point.
-        slack: lambda >= 0, ``(a, u)``; an offset with 0 may change its sign freely.
+        slack: lambda >= 0, ``(a, u)``; an offset with 0 may change its sign freely, one with infinity stays at 0.
         theta: offsets to begin with.
         enough: largest violation of a condition.
         max_iter: cap on the steps.
     """
+    slack = slack.clamp_max(torch.finfo(slack.dtype).max)  # times 0 it is 0
     point = look(theta)
     history, stalled = [point.gradient.abs().max()], False
     while True:

@@ -18,6 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from torchgmc.engine.implicit import CellProblem, cell_sums
 from torchgmc.engine.orthant import Point, minimise
 from torchgmc.groups.groups import pattern_ids
 
@@ -97,8 +98,8 @@ def _log_masses(logits: Tensor, ids: Tensor, atom: Tensor, num_atoms: int, tempe
     return (mass / mass.sum(1, keepdim=True)).log()
 
 
-class Dual:
-    r"""The smooth part of the dual, E log Z, with its derivatives; memory n x m.
+class Dual(CellProblem):
+    r"""The smooth part of the dual, E log Z, with its derivatives; memory n x m. As a problem its input is ``log_mass``.
 
     Args:
         log_mass: ``(n, m)``, of :func:`log_masses`.
@@ -109,50 +110,48 @@ class Dual:
     """
 
     def __init__(self, log_mass: Tensor, lists: Tensor, member: Tensor, weight: Tensor, conditional: bool = False) -> None:
-        self.log_mass, self.lists = log_mass, lists.to(log_mass.dtype)
+        self.log_mass, self.lists = log_mass, lists.to(torch.float64)
         self.weight = weight / weight.sum()
         self.cell, self.patterns = pattern_ids(member)  # examples alike in their groups
-        inside = self.patterns.to(log_mass.dtype)  # (c, a)
-        share = inside.new_zeros(len(inside)).index_add_(0, self.cell, self.weight)
-        self.mean = share @ inside  # P(A), (a,)
+        inside = self.patterns.to(torch.float64)  # (c, a)
+        self.mean = cell_sums(self.weight[:, None], self.cell, inside)[:, 0] @ inside  # P(A), (a,)
         self.scale = self.mean if conditional else torch.ones_like(self.mean)
-        self.tilt = (inside - self.mean) / self.scale  # (c, a)
+        super().__init__((inside - self.mean) / self.scale, lists.shape[1])
         self.shape = (inside.shape[1], lists.shape[1])
 
-    def tilted(self, theta: Tensor) -> tuple[Tensor, Tensor]:
+    def tilted(self, shift: Tensor, log_mass: Tensor) -> tuple[Tensor, Tensor]:
         """log Z, ``(n,)``, and the masses of the atoms under p, ``(n, m)``."""
-        shift = self.tilt @ theta @ self.lists.T  # (c, m)
-        z = self.log_mass - shift[self.cell]
+        z = log_mass - (shift @ self.lists.T)[self.cell]
         log_z = torch.logsumexp(z, 1)
         return log_z, (z - log_z[:, None]).exp()
 
-    def value(self, theta: Tensor) -> Tensor:
-        """E log Z, a scalar."""
-        return self.weight @ self.tilted(theta)[0]
+    def at(self, theta: Tensor) -> Point:
+        """E log Z, minus the violations, and the masses under p."""
+        log_z, p = self.tilted(self.tilt @ theta, self.log_mass)
+        return Point(self.weight @ log_z, self.tilt.T @ self._slope(p), p)
 
-    def violation(self, p: Tensor) -> Tensor:
-        """Violation of every g at the masses p of :meth:`tilted`: minus the gradient of E log Z, ``(a, u)``."""
-        return self.tilt.T @ self._by_cell(p @ self.lists)
+    def measure(self, shift: Tensor, *inputs: Tensor) -> tuple[Tensor, Tensor]:
+        """E log Z, and minus the weighted mass of the lists in each cell."""
+        log_z, p = self.tilted(shift, *inputs)
+        return self.weight @ log_z, self._slope(p)
 
-    def hessian(self, p: Tensor) -> Tensor:
-        """Second derivative of E log Z, ``(a u, a u)``: the covariance of the lists under p, group by group."""
-        a, u = self.shape
+    def spread(self, shift: Tensor, *inputs: Tensor) -> Tensor:
+        """Covariance of the lists under p, summed over the examples of a cell."""
+        return self.covariance(self.tilted(shift, *inputs)[1])
+
+    def _slope(self, p: Tensor) -> Tensor:
+        return cell_sums(-(p @ self.lists) * self.weight[:, None], self.cell, self.tilt)
+
+    def covariance(self, p: Tensor) -> Tensor:
+        """:meth:`spread` at the masses p."""
         pairs = (self.lists[:, :, None] * self.lists[:, None, :]).flatten(1)  # (m, u u)
-        total = p.new_zeros(len(self.tilt), u * u)
-        rows = max(1, MAX_ELEMENTS // max(1, u * u))
+        total = p.new_zeros(len(self.tilt), self.columns**2)
+        rows = max(1, MAX_ELEMENTS // max(1, self.columns**2))
         for part, cell, weight in zip(*(torch.split(t, rows) for t in (p, self.cell, self.weight)), strict=True):
             lists = part @ self.lists  # (n, u)
-            spread = part @ pairs - (lists[:, :, None] * lists[:, None, :]).flatten(1)
-            total.index_add_(0, cell, spread * weight[:, None])
-        table = p.new_zeros(a * a, u * u)
-        rows = max(1, MAX_ELEMENTS // max(1, a * a))
-        for tilt, spread in zip(torch.split(self.tilt, rows), torch.split(total, rows), strict=True):
-            table += (tilt[:, :, None] * tilt[:, None, :]).flatten(1).T @ spread
-        return table.view(a, a, u, u).permute(0, 2, 1, 3).reshape(a * u, a * u)
-
-    def _by_cell(self, values: Tensor) -> Tensor:
-        """Weighted sums of (n, u) over the examples of each cell, (c, u)."""
-        return values.new_zeros(len(self.tilt), values.shape[1]).index_add_(0, self.cell, values * self.weight[:, None])
+            values = part @ pairs - (lists[:, :, None] * lists[:, None, :]).flatten(1)
+            total = total + cell_sums(values * weight[:, None], cell, self.tilt)
+        return total.view(-1, self.columns, self.columns)
 
 
 class Projection(NamedTuple):
@@ -183,14 +182,10 @@ def project(dual: Dual, slack: float | Tensor, max_iter: int = 100) -> Projectio
         slack: lambda, the largest violation of each g, ``(a, u)`` or one number.
         max_iter: cap on the steps.
     """
-
-    def look(theta: Tensor) -> Point:
-        log_z, p = dual.tilted(theta)
-        return Point(dual.weight @ log_z, -dual.violation(p), p)
-
     start = dual.log_mass.new_zeros(dual.shape)
     slack = torch.as_tensor(slack, dtype=start.dtype, device=start.device).expand(dual.shape)
-    found = minimise(look, dual.hessian, slack * INSIDE, start, PRECISION * float(slack.min()), max_iter)
+    bar = PRECISION * float(slack.min())
+    found = minimise(dual.at, lambda p: dual.assemble(dual.covariance(p)), slack * INSIDE, start, bar, max_iter)
     theta, point = found.theta, found.point
     kl = float(_divergence(dual, point.memory, -point.gradient, slack))
     bound = float(-point.value - (slack * theta.abs()).nan_to_num(0.0).sum())
