@@ -31,11 +31,10 @@ import torch
 from torch import Tensor
 
 from torchgmc.engine import orthant
+from torchgmc.engine.search import MAX_ELEMENTS
 
 __all__ = ["CellProblem", "SoftPinball", "cell_sums", "check_members", "check_some", "minimise", "optimum", "slack_of"]
 
-#: Elements of the largest temporary table (128 MB in float64).
-MAX_ELEMENTS = 1 << 24
 #: Newton steps at the most.
 STEPS = 200
 #: Violation by which the optimality conditions may be missed: on the way, at the end, and where rounding stops the steps.

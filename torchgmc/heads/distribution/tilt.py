@@ -20,12 +20,11 @@ from torch import Tensor
 
 from torchgmc.engine.implicit import CellProblem, cell_sums
 from torchgmc.engine.orthant import Point, minimise
+from torchgmc.engine.search import MAX_ELEMENTS
 from torchgmc.groups.groups import pattern_ids
 
 #: Elements of a block of logits that stays in the cache (1 MB in float32).
 CHUNK = 1 << 18
-#: Elements of the largest temporary table (128 MB in float64).
-MAX_ELEMENTS = 1 << 24
 #: The dual is solved at this share of alpha, so that rounding never leaves a violation above alpha itself.
 INSIDE = 1.0 - 1e-6
 #: Relative accuracy of the optimality conditions, in units of alpha.
