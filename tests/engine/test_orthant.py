@@ -55,6 +55,16 @@ def test_no_step_where_nothing_is_to_be_gained():
     assert len(found.history) == 1 and not found.theta.any()
 
 
+def test_an_infinite_slack_holds_an_offset_at_0():
+    design, slope, slack = draw(1, 6, False)
+    held = torch.arange(6)[:, None] % 2 == 0
+    found = minimise(*soft_maximum(design, slope), torch.where(held, torch.inf, slack / 100), torch.zeros_like(slack), 1e-9, 50)
+    free = ~held[:, 0]
+    few = minimise(*soft_maximum(design[:, free], slope[free]), slack[free] / 100, torch.zeros_like(slack[free]), 1e-9, 50)
+    assert not found.theta[held].any() and bool(found.theta[~held].any())
+    torch.testing.assert_close(found.theta[free], few.theta)
+
+
 @pytest.mark.parametrize("cap", [1, 2])
 def test_the_cap_counts_steps(cap):
     design, slope, slack = draw(0, 6, False)

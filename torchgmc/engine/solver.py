@@ -14,7 +14,7 @@ Quantile           ``engine.offsets.fit_offsets``              the same; what is
 Probability        ``heads.probability.solver.fit``            log loss or its euclidean kin + l1, all groups: Newton of
                                                                ``heads.probability.static``; then a Newton step of all
                                                                groups in each level set, in rounds
-Distribution, kl   ``heads.distribution.tilt.project``         E log Z + l1, all groups and lists: Newton of
+Distribution, kl   ``heads.distribution.fit.fit_tilt``         E log Z + l1, all groups and lists: Newton of
                                                                ``engine.orthant.minimise``
 the same,          ``engine.solver.run``                       the potential along the worst g, a line search at a time
 euclidean; GMC
