@@ -16,7 +16,8 @@ import torchgmc as gmc
 from gmctest.fake_device import AWAY
 from torchgmc.engine import hashing, implicit
 from torchgmc.engine.implicit import SoftPinball, minimise
-from torchgmc.heads.distribution.training import TiltPotential, atom_masses
+from torchgmc.heads.distribution.tilt import Dual
+from torchgmc.heads.distribution.training import log_masses
 
 SEEDS = st.integers(0, 2**16)
 T = 0.05
@@ -196,8 +197,8 @@ def test_minimise_against_scipy():
     head, x, _ = distribution_case(3)
     rng = torch.Generator().manual_seed(3)
     groups = members(40, 2, rng)
-    problem = TiltPotential(head.atom_lists, groups, torch.ones(40, dtype=torch.float64))
-    mass = atom_masses(x, head.ids, head.atom, len(head.atom_lists), 1.0)
+    mass = log_masses(x, head.ids, head.atom, len(head.atom_lists), 1.0)
+    problem = Dual(mass, head.atom_lists, groups, torch.ones(40, dtype=torch.float64))
     slack = torch.full((2, 3), 0.01, dtype=torch.float64)
     theta = minimise(problem, slack, mass)
 

@@ -1,13 +1,19 @@
-"""CONTRIBUTING.md: its example is short and right, its drawing is how the modules import each other, its versions are ours."""
+"""CONTRIBUTING.md: its example is short and right, what it names exists, a head costs what it says, its versions are ours."""
 
 import ast
 import re
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
 
+import pytest
 import torch
 
+import torchgmc as gmc
 from gmctest import ROOT
+from gmctest.drawing import PAGE
+from torchgmc.engine import solver
 
-PAGE = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 PACKAGE = ROOT / "torchgmc"
 
 
@@ -32,47 +38,65 @@ def test_a_mapping_of_ones_own_takes_30_lines(tmp_path, monkeypatch, capsys):
     assert names["audit"].max_violation < 0.05
 
 
-def layers():
-    """Names of each layer of the drawing, from the lowest up."""
-    drawing = re.search(r"^ users .*?(?=^```)", PAGE, flags=re.MULTILINE | re.DOTALL).group()
-    found: list[list[str]] = [[]]
-    for line in drawing.splitlines():
-        if line.startswith(" ---"):
-            found.append([])
-        else:
-            found[-1] += re.split(r"\s{2,}", line.split("|", 1)[1].strip())[0].split()
-    return found[::-1]
-
-
-def imports(name):
-    """Parts of the package that a part imports when it is imported itself."""
-    path = PACKAGE / name
-    for file in path.rglob("*.py") if path.is_dir() else [path.with_suffix(".py")]:
-        for node in ast.parse(file.read_text(encoding="utf-8")).body:
-            if isinstance(node, ast.ImportFrom) and node.module == "torchgmc":
-                yield from (alias.name for alias in node.names)
-            elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("torchgmc."):
-                yield node.module.split(".")[1]
-            elif isinstance(node, ast.Import):
-                yield from (alias.name.split(".")[1] for alias in node.names if alias.name.startswith("torchgmc."))
-
-
-def test_the_drawing_is_how_modules_import_each_other():
-    level = {name: height for height, names in enumerate(layers()) for name in names}
-    assert len(level) > 40 and max(level.values()) == 4
-    for name in level:
-        assert (PACKAGE / name).is_dir() or (PACKAGE / f"{name}.py").is_file(), name
-        upward = [other for other in imports(name) if level.get(other, 0) > level[name]]
-        assert not upward, f"{name} imports {upward}, which the drawing puts above it"
-    missing = {path.stem for path in PACKAGE.iterdir() if path.suffix == ".py" or (path / "__init__.py").is_file()} - set(level)
-    assert {name for name in missing if not name.startswith("_")} <= HELPERS
-
-
-#: Parts of a module beside them that are too small for the drawing.
-HELPERS = {
-    *("distribution_problems", "distributions_euclidean", "implicit_problems", "lasso", "levelproblem", "overlap"),
-    *("penalty_mappings", "tree_baselines"),
+#: Applications of one head: a new head needs none.
+APPLICATIONS = ("demo", "reproduce", "text")
+#: Each head, and the folder that holds all it needs.
+FOLDERS = {
+    name: getattr(gmc, name).__module__.split(".")[2] for name in gmc.__all__ if name.endswith("Head") and name != "Head"
 }
+
+
+def named_in_code(path: Path) -> set[str]:
+    """Words of a file's code: names, attributes, imports and strings, but no docstrings, no hints."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    apart: list[ast.AST] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AnnAssign | ast.arg):
+            apart += [hint for hint in (getattr(node, "returns", None), getattr(node, "annotation", None)) if hint]
+        elif isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            apart += node.body
+        elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            apart.append(node.value)
+    skipped = {id(part) for node in apart for part in ast.walk(node)}
+    words: set[str] = set()
+    for node in ast.walk(tree):
+        if id(node) not in skipped:
+            values = [getattr(node, field, None) for field in ("id", "attr", "name", "value")]
+            words |= {word for value in values if isinstance(value, str) for word in re.findall(r"\w+", value)}
+    return words
+
+
+@pytest.mark.parametrize("head", FOLDERS)
+def test_few_files_name_a_head(head: str):
+    """What a new head costs outside its folder (about 18 files once): its two lists of names, the zoo, and at most one more."""
+    assert len(FOLDERS) == 6
+    files = [path for path in PACKAGE.rglob("*.py") if path.relative_to(PACKAGE).parts[0] not in APPLICATIONS]
+    outside = [path for path in files if not path.is_relative_to(PACKAGE / "heads" / FOLDERS[head])]
+    files = [*outside, ROOT / "tests/helpers/gmctest/heads_zoo.py"]
+    touched = {str(path.relative_to(ROOT)) for path in files if head in named_in_code(path)}
+    assert {"torchgmc/__init__.py", "torchgmc/heads/__init__.py", "tests/helpers/gmctest/heads_zoo.py"} <= touched
+    assert len(touched) <= 4, touched
+
+
+def test_the_example_of_a_head_is_named_nowhere():
+    """`own_head.py` is all there is to a head: every door takes it (tests/heads), and no file of the package knows it."""
+    assert "MeanHead" in named_in_code(ROOT / "tests/helpers/gmctest/own_head.py")
+    assert not [path for path in PACKAGE.rglob("*.py") if "MeanHead" in path.read_text(encoding="utf-8")]
+    assert len((ROOT / "tests/helpers/gmctest/own_head.py").read_text(encoding="utf-8").splitlines()) <= 65
+
+
+def test_the_table_of_solvers_names_what_exists():
+    names = re.findall(r"``((?:heads|engine)\.[\w.]+)``", solver.__doc__)
+    assert len(names) > 10
+    for name in names:
+        parent, last = f"torchgmc.{name}".rsplit(".", 1)
+        assert find_spec(f"torchgmc.{name}") if not hasattr(import_module(parent), last) else True, name
+    for head in FOLDERS:
+        assert head.removesuffix("Head") in solver.__doc__, head
+
+
+def test_torch_still_has_torchscript():
+    assert hasattr(torch.jit, "script"), "torch has dropped TorchScript: do what CONTRIBUTING.md says of its end"
 
 
 def test_oldest_versions_are_those_of_pyproject():
@@ -86,7 +110,7 @@ def test_oldest_versions_are_those_of_pyproject():
 
 def test_files_and_commands_exist():
     for path in re.findall(r"`((?:torchgmc|tests|benchmarks|notebooks)/[\w./]*)`", PAGE):
-        assert (ROOT / path).exists() or path == "torchgmc/heads/yours.py", path
+        assert (ROOT / path).exists() or path.startswith("torchgmc/heads/yours/"), path
     for module in re.findall(r"`python -m (benchmarks[.\w]*)", PAGE):
         assert (ROOT / f"{module.replace('.', '/')}.py").is_file() or (ROOT / module / "__main__.py").is_file(), module
     for link in re.findall(r"\]\(([^)#]+)\)", PAGE):

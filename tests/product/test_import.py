@@ -33,7 +33,8 @@ def is_module(name: str) -> bool:
 
 
 def test_import_brings_the_core_alone():
-    modules = loaded("import torchgmc")
+    assert loaded("import torchgmc") == {"torchgmc"}
+    modules = loaded("import torchgmc; torchgmc.ThresholdHead")
     assert all(map(is_module, LATER))
     assert {"torchgmc.heads.threshold.head", "torchgmc.engine.solver", "torchgmc.engine.search"} <= modules
     late = {f"torchgmc.{name}" for name in LATER}

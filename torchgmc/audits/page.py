@@ -14,25 +14,12 @@ from importlib.resources import files
 from pathlib import Path
 from string import Template
 
+from torchgmc.audits.tabular import Table
 from torchgmc.engine.files import write_file
 
 __all__ = ["Picture", "Section", "Table", "write_html"]
 
 VERDICTS = ("holds", "violated", "undecided")
-
-
-@dataclass(frozen=True)
-class Table:
-    """Rows of text under column names; columns named in ``numeric`` are set flush right, those in ``wrapped`` may break lines.
-
-    A cell that begins with one of the verdicts holds / violated / undecided is coloured. ``caption`` is a line above.
-    """
-
-    columns: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    numeric: Sequence[str] = ()
-    wrapped: Sequence[str] = ()
-    caption: str = ""
 
 
 @dataclass(frozen=True)

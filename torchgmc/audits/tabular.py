@@ -1,10 +1,12 @@
-"""Results that are a table."""
+"""Results that are a table, and tables to show."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from torchgmc.engine.extras import require
 
-__all__ = ["Tabular"]
+__all__ = ["Table", "Tabular"]
 
 
 class Tabular:
@@ -19,3 +21,17 @@ class Tabular:
     def to_pandas(self) -> Any:
         """The table as a pandas frame, if pandas is installed."""
         return require("pandas").DataFrame(self.table)
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of text under column names; columns named in ``numeric`` are set flush right, those in ``wrapped`` may break lines.
+
+    A cell that begins with one of the verdicts holds / violated / undecided is coloured. ``caption`` is a line above.
+    """
+
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    numeric: Sequence[str] = ()
+    wrapped: Sequence[str] = ()
+    caption: str = ""

@@ -30,14 +30,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchgmc.engine.lasso import solve_lasso
+from torchgmc.engine import orthant
+from torchgmc.engine.search import MAX_ELEMENTS
 
 __all__ = ["CellProblem", "SoftPinball", "cell_sums", "check_members", "check_some", "minimise", "optimum", "slack_of"]
 
-#: Newton steps, and halvings of one.
-STEPS, HALVINGS = 200, 50
-#: Violation by which the optimality conditions may be missed: on the way, before the last, quadratic steps, and at the end.
-WARM, ROUGH, FINE = 1e-3, 1e-8, 1e-7
+#: Newton steps at the most.
+STEPS = 200
+#: Violation by which the optimality conditions may be missed: on the way, at the end, and where rounding stops the steps.
+WARM, FINE, MISSED = 1e-3, 1e-12, 1e-7
 #: Length of a further Newton step at the optimum, relative to the offsets.
 SETTLED = 1e-3
 #: Eigenvalues below this share of the largest count as 0.
@@ -77,10 +78,20 @@ class CellProblem:
 
     def hessian(self, theta: Tensor, *inputs: Tensor) -> Tensor:
         """H, ``(a u, a u)``."""
+        return self.assemble(self.spread(self.tilt @ theta, *inputs))
+
+    def assemble(self, spread: Tensor) -> Tensor:
+        """H from the second derivatives of the cells, ``(c, u, u)``."""
         a, u = self.tilt.shape[1], self.columns
-        spread = self.spread(self.tilt @ theta, *inputs).flatten(1)  # (c, u u)
-        half = (self.tilt[:, :, None] * spread[:, None, :]).flatten(1)  # (c, a u u)
-        return (self.tilt.T @ half).view(a, a, u, u).permute(0, 2, 1, 3).reshape(a * u, a * u)
+        table = torch.zeros(a * a, u * u, dtype=spread.dtype, device=spread.device)
+        rows = max(1, MAX_ELEMENTS // (a * min(a, u * u)))
+        for tilt, part in zip(torch.split(self.tilt, rows), torch.split(spread.flatten(1), rows), strict=True):
+            if a < u * u:  # the smaller of two tables
+                found = (tilt[:, :, None] * tilt[:, None, :]).flatten(1).T @ part
+            else:
+                found = tilt.T @ (tilt[:, :, None] * part[:, None, :]).flatten(1)
+            table = table + found.view_as(table)
+        return table.view(a, a, u, u).permute(0, 2, 1, 3).reshape(a * u, a * u)
 
 
 def optimum(problem: CellProblem, slack: Tensor, *inputs: Tensor) -> Tensor:
@@ -151,78 +162,38 @@ def _solve(hessian: Tensor, active: Tensor, right: Tensor) -> Tensor:
     return least
 
 
-def _missed(theta: Tensor, gradient: Tensor, slack: Tensor) -> Tensor:
-    """How far each offset is from its optimality condition."""
-    on = (gradient + slack * theta.sign()).abs()
-    return torch.where((theta == 0) & (slack > 0), (gradient.abs() - slack).clamp_min(0.0), on)
-
-
 def minimise(problem: CellProblem, slack: Tensor, *inputs: Tensor) -> Tensor:
-    r"""The optimum by Newton steps with the l1 term, all offsets at once, in float64.
-
-    Each step minimises the quadratic model with :math:`\sum \lambda |\theta|` exactly (see
-    :func:`torchgmc.engine.lasso.solve_lasso`) and is halved until the objective falls. Offsets that are not needed end at
-    exactly 0.
+    """The optimum by the Newton steps of :mod:`torchgmc.engine.orthant`; of offsets that can be exchanged, those of least norm.
 
     Raises:
         RuntimeError: there is no finite optimum, or it was not reached.
     """
+
+    def descend(stage: CellProblem, theta: Tensor) -> orthant.Minimum:
+        def look(theta: Tensor) -> orthant.Point:
+            value, slope = stage.measure(stage.tilt @ theta, *inputs)
+            return orthant.Point(value, stage.tilt.T @ slope, theta)
+
+        enough = FINE if stage is problem else WARM
+        return orthant.minimise(look, lambda theta: stage.hessian(theta, *inputs), slack, theta, enough, STEPS)
+
     theta = torch.zeros_like(slack)
     for stage in problem.stages():
-        theta = _descend(stage, theta, slack, inputs, ROUGH if stage is problem else WARM)
-    gradient = problem.gradient(theta, *inputs)
-    for _ in range(4):  # quadratic convergence inside the active set
-        missed = _missed(theta, gradient, slack)
-        active = (theta != 0) | (slack == 0)
-        rest = gradient + slack * theta.sign()
-        trial = theta - _solve(problem.hessian(theta, *inputs), active.flatten(), rest.flatten()).view_as(theta)
-        if bool(((trial * theta.sign() <= 0) & (theta != 0) & (slack > 0)).any()):
-            break  # would leave the orthant
-        slope = problem.gradient(trial, *inputs)
-        if not bool(_missed(trial, slope, slack).max() < missed.max()):
-            break
-        theta, gradient = trial, slope
-    worst = float(_missed(theta, gradient, slack).max())
+        found = descend(stage, theta)
+        theta = found.theta
+    matrix, active = problem.hessian(theta, *inputs), ((theta != 0) | (slack == 0)).flatten()
     # On the way to infinity the gradient vanishes too, but the next Newton step does not.
-    rest, active = gradient + slack * theta.sign(), (theta != 0) | (slack == 0)
-    ahead = _solve(problem.hessian(theta, *inputs), active.flatten(), rest.flatten()).abs().max()
-    if not (worst <= FINE and bool(ahead <= SETTLED * (1.0 + theta.abs().max()))):
+    ahead = _solve(matrix, active, (found.point.gradient + slack * theta.sign()).flatten()).abs().max()
+    if not (bool(found.missed <= MISSED) and bool(ahead <= SETTLED * (1.0 + theta.abs().max()))):
         raise RuntimeError(
-            f"the optimum was not reached: a violation misses its condition by {worst:.2g}, an offset by {float(ahead):.2g}. "
-            "There may be no finite one (all outcomes of a group equal, or a list without mass in a group); raise `alpha` or "
-            "`temperature`, or use more data."
+            f"the optimum was not reached: a violation misses its condition by {float(found.missed):.2g}, an offset by "
+            f"{float(ahead):.2g}. There may be no finite one (all outcomes of a group equal, or a list without mass in a "
+            "group); raise `alpha` or `temperature`, or use more data."
         )
-    return theta
-
-
-def _descend(problem: CellProblem, theta: Tensor, slack: Tensor, inputs: tuple[Tensor, ...], enough: float) -> Tensor:
-    """Damped Newton steps until the conditions hold roughly, or no step lowers the objective."""
-    value, slope = problem.measure(problem.tilt @ theta, *inputs)
-    for _ in range(STEPS):
-        gradient = problem.tilt.T @ slope
-        missed = _missed(theta, gradient, slack)
-        if bool(missed.max() <= enough):
-            break
-        hessian = problem.hessian(theta, *inputs)
-        goal = solve_lasso(hessian, hessian @ theta.flatten() - gradient.flatten(), slack.flatten(), theta.flatten())
-        step = goal.view_as(theta) - theta
-        start = value + (slack * theta.abs()).sum()
-        promised = (gradient * step).sum() + (slack * ((theta + step).abs() - theta.abs())).sum()  # < 0
-        noise = 1e-14 * (1.0 + start.abs())
-        size = 1.0
-        for _ in range(HALVINGS):
-            trial = theta + step if size == 1.0 else theta + size * step  # a whole step keeps its zeros exact
-            trial_value, trial_slope = problem.measure(problem.tilt @ trial, *inputs)
-            gain = start - trial_value - (slack * trial.abs()).sum()
-            if bool(gain >= -1e-4 * size * promised - noise):
-                break
-            size /= 2
-        else:
-            break
-        if torch.equal(trial, theta):
-            break
-        theta, value, slope = trial, trial_value, trial_slope
-    return theta
+    least = _solve(matrix, active, matrix @ theta.flatten()).view_as(theta)
+    same = bool(((least.sign() == theta.sign()) | (slack == 0)).all())
+    again = descend(problem, least) if same else found  # takes no step where the exchange changes no output
+    return again.theta if bool(again.missed <= found.missed.clamp_min(FINE)) else theta
 
 
 # -- parts that several heads share ------------------------------------------------------------------------------------------

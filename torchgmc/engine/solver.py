@@ -1,7 +1,34 @@
-"""The algorithm: find the largest violation, step against it, repeat. What happened is a result, not a print.
+r"""The algorithm: find the largest violation, step against it, repeat. What happened is a result, not a print.
 
 The loop knows nothing of pixels, trees or vocabularies. A :class:`Problem` holds f (as a table of offsets on statistics,
 or as one row per example), measures violations and moves along a test function g.
+
+*Which solver is which.* ``"paper"`` and ``"fresh"`` are this loop, in every head. ``"exact"`` is the best that a head's own
+problem allows (modules below ``torchgmc``):
+
+=================  ==========================================  ==========================================================
+head               ``solver="exact"``                          minimised, and by what
+=================  ==========================================  ==========================================================
+Threshold          ``heads.threshold.fit.fit_thresholds``      pinball loss + l1, all groups: ``engine.pinball.solve``
+Quantile           ``engine.offsets.fit_offsets``              the same; what is left in level sets: line searches, below
+Probability        ``heads.probability.solver.fit``            log loss or its euclidean kin + l1, all groups: Newton of
+                                                               ``heads.probability.static``; then a Newton step of all
+                                                               groups in each level set, in rounds
+Distribution, kl   ``heads.distribution.fit.fit_tilt``         E log Z + l1, all groups and lists: Newton of
+                                                               ``engine.orthant.minimise``
+the same,          ``engine.solver.run``                       the potential along the worst g, a line search at a time
+euclidean; GMC
+Tree               ``heads.tree.solver.descend``               squared excess of all promises, greedily: the sets depend
+                                                               on the answers, so there is no potential to follow
+=================  ==========================================  ==========================================================
+
+*Why three minimisers.* All have the form :math:`\Phi(\theta) + \sum_A \lambda_A |\theta_A|`, whose optimality conditions
+are the promise. The pinball loss is piecewise linear: Newton has no curvature to go by, an interior-point method needs none
+(``engine.pinball``). The other two are smooth. ``engine.orthant`` works on a few numbers per prompt, in float64, to the last
+digits: its optimum certifies a duality gap, and derivatives through a fit (``engine.implicit``, the same Newton) need it.
+``heads.probability.static`` reads every example and hundreds of groups in each step: float32 sums, a second derivative from a
+sample, kept over several steps, one block per class, and it stops well inside the noise. Its quadratic models, and those of the
+level sets, are solved by ``engine.lasso``, which is exact and no Newton.
 """
 
 import time

@@ -1,4 +1,4 @@
-"""The heads: one a file."""
+"""The heads: a folder each, and the contract that they share."""
 
 from torchgmc.heads.base import Head
 from torchgmc.heads.custom.head import GMCHead

@@ -12,7 +12,7 @@ from torch import Tensor
 from torchgmc import distributed
 from torchgmc.audits import measure, overlap
 from torchgmc.audits.audit import Audit
-from torchgmc.audits.page import Table
+from torchgmc.audits.tabular import Table
 from torchgmc.engine import checks
 from torchgmc.engine.clusters import check as check_clusters
 from torchgmc.engine.float64 import Float64Module

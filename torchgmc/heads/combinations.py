@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from torchgmc.audits.page import Table
+from torchgmc.audits.tabular import Table
 from torchgmc.engine import checks
 from torchgmc.groups.cells import pattern_ids
 from torchgmc.groups.groups import Groups, check_groups

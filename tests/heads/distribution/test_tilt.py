@@ -132,21 +132,21 @@ def test_projection_is_the_smallest_change(seed, alpha, conditional):
 def test_dual_derivatives():
     logits, member, lists = draw()
     dual, _ = fit(logits, member, lists)
-    theta = torch.randn(dual.shape, dtype=torch.float64).requires_grad_()
-    (slope,) = torch.autograd.grad(dual.value(theta), theta)
-    p = dual.tilted(theta.detach())[1]
-    torch.testing.assert_close(slope, -dual.violation(p))
-    hessian = torch.autograd.functional.hessian(dual.value, theta.detach())
-    torch.testing.assert_close(dual.hessian(p), hessian.reshape(theta.numel(), -1))
+    theta = torch.randn(dual.tilt.shape[1], dual.columns, dtype=torch.float64).requires_grad_()
+    (slope,) = torch.autograd.grad(dual.at(theta).value, theta)
+    torch.testing.assert_close(slope, dual.at(theta).gradient)
+    hessian = torch.autograd.functional.hessian(lambda theta: dual.at(theta).value, theta.detach())
+    torch.testing.assert_close(dual.hessian(theta.detach(), dual.log_mass), hessian.reshape(theta.numel(), -1))
 
 
 def test_hessian_in_blocks(monkeypatch):
     logits, member, lists = draw()
     dual, _ = fit(logits, member, lists)
-    p = dual.tilted(torch.randn(dual.shape, dtype=torch.float64))[1]
-    whole = dual.hessian(p)
-    monkeypatch.setattr("torchgmc.heads.distribution.tilt.MAX_ELEMENTS", 20)
-    torch.testing.assert_close(dual.hessian(p), whole)
+    theta = torch.randn(dual.tilt.shape[1], dual.columns, dtype=torch.float64)
+    whole = dual.hessian(theta, dual.log_mass)
+    for module in ("heads.distribution.tilt", "engine.implicit"):
+        monkeypatch.setattr(f"torchgmc.{module}.MAX_ELEMENTS", 20)
+    torch.testing.assert_close(dual.hessian(theta, dual.log_mass), whole)
 
 
 def test_order_of_prompts_does_not_matter():

@@ -23,7 +23,7 @@ class Spread(NamedTuple):
 
 def spread_of(dual: Dual, statistics: MassStatistics) -> Spread:
     """Noise of the violations of the model as it is: the mean of (1_A - P(A)) (p(U) - E p(U)) over prompts."""
-    p = dual.tilted(dual.log_mass.new_zeros(dual.shape))[1] @ dual.lists
+    p = dual.at(dual.log_mass.new_zeros(dual.shape)).memory @ dual.lists
     away = (p - dual.weight @ p) * dual.weight[:, None]  # (n, u), times the weight
     tilt = dual.tilt[dual.cell]  # (n, a)
     values = (tilt[:, :, None] * away[:, None]).flatten(1)  # (n, a u)
@@ -52,8 +52,8 @@ def fit_tilt(dual: Dual, statistics: MassStatistics, lists: Tensor, spread: Spre
     for k in tried:
         price = noise.slacks(k, spread.error, spread.sizes)
         grown = price * math.sqrt(noise.FOLDS / (noise.FOLDS - 1))
-        losses.append([float(held.value(project(rest, grown, max_iter).theta)) for rest, held in usable])
-    losses.append([float(held.value(torch.zeros_like(nothing.theta))) for _, held in usable])
+        losses.append([float(held.at(project(rest, grown, max_iter).theta).value) for rest, held in usable])
+    losses.append([float(held.at(torch.zeros_like(nothing.theta)).value) for _, held in usable])
     choice = noise.choose(torch.tensor(losses, dtype=torch.float64), tried)
     if math.isinf(choice.k):
         return nothing, math.inf

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from torchgmc import theory
 from torchgmc.audits.measure import Tally
-from torchgmc.audits.page import Table
+from torchgmc.audits.tabular import Table
 from torchgmc.distributed import pooled
 from torchgmc.engine import checks, noise, soft
 from torchgmc.engine.folds import Splits, fresh_steps
@@ -270,7 +270,7 @@ class DistributionHead(Head):
             )
 
     def _newton_report(self, dual: Dual, found: Projection, k: float, spread: Spread, began: float) -> Report:
-        before = dual.violation(dual.tilted(torch.zeros_like(found.theta))[1])
+        before = -dual.at(torch.zeros_like(found.theta)).gradient
         bound = noise.bound(k, spread.error, spread.sizes)
         state = reached(found.violation, self.alpha, bound)
         place = divmod(int(found.violation.abs().argmax()), found.theta.shape[1])

@@ -117,7 +117,7 @@ class TiltProblem(DistributionProblem):
 
     def masses(self) -> Tensor:
         """Probability of each list, ``(n, u)``."""
-        return self.dual.tilted(self.theta)[1] @ self.dual.lists
+        return self.dual.tilted(self.dual.tilt @ self.theta, self.dual.log_mass)[1] @ self.dual.lists
 
     def moved(self, who: Tensor, what: Tensor, step: Tensor) -> Tensor:
         """Theta with the step added."""

@@ -18,12 +18,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from torchgmc.engine.implicit import CellProblem, cell_sums
+from torchgmc.engine.orthant import Point, minimise
+from torchgmc.engine.search import MAX_ELEMENTS
 from torchgmc.groups.groups import pattern_ids
 
 #: Elements of a block of logits that stays in the cache (1 MB in float32).
 CHUNK = 1 << 18
-#: Elements of the largest temporary table (128 MB in float64).
-MAX_ELEMENTS = 1 << 24
 #: The dual is solved at this share of alpha, so that rounding never leaves a violation above alpha itself.
 INSIDE = 1.0 - 1e-6
 #: Relative accuracy of the optimality conditions, in units of alpha.
@@ -96,8 +97,8 @@ def _log_masses(logits: Tensor, ids: Tensor, atom: Tensor, num_atoms: int, tempe
     return (mass / mass.sum(1, keepdim=True)).log()
 
 
-class Dual:
-    r"""The smooth part of the dual, E log Z, with its derivatives; memory n x m.
+class Dual(CellProblem):
+    r"""The smooth part of the dual, E log Z, with its derivatives; memory n x m. As a problem its input is ``log_mass``.
 
     Args:
         log_mass: ``(n, m)``, of :func:`log_masses`.
@@ -108,50 +109,48 @@ class Dual:
     """
 
     def __init__(self, log_mass: Tensor, lists: Tensor, member: Tensor, weight: Tensor, conditional: bool = False) -> None:
-        self.log_mass, self.lists = log_mass, lists.to(log_mass.dtype)
+        self.log_mass, self.lists = log_mass, lists.to(torch.float64)
         self.weight = weight / weight.sum()
         self.cell, self.patterns = pattern_ids(member)  # examples alike in their groups
-        inside = self.patterns.to(log_mass.dtype)  # (c, a)
-        share = inside.new_zeros(len(inside)).index_add_(0, self.cell, self.weight)
-        self.mean = share @ inside  # P(A), (a,)
+        inside = self.patterns.to(torch.float64)  # (c, a)
+        self.mean = cell_sums(self.weight[:, None], self.cell, inside)[:, 0] @ inside  # P(A), (a,)
         self.scale = self.mean if conditional else torch.ones_like(self.mean)
-        self.tilt = (inside - self.mean) / self.scale  # (c, a)
+        super().__init__((inside - self.mean) / self.scale, lists.shape[1])
         self.shape = (inside.shape[1], lists.shape[1])
 
-    def tilted(self, theta: Tensor) -> tuple[Tensor, Tensor]:
+    def tilted(self, shift: Tensor, log_mass: Tensor) -> tuple[Tensor, Tensor]:
         """log Z, ``(n,)``, and the masses of the atoms under p, ``(n, m)``."""
-        shift = self.tilt @ theta @ self.lists.T  # (c, m)
-        z = self.log_mass - shift[self.cell]
+        z = log_mass - (shift @ self.lists.T)[self.cell]
         log_z = torch.logsumexp(z, 1)
         return log_z, (z - log_z[:, None]).exp()
 
-    def value(self, theta: Tensor) -> Tensor:
-        """E log Z, a scalar."""
-        return self.weight @ self.tilted(theta)[0]
+    def at(self, theta: Tensor) -> Point:
+        """E log Z, minus the violations, and the masses under p."""
+        log_z, p = self.tilted(self.tilt @ theta, self.log_mass)
+        return Point(self.weight @ log_z, self.tilt.T @ self._slope(p), p)
 
-    def violation(self, p: Tensor) -> Tensor:
-        """Violation of every g at the masses p of :meth:`tilted`: minus the gradient of E log Z, ``(a, u)``."""
-        return self.tilt.T @ self._by_cell(p @ self.lists)
+    def measure(self, shift: Tensor, *inputs: Tensor) -> tuple[Tensor, Tensor]:
+        """E log Z, and minus the weighted mass of the lists in each cell."""
+        log_z, p = self.tilted(shift, *inputs)
+        return self.weight @ log_z, self._slope(p)
 
-    def hessian(self, p: Tensor) -> Tensor:
-        """Second derivative of E log Z, ``(a u, a u)``: the covariance of the lists under p, group by group."""
-        a, u = self.shape
+    def spread(self, shift: Tensor, *inputs: Tensor) -> Tensor:
+        """Covariance of the lists under p, summed over the examples of a cell."""
+        return self.covariance(self.tilted(shift, *inputs)[1])
+
+    def _slope(self, p: Tensor) -> Tensor:
+        return cell_sums(-(p @ self.lists) * self.weight[:, None], self.cell, self.tilt)
+
+    def covariance(self, p: Tensor) -> Tensor:
+        """:meth:`spread` at the masses p."""
         pairs = (self.lists[:, :, None] * self.lists[:, None, :]).flatten(1)  # (m, u u)
-        total = p.new_zeros(len(self.tilt), u * u)
-        rows = max(1, MAX_ELEMENTS // max(1, u * u))
+        total = p.new_zeros(len(self.tilt), self.columns**2)
+        rows = max(1, MAX_ELEMENTS // max(1, self.columns**2))
         for part, cell, weight in zip(*(torch.split(t, rows) for t in (p, self.cell, self.weight)), strict=True):
             lists = part @ self.lists  # (n, u)
-            spread = part @ pairs - (lists[:, :, None] * lists[:, None, :]).flatten(1)
-            total.index_add_(0, cell, spread * weight[:, None])
-        table = p.new_zeros(a * a, u * u)
-        rows = max(1, MAX_ELEMENTS // max(1, a * a))
-        for tilt, spread in zip(torch.split(self.tilt, rows), torch.split(total, rows), strict=True):
-            table += (tilt[:, :, None] * tilt[:, None, :]).flatten(1).T @ spread
-        return table.view(a, a, u, u).permute(0, 2, 1, 3).reshape(a * u, a * u)
-
-    def _by_cell(self, values: Tensor) -> Tensor:
-        """Weighted sums of (n, u) over the examples of each cell, (c, u)."""
-        return values.new_zeros(len(self.tilt), values.shape[1]).index_add_(0, self.cell, values * self.weight[:, None])
+            values = part @ pairs - (lists[:, :, None] * lists[:, None, :]).flatten(1)
+            total = total + cell_sums(values * weight[:, None], cell, self.tilt)
+        return total.view(-1, self.columns, self.columns)
 
 
 class Projection(NamedTuple):
@@ -175,93 +174,21 @@ class Projection(NamedTuple):
 
 
 def project(dual: Dual, slack: float | Tensor, max_iter: int = 100) -> Projection:
-    r"""Minimise :math:`D(\theta) = E \log Z + \sum \lambda |\theta|` by Newton steps inside an orthant, all offsets at once.
-
-    Each step solves for the offsets that are not 0 or whose violation exceeds its slack, stays in their orthant (an offset that
-    would change sign stops at 0) and is halved until D falls. Offsets that are not needed stay exactly 0.
+    r"""Minimise :math:`D(\theta) = E \log Z + \sum \lambda |\theta|` by Newton steps, see :mod:`torchgmc.engine.orthant`.
 
     Args:
         dual: the problem.
         slack: lambda, the largest violation of each g, ``(a, u)`` or one number.
         max_iter: cap on the steps.
     """
-    slack = torch.as_tensor(slack, dtype=dual.log_mass.dtype, device=dual.log_mass.device).expand(dual.shape)
-    inner = slack * INSIDE
+    start = dual.log_mass.new_zeros(dual.shape)
+    slack = torch.as_tensor(slack, dtype=start.dtype, device=start.device).expand(dual.shape)
     bar = PRECISION * float(slack.min())
-    theta = dual.log_mass.new_zeros(dual.shape)
-    log_z, p = dual.tilted(theta)
-    value, history, stalled = dual.weight @ log_z, [], False
-    for _ in range(max_iter):
-        violation = dual.violation(p)
-        history.append(violation.abs().max())
-        moves = torch.where(theta != 0, theta.sign(), violation.sign())  # the orthant to stay in
-        free = (theta != 0) | (violation.abs() > inner)
-        slope = torch.where(free, inner.nan_to_num(posinf=0.0) * moves - violation, torch.zeros_like(theta))
-        if bool(slope.abs().max() <= bar):
-            break
-        found = _descend(dual, theta, value, slope, moves, free, dual.hessian(p), inner)
-        if found is None:
-            stalled = True
-            break
-        theta, value, p = found
-    violation = dual.violation(p)
-    worst = violation.abs().max()
-    kl = float(_divergence(dual, p, violation, slack))
-    bound = float(-value - (slack * theta.abs()).nan_to_num(0.0).sum())
-    return Projection(theta, violation, torch.stack([*history[: len(history) - 1], worst]), kl, bound, stalled)
-
-
-def _descend(
-    dual: Dual, theta: Tensor, value: Tensor, slope: Tensor, moves: Tensor, free: Tensor, hessian: Tensor, slack: Tensor
-) -> tuple[Tensor, Tensor, Tensor] | None:
-    """The first of a Newton step, its halves, a scaled gradient step and its halves that lowers D enough."""
-    start = value + (slack * theta.abs()).nan_to_num(0.0).sum()
-    noise = 4 * torch.finfo(theta.dtype).eps * (1 + start.abs())
-    for direction in (_newton(hessian, theta, slope, moves, free), -slope / _diagonal(hessian).view_as(slope)):
-        size = 1.0
-        for _ in range(40):
-            trial = theta + size * direction
-            trial = torch.where(trial * moves > 0, trial, torch.zeros_like(trial))
-            log_z, p = dual.tilted(trial)
-            new = dual.weight @ log_z
-            gain = start - new - (slack * trial.abs()).nan_to_num(0.0).sum()
-            promised = (slope * (theta - trial)).sum()
-            # Close to the minimum D no longer resolves the gain: there a step that lowers the slope's own size counts.
-            if bool(gain >= 1e-4 * promised) and bool(promised > 0):
-                return trial, new, p
-            if bool(promised.abs() <= noise) and bool(gain >= -noise):
-                left = torch.where(trial != 0, slack * moves - dual.violation(p), torch.zeros_like(trial))
-                if bool(left.abs().max() < slope.abs().max()):
-                    return trial, new, p
-            size /= 2
-    return None
-
-
-def _newton(hessian: Tensor, theta: Tensor, slope: Tensor, moves: Tensor, free: Tensor) -> Tensor:
-    """Newton direction over the free offsets; one that starts at 0 and would leave its orthant is held there."""
-    diagonal = _diagonal(hessian)
-    # Groups that are one another's complement make the Hessian singular; the ridge picks one of the equal solutions.
-    hessian = hessian + torch.diag(1e-9 * diagonal + 1e-14 * diagonal.max())
-    direction = torch.zeros_like(slope)
-    for _ in range(4):
-        keep = free.flatten()
-        block = torch.where(keep[:, None] & keep, hessian, torch.diag(diagonal))
-        factor, failed = torch.linalg.cholesky_ex(block)
-        if bool(failed != 0):
-            return -slope / diagonal.view_as(slope)
-        right = torch.where(free, slope, torch.zeros_like(slope))
-        direction = -torch.cholesky_solve(right.view(-1, 1), factor).view_as(slope)
-        wrong = free & (theta == 0) & (direction * moves <= 0)
-        if not bool(wrong.any()):
-            break
-        free = free & ~wrong
-    return torch.where(free, direction, torch.zeros_like(direction))
-
-
-def _diagonal(hessian: Tensor) -> Tensor:
-    """Diagonal with a floor, so that an offset without effect (a group of everyone) never divides by 0."""
-    diagonal = hessian.diagonal()
-    return diagonal.clamp_min(1e-12 * float(diagonal.max()) + 1e-300)
+    found = minimise(dual.at, lambda p: dual.assemble(dual.covariance(p)), slack * INSIDE, start, bar, max_iter)
+    theta, point = found.theta, found.point
+    kl = float(_divergence(dual, point.memory, -point.gradient, slack))
+    bound = float(-point.value - (slack * theta.abs()).nan_to_num(0.0).sum())
+    return Projection(theta, -point.gradient, found.history, kl, bound, found.stalled)
 
 
 def _divergence(dual: Dual, p: Tensor, violation: Tensor, slack: Tensor) -> Tensor:

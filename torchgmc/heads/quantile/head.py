@@ -10,7 +10,7 @@ from torch import Tensor
 
 from torchgmc import theory
 from torchgmc.audits.measure import Tally
-from torchgmc.audits.page import Table
+from torchgmc.audits.tabular import Table
 from torchgmc.distributed import pooled
 from torchgmc.engine import checks, noise, soft
 from torchgmc.engine.clusters import deal_clusters

@@ -9,7 +9,7 @@ from torch import Tensor
 from torchgmc import theory
 from torchgmc.audits.measure import Tally
 from torchgmc.audits.overlap import example_keys
-from torchgmc.audits.page import Table
+from torchgmc.audits.tabular import Table
 from torchgmc.distributed import pooled
 from torchgmc.engine import checks, hashing, noise, soft
 from torchgmc.engine.clusters import parts_of
