@@ -1,6 +1,7 @@
 """The command line against the Python interface: every task, every format, the same state."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -77,7 +78,7 @@ def test_the_program_itself(name: str, suffix: str, tmp_path: Path) -> None:
     side_files(tmp_path)
     case = CASES[name]
     data = write(tmp_path / f"data.{suffix}", case.data(N, 0))
-    words = head_words(tmp_path, name, data)
+    words = [*head_words(tmp_path, name, data), "--no-noise-floor"]  # so that alpha is reached, and nothing need be said
     done = program(
         "calibrate", *words, "--out", "head.safetensors", "--holdout", "0.3", "--report", "r.html", "--json", cwd=tmp_path
     )
@@ -202,3 +203,27 @@ def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == f"torchgmc {gmc.__version__}\n"
     assert main([]) == 0 and main(["demo", "--help"]) == 0
     assert "Example: torchgmc demo" in capsys.readouterr().out
+
+
+HOOK = """
+import os, signal, sys
+
+class Interrupt:
+    def find_spec(self, name, *_):
+        if name == "torch":
+            os.kill(os.getpid(), signal.SIGINT)  # Ctrl+C, in the middle of the imports
+            exec("for _ in range(10**6): pass")  # as of a dataclass: Python would remember the interrupt
+
+sys.meta_path.insert(0, Interrupt())
+signal.signal(signal.SIGINT, signal.default_int_handler)
+"""
+
+
+def test_interrupted_while_it_imports(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(HOOK)
+    env = dict(ENV)
+    env["PYTHONPATH"] = os.pathsep.join([str(tmp_path), env["PYTHONPATH"]])
+    script = "import sys; from torchgmc.cli import main; sys.exit(main())"  # as pip installs it
+    for line in (["-m", "torchgmc"], ["-m", "torchgmc.cli"], ["-c", script]):
+        done = subprocess.run([sys.executable, *line, "audit"], capture_output=True, text=True, env=env)
+        assert (done.returncode, done.stdout, done.stderr) == (130, "", "torchgmc: interrupted\n")

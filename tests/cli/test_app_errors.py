@@ -153,12 +153,13 @@ def listing(folder: Path) -> dict[str, tuple[int, int]]:
 def assert_refused(
     words: list[str], message: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """``...`` in the message stands for anything: versions of click word their errors in several ways."""
     monkeypatch.chdir(folder)
     before = listing(folder)
     capsys.readouterr()
     assert main(words) == 2
     printed = capsys.readouterr()
-    assert message in printed.err, printed.err
+    assert all(part in printed.err for part in message.split(" ... ")), printed.err
     assert printed.out == "" and printed.err.startswith("torchgmc: ") and printed.err.count("\n") == 1
     assert listing(folder) == before
 
@@ -195,7 +196,7 @@ CHANGES = [
     (["--out", "good.npz", "--report", "x.html"], "must end in .safetensors"),
     (["--report", "none/x.html"], "--report: the folder 'none' does not exist"),
     (["--report", "x.pdf"], "must end in .html"),
-    (["--task", "fnr"], "No such option: --task; see torchgmc calibrate fnr --help."),
+    (["--task", "fnr"], "No such option ... --task ... ; see torchgmc calibrate fnr --help."),
     (["--target", "2"], "`target` must lie strictly between 0 and 1, got 2.0"),
     (["--target", "much"], "--target must be numbers with commas between, got 'much'"),
     (["--alpha", "-1"], "`alpha` must be a finite number above 0, got -1.0"),
@@ -207,9 +208,9 @@ CHANGES = [
     (["--intersections", "3"], "`intersections` must be a whole number from 1 to the number of columns, 2, got 3"),
     (["--min-size", "1000"], "groups with fewer than `min_size` = 1000 rows"),
     (["--small", "forget"], "`small` must be 'error', 'drop' or 'merge', got 'forget'"),
-    (["--bins", "3"], "No such option: --bins; see torchgmc calibrate fnr --help."),
-    (["--tree", "tree.json"], "No such option: --tree"),
-    (["--base", "site"], "No such option: --base"),
+    (["--bins", "3"], "No such option ... --bins ... ; see torchgmc calibrate fnr --help."),
+    (["--tree", "tree.json"], "No such option ... --tree"),
+    (["--base", "site"], "No such option ... --base"),
     (["--solver", "magic"], "`solver` must be one of 'exact', 'paper', 'fresh', got 'magic'"),
     (["--eta", "0.1"], "`eta` is the fixed step of solver='paper' or 'fresh'"),
     (["--holdout", "1"], "`--holdout` must lie strictly between 0 and 1"),
@@ -247,10 +248,10 @@ def test_bad_options(
         (
             "probability",
             ["--alpha", "0.05", "--target", "0.1"],
-            "No such option: --target; see torchgmc calibrate probability --help.",
+            "No such option ... --target ... ; see torchgmc calibrate probability --help.",
         ),
         ("probability", ["--alpha", "0.05", "--labels", "probs"], "`y` must be bool or hold only 0 and 1"),
-        ("quantile", ["--alpha", "0.05", "--target", "0.9", "--labels", "sex"], "No such option: --labels"),
+        ("quantile", ["--alpha", "0.05", "--target", "0.9", "--labels", "sex"], "No such option ... --labels"),
     ],
 )
 def test_bad_options_of_other_tasks(

@@ -1,10 +1,14 @@
 """`torchgmc apply`: what it writes."""
 
+import csv
+import json
+
 import numpy as np
 import pytest
 import torch
 
 import torchgmc as gmc
+from gmctest.cli_files import read_array
 from gmctest.frames import QUANTILE, houses, write_frame
 from torchgmc.cli import main
 
@@ -29,3 +33,50 @@ def test_answers_of_a_tree_by_name(suffix, tmp_path, capsys):
     assert main(["calibrate", *QUANTILE, str(tmp_path / "q.csv"), "--out", out]) == 0
     assert main(["apply", out, str(tmp_path / "q.csv"), "--out", str(tmp_path / "o.csv"), "--node-names"]) == 2
     assert "holds a QuantileHead, whose results have no names" in capsys.readouterr().err
+
+
+def test_names_of_nodes_are_not_formulas(tmp_path):
+    """A spreadsheet runs what begins with =, +, - or @; what is written is shown as it is."""
+    names = ["=1+1", "+a", "-b", "@c", "d"]
+    labels = np.arange(300) % 5
+    np.savez(tmp_path / "d.npz", probs=np.eye(5)[labels], labels=labels)
+    (tmp_path / "tree.json").write_text(json.dumps({"x": names[:2], "y": names[2:]}))
+    data, head, out = (str(tmp_path / name) for name in ("d.npz", "h.safetensors", "o.csv"))
+    words = ["tree", "--target", "0.9", "--alpha", "0.2", "--tree", str(tmp_path / "tree.json")]
+    assert main(["calibrate", *words, data, "--out", head]) == 0
+    assert main(["apply", head, data, "--out", out, "--names", "--name", "answers"]) == 0
+    with open(out, newline="") as file:
+        rows = list(csv.reader(file))
+    assert rows[0] == ["answers"] and rows[1:6] == [["'=1+1"], ["'+a"], ["'-b"], ["'@c"], ["d"]]
+    assert main(["apply", head, data, "--out", str(tmp_path / "o.npz"), "--names"]) == 0
+    assert np.load(tmp_path / "o.npz")["nodes"][:5].tolist() == names  # no spreadsheet opens it
+
+
+@pytest.mark.parametrize("name", ["../../evil", "/evil", "a/b", "a\\b", "", ".hidden", "=1+1", "a b", "x\n", "-x"])
+def test_the_name_of_the_array_is_plain(name, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    np.savez("d.npz", scores=np.linspace(0, 1, 50))
+    assert main(["calibrate", "quantile", "d.npz", "--target", "0.9", "--alpha", "0.1", "--out", "h.safetensors"]) == 0
+    assert main(["apply", "h.safetensors", "d.npz", "--out", "o.npz", f"--name={name}"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("torchgmc: --name must be letters, digits, ") and said.count("\n") == 1
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["d.npz", "h.safetensors"]
+    assert main(["apply", "h.safetensors", "d.npz", "--out", "o.npz", "--name", "größe-2.x"]) == 0
+    assert np.load("o.npz").files == ["größe-2.x"]
+
+
+def test_results_are_written_through_a_link(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "disk").mkdir()
+    np.savez("d.npz", scores=np.linspace(0, 1, 50))
+    assert main(["calibrate", "quantile", "d.npz", "--target", "0.9", "--alpha", "0.1", "--out", "h.safetensors"]) == 0
+    for suffix in ("npz", "csv", "safetensors"):
+        (tmp_path / f"o.{suffix}").symlink_to(tmp_path / "disk" / f"real.{suffix}")
+        assert main(["apply", "h.safetensors", "d.npz", "--out", f"o.{suffix}"]) == 0
+        assert (tmp_path / f"o.{suffix}").is_symlink() and len(
+            read_array(tmp_path / "disk" / f"real.{suffix}", "thresholds")
+        ) == 50
+    (tmp_path / "in.npz").symlink_to(tmp_path / "d.npz")
+    before = (tmp_path / "d.npz").read_bytes()
+    assert main(["apply", "h.safetensors", "d.npz", "--out", "in.npz"]) == 2  # the input, by another name
+    assert "is an input as well" in capsys.readouterr().err and (tmp_path / "d.npz").read_bytes() == before

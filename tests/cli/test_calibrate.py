@@ -1,6 +1,11 @@
 """`torchgmc calibrate`: its options and what they make of the head."""
 
 import json
+import os
+import re
+import shlex
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +14,10 @@ import pytest
 import torch
 
 import torchgmc as gmc
+from gmctest import subprocess_env
 from gmctest.cli_files import CASES, FNR, N, calibrated, groups, images, read_array, tensors, write
 from torchgmc.cli import main
+from torchgmc.cli.source import tasks
 
 
 @pytest.mark.parametrize(
@@ -110,3 +117,126 @@ def test_not_reaching_alpha_is_said(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert calibrated(tmp_path, arrays, *words)[0] == 0
     assert "warning: alpha was not reached" in capsys.readouterr().err
     assert calibrated(tmp_path, arrays, *words, "--strict")[0] == 1
+
+
+# -- one subcommand a task ----------------------------------------------------------------------------------------------------
+
+COMMON = 25  # options that all tasks share, --help among them
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_help_of_a_task_has_its_own_options(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["calibrate", name, "--help"]) == 0
+    shown = capsys.readouterr().out
+    flags = re.findall(r"^  (--[a-z-]+)", shown.split("Options:")[1], re.MULTILINE)
+    task = tasks()[name].task
+    assert task is not None and len(flags) == len(set(flags))
+    assert len(flags) == COMMON + len(task.options) + bool(task.labels) + len(task.arrays)
+    foreign = {o.flag for kind in tasks().values() if kind.task is not None for o in kind.task.options}
+    assert not set(flags) & (foreign - {o.flag for o in task.options})
+    words = " ".join(shown.split())
+    assert task.promise in words and f"Example: torchgmc calibrate {name} {task.example}" in words
+    for title in ("Options:", "Arrays:", "Groups:", "Fit:", "Audit:", "Output:"):
+        assert f"\n{title}\n" in shown
+
+
+def test_the_tasks_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (["calibrate"], ["calibrate", "--help"]):
+        assert main(words) == 0
+        shown = " ".join(capsys.readouterr().out.split())
+        assert all(f" {name} {kind.task.promise}" in shown for name, kind in tasks().items() if kind.task is not None)
+
+
+@pytest.mark.parametrize("place", ["after", "before", "with ="])
+def test_the_form_of_version_0_1_is_understood(place: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arrays = images(N, 0)
+    data, out = str(write(tmp_path / "my d.npz", arrays)), str(tmp_path / "h.safetensors")
+    rest = ["--target", "0.1", "--alpha", "0.02", "--groups", "sex,site", "--out", out]
+    words = {
+        "after": [data, "--task", "fnr", *rest],
+        "before": ["--task", "fnr", *rest, data],
+        "with =": [data, *rest, "--task=fnr"],
+    }[place]
+    assert main(["calibrate", *words]) == 0
+    said = capsys.readouterr().err
+    assert said.startswith("torchgmc: warning: --task will go; write: torchgmc calibrate fnr ") and said.count("\n") == 1
+    line = shlex.split(said.strip())
+    again = line[line.index("write:") + 2 :]
+    old = gmc.load(out)
+    assert main(again) == 0 and capsys.readouterr().err == ""  # what it says to write is the same
+    torch.testing.assert_close(gmc.load(out).state_dict(), old.state_dict(), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["d.npz", "--alpha", "0.1"], "calibrate needs a task: fnr, probability, quantile, text, tree; for example"),
+        (["d.npz", "--task", "fns"], "`--task` must be one of 'fnr', 'probability', 'quantile', 'text', 'tree', got 'fns'"),
+        (["d.npz", "--task"], "`--task` must be one of"),
+        (["fns", "d.npz"], "calibrate needs a task"),
+    ],
+)
+def test_a_task_is_needed(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["calibrate", *words]) == 2
+    said = capsys.readouterr().err
+    assert message in said and said.count("\n") == 1
+
+
+OWN = """
+from gmctest.own_head import MeanHead
+from torchgmc.heads.task import Task
+
+
+class TaskedHead(MeanHead):
+    task = Task(
+        name="mean",
+        promise="Means that are right for every group.",
+        example="means.csv --alpha 0.01 --groups site --out head.safetensors",
+        scores=("predicted",),
+        labels=("value",),
+        label_kind="mask",
+        output="means",
+        written="a mean for each row",
+    )
+"""
+
+
+def test_a_new_task_is_one_file(tmp_path: Path) -> None:
+    """A user's head with a task: every command knows it, and nothing else had to be changed."""
+    (tmp_path / "own.py").write_text(OWN)
+    rng = np.random.default_rng(0)
+    site = rng.integers(0, 3, N)
+    predicted = rng.random(N)
+    write(tmp_path / "d.csv", {"predicted": predicted, "value": predicted + site - 1.0, "site": site})
+    env = subprocess_env()
+    env["PYTHONPATH"] = os.pathsep.join([str(tmp_path), env["PYTHONPATH"]])
+    lines = [
+        "calibrate --help",
+        "calibrate mean --help",
+        "calibrate mean d.csv --alpha 0.01 --groups site --out h.safetensors",
+        "audit h.safetensors d.csv --json --require holds",
+        "apply h.safetensors d.csv --out o.csv",
+        "export h.safetensors --out h.pt",
+    ]
+    code = "import sys, own; from torchgmc.cli import main\nfor line in sys.argv[1:]: print(main(line.split()), end='<end>')"
+    line = [sys.executable, "-c", code, *lines]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=300, cwd=tmp_path, env=env)
+    listed, helped, _, audited, applied, exported = done.stdout.removesuffix("0<end>").split("0<end>")
+    assert done.returncode == 0 and done.stderr == ""
+    assert "mean         Means that are right for every group." in listed and "--target" not in helped
+    assert json.loads(audited)["max_violation"] < 0.01
+    assert applied == f"means ({N},): o.csv\n" and exported == "torchscript: h.pt\n"
+    np.testing.assert_allclose(read_array(tmp_path / "o.csv", "means"), predicted + site - 1.0, atol=1e-9)
+
+
+@pytest.mark.parametrize("words", [["audit", "d.npz"], ["apply", "d.npz", "--out", "o.npz"], ["export", "--out", "o.pt"]])
+def test_a_head_without_a_task(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from gmctest.own_head import MeanHead
+
+    monkeypatch.chdir(tmp_path)
+    gmc.save(MeanHead(0.1).fit(torch.rand(9), torch.rand(9)), "h.safetensors")
+    write(tmp_path / "d.npz", {"scores": np.zeros(9)})
+    assert main([words[0], "h.safetensors", *words[1:]]) == 2
+    assert capsys.readouterr().err == "torchgmc: a MeanHead has no command-line task; use it from Python.\n"

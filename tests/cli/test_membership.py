@@ -1,5 +1,6 @@
 """Groups on the command line: columns, cuts, intersections, matrices, values missing or never seen."""
 
+import datetime
 import json
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.numpy import load_file
 
 import torchgmc as gmc
+from gmctest import GOLDEN
 from gmctest.cli_files import CASES, FNR, FORMATS, N, calibrated, groups, images, read_array, tensors, write
 from gmctest.frames import QUANTILE, houses, write_frame
 from torchgmc.cli import main
@@ -179,3 +182,57 @@ def test_groups_learned_in_blocks_are_those_of_the_whole(
 
 def _through_json(content: Any) -> Any:
     return json.loads(json.dumps(content))
+
+
+@pytest.mark.parametrize("name", ["columns", "matrix"])
+@pytest.mark.parametrize("suffix", ["npz", "csv"])
+def test_files_of_version_0_1_are_understood(name: str, suffix: str, tmp_path: Path) -> None:
+    """Heads that `calibrate` wrote when groups were kept in the notes; what `apply` gave then it gives now."""
+    rng = np.random.default_rng(1)
+    new = {"scores": rng.random(50), "sex": np.array(["f", "m"])[rng.integers(0, 2, 50)], "site": rng.integers(1, 12, 50)}
+    new |= {"smoker": rng.random(50) < 0.5, "age": rng.integers(20, 80, 50).astype(float), "who": rng.random((50, 2)) < 0.5}
+    data, out = write(tmp_path / f"n.{suffix}", new), tmp_path / "o.npz"
+    assert main(["apply", str(GOLDEN / f"calibrate-{name}-0.1.head"), str(data), "--out", str(out)]) == 0
+    expected = load_file(GOLDEN / "calibrate-0.1.expected.safetensors")[name]
+    np.testing.assert_allclose(np.load(out)["thresholds"], expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
+def test_groups_saved_from_python_are_understood(suffix: str, tmp_path: Path) -> None:
+    arrays = CASES["quantile"].data(N, 0)
+    made = groups(arrays, 2)
+    head = gmc.QuantileHead(0.8, 0.02, made).fit(torch.from_numpy(arrays["scores"]), made)
+    file = gmc.save(head, tmp_path / "h.safetensors", groups=made)
+    data = write(tmp_path / f"d.{suffix}", arrays)
+    assert main(["apply", str(file), str(data), "--out", str(tmp_path / "o.npz")]) == 0
+    assert torch.from_numpy(read_array(tmp_path / "o.npz", "thresholds")).equal(head(made.membership))
+
+
+def test_groups_of_a_file_are_understood_in_python(tmp_path: Path) -> None:
+    pandas = pytest.importorskip("pandas")
+    data, out = write_frame(houses(), tmp_path / "d.csv"), str(tmp_path / "h.safetensors")
+    assert main(["calibrate", *QUANTILE, data, *CUT, "--missing", "level", "--out", out]) == 0
+    frame = pandas.read_csv(data)
+    made = gmc.Groups.from_columns(houses()[["city", "garden", "age"]], bins={"age": [30, 50]}, missing="level")
+    assert gmc.load(out).transform(frame).equal(made.membership)
+    assert gmc.load(out).transform(frame.astype(str).replace("nan", None)).equal(made.membership)  # however it is written
+
+
+@pytest.mark.parametrize("labels", [["--5", "5"], ["007", "12"], ["-", "+1"], ["1_0", "10"]])
+def test_text_that_is_not_quite_a_number(labels: list[str], tmp_path: Path) -> None:
+    lines = [f"{k / 60},{labels[k % 2]}" for k in range(60)]
+    (tmp_path / "d.csv").write_text("\n".join(["scores,code", *lines]))
+    words = ["quantile", "--target", "0.8", "--alpha", "0.1", "--groups", "code", str(tmp_path / "d.csv")]
+    assert main(["calibrate", *words, "--out", str(tmp_path / "h.safetensors")]) == 0
+    head = gmc.load(tmp_path / "h.safetensors")
+    assert head.groups == sorted(f"code={label}" for label in labels)
+    assert main(["apply", str(tmp_path / "h.safetensors"), str(tmp_path / "d.csv"), "--out", str(tmp_path / "o.csv")]) == 0
+
+
+def test_a_label_that_no_file_can_hold_is_refused_before_the_fit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame({"residual": np.linspace(0, 1, 20), "day": [datetime.date(2020, 1, 1 + k % 2) for k in range(20)]})
+    frame.to_parquet(tmp_path / "d.parquet")
+    words = [*QUANTILE, str(tmp_path / "d.parquet"), "--groups", "day", "--out", str(tmp_path / "h.safetensors")]
+    assert main(["calibrate", *words]) == 2
+    assert "column `day` has the label datetime.date(2020, 1, 1), a date, which JSON cannot hold" in capsys.readouterr().err

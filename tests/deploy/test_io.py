@@ -142,3 +142,38 @@ def test_loads_in_another_process(head, tmp_path):
     code = "import sys, torchgmc; print(torchgmc.load(sys.argv[1]).offsets.tolist())"
     run = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=True)
     assert json.loads(run.stdout) == head.offsets.tolist()
+
+
+def test_groups_travel_with_the_head(head, tmp_path):
+    columns = {"sex": ["f", "m"] * 30, "site": [3, 7, 12] * 20}
+    groups = gmc.Groups.from_columns(columns, intersections=2)
+    named = gmc.ThresholdHead(0.1, 0.05, groups).fit(SCORES, MASKS, groups)
+    path = gmc.save(named, tmp_path / "head", groups=groups)
+    loaded = gmc.load(path)
+    assert loaded.transform(columns).equal(groups.membership)
+    assert loaded.transform({"site": [7, 7], "sex": ["f", "x"]}, unknown="none").sum(1).tolist() == [3, 1]
+    assert gmc.load(gmc.save(loaded, tmp_path / "again")).transform(columns).equal(groups.membership)  # kept
+    with pytest.raises(ValueError, match="column `sex` has 'x' in row 0"):
+        loaded.transform({"site": [7], "sex": ["x"]})
+    with pytest.raises(ValueError, match=r"saved without them. Save it with `gmc.save\(head, path, groups=groups\)`"):
+        gmc.load(gmc.save(named, path)).transform(columns)
+    with pytest.raises(ValueError, match="`groups` must be those of the head, a, ü & b, got sex=f, sex=m, site=3"):
+        gmc.save(head, path, groups=groups)
+    with pytest.raises(TypeError, match="`groups` must be Groups, made by `Groups.from_columns`, got list"):
+        gmc.save(named, path, groups=["sex=f"])
+
+
+def test_a_file_says_nothing_about_rows(tmp_path):
+    states = []
+    for times in (1, 2):
+        groups = gmc.Groups.from_columns({"sex": ["f", "m"] * 30 * times})
+        head = gmc.ThresholdHead(0.1, 0.05, groups)
+        states.append(io._read(gmc.save(head, tmp_path / "head", groups=groups))[0])
+    assert states[0] == states[1] and states[0]["groups"]["columns"][0]["labels"] == [["f", 0], ["m", 1]]
+
+
+def test_saved_through_a_link(head, tmp_path):
+    (tmp_path / "models").mkdir()
+    (tmp_path / "current").symlink_to(tmp_path / "models" / "v1")
+    gmc.save(head, tmp_path / "current")
+    assert (tmp_path / "current").is_symlink() and gmc.load(tmp_path / "models" / "v1").offsets.equal(head.offsets)

@@ -126,7 +126,7 @@ def test_lightning(tmp_path):
     assert callback.head.report.converged and "calibration/worst" in trainer.callback_metrics
 
 
-def test_the_command_line_says_that_it_cannot(tmp_path):
+def test_the_command_line_says_that_it_cannot(tmp_path, capsys):
     pytest.importorskip("typer")
     from torchgmc.cli import main
 
@@ -135,6 +135,7 @@ def test_the_command_line_says_that_it_cannot(tmp_path):
 
     np.savez(tmp_path / "d.npz", scores=data()[0].numpy())
     assert main(["apply", str(path), str(tmp_path / "d.npz"), "--out", str(tmp_path / "o.npz")]) == 2
+    assert "a MeanHead has no command-line task; use it from Python" in capsys.readouterr().err
 
 
 def test_it_is_short():

@@ -1,10 +1,13 @@
 """Every door to a fit, every solver, every head: the same state."""
 
+import json
+
 import pytest
 import torch
 from torch import nn
 
 import torchgmc as gmc
+from gmctest import cli_files
 from gmctest.heads_zoo import ZOO, Entry
 
 SOLVERS = {
@@ -95,6 +98,32 @@ def test_lightning(entry: Entry, options, tmp_path):
     trainer.fit(Identity.module(), loader, loader)
     same(callback.head, entry.make().fit(*data, **options))
     assert trainer.callback_metrics["calibration/worst"].isfinite()
+
+
+@pytest.mark.parametrize("options", SOLVERS.values(), ids=SOLVERS)
+@pytest.mark.parametrize("name", cli_files.CASES)
+def test_command_line(name, options, tmp_path, capsys):
+    pytest.importorskip("typer")
+    case, n = cli_files.CASES[name], cli_files.N
+    arrays = case.data(n, 0)
+    groups = cli_files.groups(arrays)
+    cli_files.side_files(tmp_path)
+    words = [word for key, value in options.items() for word in (f"--{key.replace('_', '-')}", str(value))]
+    line = [*cli_files.command(name, tmp_path, case.words), *words, "--groups", "sex,site", "--chunk", "61", "--json"]
+    code, found = cli_files.calibrated(tmp_path, arrays, *line)
+    want = case.make(list(groups.names)).fit(*cli_files.tensors(arrays, case.observe), groups.membership, **options)
+    assert code == 0 and json.loads(capsys.readouterr().out)["fit"]["iterations"] == want.report.iterations
+    found.report = want.report  # a file holds the state
+    same(found, want)
+    assert found.config() == want.config()
+    assert found.transform({key: arrays[key] for key in ("sex", "site")}).equal(groups.membership)
+
+
+def test_every_task_has_a_case():
+    from torchgmc.deploy.io import known_heads
+
+    kinds = [kind for kind in known_heads().values() if kind.__module__.startswith("torchgmc.")]
+    assert {kind.task.name for kind in kinds if kind.task is not None} == set(cli_files.CASES)
 
 
 @pytest.mark.parametrize("geometry", ["kl", "euclidean"])

@@ -32,9 +32,9 @@ def is_module(name: str) -> bool:
     return path.is_dir() or path.with_suffix(".py").is_file()
 
 
-def test_import_brings_the_core_alone():
+def test_import_brings_nothing_and_the_first_use_the_core():
     assert loaded("import torchgmc") == {"torchgmc"}
-    modules = loaded("import torchgmc; torchgmc.ThresholdHead")
+    modules = loaded("import torchgmc; torchgmc.ThresholdHead, torchgmc.Groups, torchgmc.attach, torchgmc.audit, torchgmc.save")
     assert all(map(is_module, LATER))
     assert {"torchgmc.heads.threshold.head", "torchgmc.engine.solver", "torchgmc.engine.search"} <= modules
     late = {f"torchgmc.{name}" for name in LATER}
@@ -55,8 +55,15 @@ def test_every_public_name_is_there_when_asked_for():
 
 
 def test_late_names_are_public():
+    assert set(torchgmc._LATER) | set(torchgmc._MODULES) >= set(torchgmc.__all__) - {"__version__"}
     assert set(torchgmc._LATER) <= set(torchgmc.__all__) <= set(dir(torchgmc))
-    assert all(map(is_module, torchgmc._LATER.values()))
+    assert all(map(is_module, {*torchgmc._LATER.values(), *torchgmc._MODULES}))
+
+
+def test_the_command_line_begins_without_torch():
+    """So that it can be interrupted at once, see tests/cli/test_app.py."""
+    code = "import sys, torchgmc.cli; assert not {'torch', 'numpy', 'typer'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
 
 
 def test_lazy():

@@ -30,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Args:
         arguments: words after the program's name; those of the process if omitted.
     """
-    try:  # nothing has been imported yet: torch alone takes a second or more, in which a user may change their mind
+    try:  # nothing has been imported yet: torch takes a second or more, in which a user may change their mind
         for package in ("typer", "rich"):
             require(package, extra="cli")
         from torchgmc.cli.app import run
@@ -38,6 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"torchgmc: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
+        exec("")  # interrupted inside an `exec`, as of a dataclass, `python -m` would end by the signal; this resets that
         print("torchgmc: interrupted", file=sys.stderr)
         return 130
     return run(arguments)

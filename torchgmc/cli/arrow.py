@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -15,8 +16,8 @@ from torchgmc.engine.extras import require
 
 __all__ = ["CsvTable", "ParquetTable"]
 
-#: Bytes of a csv file that are read at once; a line must fit in.
-CSV_BLOCK = 1 << 25
+#: Bytes of a csv file that are parsed at once; pyarrow reads up to 32 times as many ahead.
+CSV_BLOCK = 1 << 20
 
 
 class ArrowTable:
@@ -45,13 +46,14 @@ class ArrowTable:
     def blocks(self, numbers: Sequence[str], labels: Sequence[str] = (), rows: int | None = None) -> Iterator[Block]:
         """The rows in order; a missing label is None, a missing number an error."""
         places = {name: columns_of(name, self.header) for name in (*numbers, *labels)}
-        columns = [self.header[j] for j in dict.fromkeys(j for found in places.values() for j in found)]
+        used = {j: k for k, j in enumerate(dict.fromkeys(j for found in places.values() for j in found))}
+        columns = [self.header[j] for j in used]
         start, size = 0, block_rows(self._row_bytes(), rows)
         with reading(self.path):
             for part in _in_parts(self._batches(columns, size), size):
                 arrays: dict[str, Array] = {}
                 for name, found in places.items():
-                    parts = [part.column(self.header[j]).combine_chunks() for j in found]
+                    parts = [part.column(used[j]).combine_chunks() for j in found]
                     values = [_values(name, c, start) if name in numbers else _labels(c) for c in parts]
                     arrays[name] = values[0] if name in self.header else np.stack(values, 1)
                 yield Block(start, start + part.num_rows, arrays)
@@ -139,8 +141,10 @@ class CsvTable(ArrowTable):
             lines = csv.reader(file, strict=True)
             self.header = [name.strip() for name in next(lines, [])]
             self._skip = lines.line_num
-            self._empty = not file.read(1)
-        twice = sorted({name for name in self.header if self.header.count(name) > 1})
+            line = file.readline()
+        self._empty = not line
+        self._block = max(CSV_BLOCK, 4 * len(line.encode()))  # a line must fit in
+        twice = sorted(name for name, times in Counter(self.header).items() if times > 1)
         if not any(self.header):
             raise ValueError(f"{str(path)!r} is empty; its first line must name the columns.")
         if twice:
@@ -161,7 +165,7 @@ class CsvTable(ArrowTable):
             )
             return "error"
 
-        lines = reader.ReadOptions(use_threads=False, block_size=CSV_BLOCK, column_names=self.header, skip_rows=self._skip)
+        lines = reader.ReadOptions(use_threads=False, block_size=self._block, column_names=self.header, skip_rows=self._skip)
         cells = reader.ConvertOptions(
             column_types=dict.fromkeys(columns, arrow.string()),
             include_columns=columns,
@@ -173,6 +177,8 @@ class CsvTable(ArrowTable):
             with closing(reader.open_csv(self.path, lines, how, cells)) as batches:
                 yield from batches
         except arrow.ArrowInvalid as error:
+            if "straddling" in str(error):
+                wrong.append(f"has a line longer than {self._block} bytes; write .parquet or .npz")
             if not wrong:
                 raise
             raise ValueError(f"{str(self.path)!r} {wrong[0]}.") from error

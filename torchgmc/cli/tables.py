@@ -22,6 +22,7 @@ import zipfile
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import count, takewhile
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -149,12 +150,11 @@ def _check_rows(path: Path, name: str, shape: tuple[int, ...]) -> None:
 
 def columns_of(name: str, header: Sequence[str]) -> list[int]:
     """Places of the columns that make an array: ``name``, or ``name[0]``, ``name[1]``, ... (also ``name.0``, ``name_0``)."""
-    if name in header:
-        return [list(header).index(name)]
+    known = {column: place for place, column in enumerate(header)}
+    if name in known:
+        return [known[name]]
     for form in ("{}[{}]", "{}.{}", "{}_{}"):
-        places: list[int] = []
-        while form.format(name, len(places)) in header:
-            places.append(list(header).index(form.format(name, len(places))))
+        places = [known[column] for column in takewhile(known.__contains__, (form.format(name, k) for k in count()))]
         if places:
             return places
     raise KeyError(name)

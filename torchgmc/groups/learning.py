@@ -44,7 +44,7 @@ def few_rows(
     if not seen:
         raise ValueError("`blocks` must have at least one row.")
     # A group is a sum of combinations: min_size rows of each tell as much as all of them.
-    times = np.minimum(np.fromiter(seen.values(), dtype=np.int64, count=len(seen)), max(1, int(min_size)))
+    times = np.minimum(np.fromiter(seen.values(), dtype=np.int64, count=len(seen)), min(max(1, int(min_size)), 2**62))
     data = {}
     for j, name in enumerate(names):
         labels = [row[j] for row in seen]

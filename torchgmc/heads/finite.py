@@ -23,6 +23,7 @@ from torch import Tensor
 from torchgmc.engine.offsets import Folded, weighted_quantile
 from torchgmc.engine.pinball import Pinball, solve, solve_with_one_more
 from torchgmc.engine.solver import Report
+from torchgmc.groups.cells import pattern_ids
 
 __all__ = ["all_patterns", "check_patterns", "look_up", "needed", "phantom_thresholds", "wanted_patterns"]
 
@@ -59,7 +60,7 @@ def wanted_patterns(names: list[str], seen: Tensor, asked: Any) -> Tensor:
     for i, pattern in enumerate(asked or ()):
         for name in pattern:
             rows[i, place[name]] = True
-    return torch.unique(torch.cat([seen, rows]), dim=0)
+    return pattern_ids(torch.cat([seen, rows]))[1]
 
 
 def phantom_thresholds(data: Folded, target: float, patterns: Tensor, covers: bool, safe: bool = False) -> Tensor:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-__all__ = ["CONDITIONAL", "Kind", "Option", "Reader", "Task"]
+__all__ = ["CONDITIONAL", "NOISE_FLOOR", "Kind", "Option", "Reader", "Task"]
 
 
 class Kind(NamedTuple):
@@ -127,8 +127,9 @@ class Option:
         return self.value if isinstance(word, bool) else self.kind.read(self.flag, word)
 
 
-#: An option that every head of this package has.
+# Options that every head of this package has.
 CONDITIONAL = Option("conditional", SWITCH, "Alpha bounds each group's own deviation, not weighted by its share.")
+NOISE_FLOOR = Option("noise_floor", SWITCH, "Go to alpha on the sample, noise included.", named="--no-noise-floor", value=False)
 
 
 class Reader(Protocol):

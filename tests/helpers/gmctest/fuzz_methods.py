@@ -31,6 +31,25 @@ def check_transform(data: Arguments, groups: gmc.Groups) -> None:
         assert member.tolist() == [age < 30 for age in data["age"]]
 
 
+def check_learned(data: Arguments, groups: gmc.Groups) -> None:
+    assert groups.num_rows == 0 and len(groups) > 0
+    if data["sex"] == SEX and data["age"] == AGE and data["edges"] == [30, 50] and data["intersections"] == 2:
+        assert data["min_size"] > 1 or groups.names == GROUPS.names
+
+
+def check_restored(data: Arguments, groups: gmc.Groups) -> None:
+    assert groups.names == GROUPS.names and groups.transform({"sex": SEX, "age": AGE}).membership.tolist() == ROWS
+
+
+def grouped() -> gmc.Head:
+    head = gmc.QuantileHead(0.8, 0.1, GROUPS)
+    head.named_groups = GROUPS
+    return head
+
+
+GROUPED = grouped()
+
+
 def check_rows(data: Arguments, groups: gmc.Groups) -> None:
     rows = data["rows"]
     picked = range(5)[rows] if isinstance(rows, slice) else np.arange(5)[np.asarray(torch.as_tensor(rows))]
@@ -248,6 +267,19 @@ ENTRIES = [
         lambda n, s: {"sex": SEX, "age": AGE, "unknown": "none" if s % 2 else "error"},
         lambda sex, age, unknown: GROUPS.transform({"sex": sex, "age": age}, unknown),
         check_transform,
+    ),
+    Entry(
+        "Groups.learn",
+        lambda n, s: {"sex": SEX, "age": AGE, "intersections": 2, "edges": [30, 50], "min_size": 1, "spelled": s % 2 == 0},
+        lambda sex, age, edges, **more: gmc.Groups.learn([{"sex": sex, "age": age}] * 2, bins={"age": edges}, **more),
+        check_learned,
+    ),
+    Entry("Groups.from_dict", lambda n, s: GROUPS.to_dict(), lambda **d: gmc.Groups.from_dict(d), check_restored),
+    Entry(
+        "Head.transform",
+        lambda n, s: {"sex": SEX, "age": AGE, "unknown": "error"},
+        lambda unknown, **columns: GROUPED.transform(columns, unknown),
+        lambda data, member: check_transform(data, GROUPS.transform({"sex": data["sex"], "age": data["age"]}, "none")),
     ),
     Entry("Groups.to", lambda n, s: {"device": "cpu"}, GROUPS.to, lambda d, g: None),
     Entry(

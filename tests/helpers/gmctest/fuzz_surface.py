@@ -102,7 +102,7 @@ def _from_a_test(frame: FrameType | None) -> bool:
     while frame is not None:
         file = frame.f_code.co_filename
         passing = frame.f_code.co_name in WRAPPERS or file.startswith(
-            (str(ROOT / "cli" / "__init__"), str(ROOT / "cli" / "app"))
+            tuple(str(ROOT / "cli" / name) for name in ("__init__", "app", "options"))
         )
         if file.startswith(str(ROOT)) and not passing:
             return False

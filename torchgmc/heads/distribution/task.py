@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from torchgmc.heads.task import CONDITIONAL, JSON, NUMBER, TEXT, Option, Reader, Task, choice
+from torchgmc.heads.task import CONDITIONAL, JSON, NOISE_FLOOR, NUMBER, TEXT, Option, Reader, Task, choice
 
 
 def _with_ids(given: dict[str, Any], reader: Reader) -> dict[str, Any]:
@@ -31,6 +31,7 @@ TASK = Task(
         Option("tokenizer", TEXT, "Folder of the tokenizer that turns words into token ids."),
         Option("geometry", choice("kl", "euclidean"), "How far is measured; kl by default."),
         CONDITIONAL,
+        NOISE_FLOOR,
         Option("temperature", NUMBER, "Divides the logits first."),
     ),
     groups_required=True,

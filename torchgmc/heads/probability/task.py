@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from torchgmc.heads.task import CONDITIONAL, PAIR, SWITCH, Option, Reader, Task, choice, whole
+from torchgmc.heads.task import CONDITIONAL, NOISE_FLOOR, PAIR, Option, Reader, Task, choice, whole
 
 
 def _with_classes(given: dict[str, Any], reader: Reader) -> dict[str, Any]:
@@ -24,7 +24,7 @@ TASK = Task(
         Option("geometry", choice("kl", "euclidean"), "Steps in logits (kl, the default) or in probabilities."),
         CONDITIONAL,
         Option("range", PAIR, "Range of a bounded outcome; scores are then its means."),
-        Option("noise_floor", SWITCH, "Go on below the noise of each level set.", named="--no-noise-floor", value=False),
+        NOISE_FLOOR,
     ),
     complete=_with_classes,
 )

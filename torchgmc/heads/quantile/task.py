@@ -1,6 +1,6 @@
 """``torchgmc calibrate quantile``."""
 
-from torchgmc.heads.task import CONDITIONAL, NUMBER, PAIR, Option, Task, whole
+from torchgmc.heads.task import CONDITIONAL, NOISE_FLOOR, NUMBER, PAIR, Option, Task, whole
 
 TASK = Task(
     name="quantile",
@@ -13,6 +13,7 @@ TASK = Task(
         Option("target", NUMBER, "Coverage to hold.", required=True),
         Option("bins", whole(0, none=0), "Level sets of the threshold; 0, the default: none."),
         CONDITIONAL,
+        NOISE_FLOOR,
         Option("init", NUMBER, "Threshold to start from; by default a quantile of all scores."),
         Option("range", PAIR, "Where the level sets are spread; by default over the scores."),
     ),

@@ -1,6 +1,6 @@
 """``torchgmc calibrate fnr``."""
 
-from torchgmc.heads.task import CONDITIONAL, NUMBER, NUMBERS, PAIR, SWITCH, Option, Task, choice, number_or, whole
+from torchgmc.heads.task import CONDITIONAL, NOISE_FLOOR, NUMBER, NUMBERS, PAIR, SWITCH, Option, Task, choice, number_or, whole
 
 TASK = Task(
     name="fnr",
@@ -15,6 +15,7 @@ TASK = Task(
         Option("target", NUMBERS, "Rate to hold; with --classes also one per class.", required=True),
         Option("risk", choice("fnr", "fpr"), "Rate of misses (the default) or of false alarms."),
         CONDITIONAL,
+        NOISE_FLOOR,
         Option("num_classes", whole(1), "Scores are (n, CLASSES, ...), one threshold per class.", named="--classes"),
         Option("logits", SWITCH, "Scores are logits."),
         Option("range", PAIR, "Thresholds to search; scores may then be any numbers."),

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from torchgmc.heads.task import CONDITIONAL, JSON, NUMBER, Option, Reader, Task, choice
+from torchgmc.heads.task import CONDITIONAL, JSON, NOISE_FLOOR, NUMBER, Option, Reader, Task, choice
 
 if TYPE_CHECKING:
     from torchgmc.heads.tree.head import TreeHead
@@ -45,6 +45,7 @@ TASK = Task(
         Option("tree", JSON, "JSON of nested names, paths or parents; else arrays `parents` and `names` of the data."),
         Option("sets", choice("nodes"), "Every node by itself, not the branches below the root."),
         CONDITIONAL,
+        NOISE_FLOOR,
         Option("init", NUMBER, "Threshold to start from."),
         Option("jitter", NUMBER, "Half-width of noise that breaks ties between scores."),
     ),
