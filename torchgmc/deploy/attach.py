@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from torchgmc.deploy.adapters import Adapter, adapt, beside, named
 from torchgmc.engine import checks, soft
+from torchgmc.groups.columns import is_frame
 from torchgmc.groups.groups import Groups
 from torchgmc.heads.base import Head
 
@@ -162,7 +163,10 @@ class CalibratedModel(nn.Module):
             return inputs, kwargs, None
         if groups is None:
             raise ValueError(self._missing(inputs, kwargs))
-        member = groups.membership if isinstance(groups, Groups) else groups
+        member = groups
+        if isinstance(groups, Groups) or is_frame(groups):
+            member = self.head.members_of(groups)
+        member = checks.tensor_of(member)
         if not isinstance(member, Tensor):
             raise TypeError(f"`groups` must be a membership tensor of shape (n, {self.head.num_groups}), got {_shape(member)}.")
         if self.group_source is not None and self.takes_groups and member.is_floating_point():

@@ -102,8 +102,18 @@ def names(groups: Any) -> list[str]:
     return found
 
 
+def tensor_of(value: Any) -> Any:
+    """An array, or a column of pandas or polars, as a tensor; anything else as it is."""
+    if isinstance(value, np.ndarray) or (hasattr(value, "to_numpy") and not hasattr(value, "columns")):
+        array = np.asarray(value if isinstance(value, np.ndarray) else value.to_numpy())
+        if array.dtype.kind in "biuf" and array.dtype != np.longdouble:
+            return torch.from_numpy(array.astype(array.dtype.newbyteorder("="), copy=True))
+    return value
+
+
 def ordinary(name: str, value: Any) -> Tensor:
-    """A tensor that is dense and has values."""
+    """A tensor that is dense and has values; arrays and columns of frames are converted."""
+    value = tensor_of(value)
     if not isinstance(value, Tensor):
         raise TypeError(f"`{name}` must be a tensor, got {type(value).__name__}; use torch.as_tensor.")
     if value.layout != torch.strided:

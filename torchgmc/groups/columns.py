@@ -386,3 +386,9 @@ def _raise_missing(name: str, absent: npt.NDArray[np.bool_]) -> None:
         f"has {int(absent.sum())} missing values, the first in row {int(absent.argmax())}",
         f"; fill them in, or pass `missing='level'` to make them the group `{name}=missing`.",
     )
+
+
+def is_frame(value: Any) -> bool:
+    """Columns by name: a mapping, or a frame of pandas or polars."""
+    listed = hasattr(value, "columns") and hasattr(value, "__getitem__") and not hasattr(value, "membership")
+    return isinstance(value, Mapping) or listed

@@ -16,9 +16,10 @@ from torchgmc.audits.tabular import Table
 from torchgmc.engine import checks
 from torchgmc.engine.clusters import check as check_clusters
 from torchgmc.engine.float64 import Float64Module
-from torchgmc.engine.scripting import is_scripting
+from torchgmc.engine.scripting import is_scripting, is_tracing
 from torchgmc.engine.solver import SOLVERS, Report
 from torchgmc.engine.values import Names, Values
+from torchgmc.groups.columns import is_frame
 from torchgmc.groups.groups import Groups, check_groups
 from torchgmc.heads.task import Task
 
@@ -120,7 +121,8 @@ class Head(Float64Module):
         self._parts: tuple[Any, ...] = ()  # statistics, see `keep`
         self.observed: overlap.Sketch | None = None  # keys of the examples observed by this process
         self.calibrated_on: overlap.Sketch | None = None  # keys of the calibration data; in no file unless asked for
-        self.named_groups: Groups | None = None  # how its groups follow from columns, if its file says so
+        #: How its groups follow from columns, if it was made with Groups or its file says so; without rows.
+        self.named_groups: Groups | None = Groups.from_dict(groups.to_dict()) if isinstance(groups, Groups) else None
 
     @property
     def member_argument(self) -> str:
@@ -403,7 +405,9 @@ class Head(Float64Module):
                 f"({checks.listing(self.groups, 4)}); give a membership of shape "
                 f"(n, {self.num_groups})."
             )
-        member = check_groups(groups, n, self.groups)
+        member = check_groups(self.transform(groups) if is_frame(groups) else groups, n, self.groups)
+        if is_frame(groups):
+            member = member.to(device)
         if member.device != device:
             raise ValueError(f"`groups` is on {member.device} but `scores` is on {device}; move them to one device.")
         return member
@@ -431,34 +435,74 @@ class Head(Float64Module):
                 raise ValueError("`groups` is missing: this head needs a membership of shape (n, num_groups).")
             return torch.ones([n, 1], dtype=torch.float64, device=like.device)
         if not is_scripting():
-            self._check_table(groups)
+            self.check_member(groups)
         if groups.dim() != 2 or groups.shape[1] != self.num_groups:
             raise ValueError(f"`groups` must have shape (n, {self.num_groups}), got {groups.shape}")
         return groups.to(torch.float64)
 
-    def _check_table(self, groups: Any) -> None:
-        if not isinstance(groups, Tensor):
-            raise TypeError(f"`groups` must be a tensor of memberships, got {type(groups).__name__}; use torch.as_tensor.")
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """``forward``. Groups, frames of group columns and arrays become tensors first."""
+        if not torch.compiler.is_compiling() and not is_tracing():
+            args = tuple(self._as_tensor(value) for value in args)
+            kwargs = {name: self._as_tensor(value) for name, value in kwargs.items()}
+        return super().__call__(*args, **kwargs)
 
-    def _check_inputs(self, name: str, value: Any, groups: Any = None, other: str = "groups") -> None:
-        """Types, rows and devices of an eager call of ``forward``; compiled and exported ones are left as they are."""
+    def _as_tensor(self, value: Any) -> Any:
+        if isinstance(value, Tensor | str | int | float | None):
+            return value
+        if isinstance(value, Groups) or is_frame(value):
+            return self.members_of(value).to(self.fitted.device)
+        return checks.tensor_of(value)
+
+    def members_of(self, groups: Any) -> Tensor:
+        """Membership ``(n, a)``, bool, from Groups of the same names, or from columns by the Groups this head was made with."""
+        if isinstance(groups, Groups):
+            return check_groups(groups, groups.num_rows, self.groups)
+        return self.transform(groups)
+
+    def check_input(self, name: str, value: Any, rows: Any = None) -> None:
+        """Type, device and rows of a floating input of an eager call; NaN, which would become an answer, is an error.
+
+        Args:
+            name, value: the input.
+            rows: another input, which must have as many rows.
+        """
         if torch.compiler.is_compiling():
             return
-        if not isinstance(value, Tensor) or not isinstance(groups, Tensor | None):
-            wrong, kind = (name, type(value)) if not isinstance(value, Tensor) else (other, type(groups))
-            remedy = "give its `.membership`" if kind is Groups else "use torch.as_tensor"
-            raise TypeError(f"`{wrong}` must be a tensor, got {kind.__name__}; {remedy}.")
-        if groups is not value and not value.is_floating_point():
+        if not isinstance(value, Tensor):
+            raise TypeError(f"`{name}` must be a tensor, got {type(value).__name__}; use torch.as_tensor.")
+        if not value.is_floating_point():
             raise TypeError(f"`{name}` must be floating point, got {value.dtype}; convert it with `.float()`.")
-        for label, given in ((name, value), (other, value if groups is None else groups)):
-            if given.layout != torch.strided or given.is_complex():
-                raise TypeError(f"`{label}` must be a dense tensor of real numbers, got {given.dtype}, {given.layout}.")
-            if given.dim() == 0 or len(given) != len(value):
-                raise ValueError(f"`{label}` must have one row per example, as all inputs, got shape {tuple(given.shape)}.")
-            if given.device != self.fitted.device:
-                raise ValueError(f"`{label}` is on {given.device} but the head is on {self.fitted.device}; use `.to(...)`.")
-        if other == "groups" and groups is not None and groups.is_floating_point() and bool(groups.isnan().any()):
-            raise ValueError("`groups` has NaN; a membership is 0 or 1.")
+        self._check_place(name, value)
+        if isinstance(rows, Tensor) and (rows.dim() == 0 or len(rows) != len(value)):
+            raise ValueError(f"`groups` must have one row per example, as all inputs, got shape {tuple(rows.shape)}.")
+        if value.device.type != "meta" and bool(value.detach().isnan().any()):
+            place = value.isnan().nonzero()[0].tolist()
+            raise ValueError(f"`{name}` must not be NaN, but {name}{place} is; look for overflow in the model.")
+
+    def check_member(self, groups: Any) -> None:
+        """Type, device and values of a membership in an eager call: 0 or 1."""
+        if torch.compiler.is_compiling():
+            return
+        if not isinstance(groups, Tensor):
+            raise TypeError(f"`groups` must be a tensor of memberships, got {type(groups).__name__}; use torch.as_tensor.")
+        self._check_place("groups", groups)
+        if groups.dtype == torch.bool or groups.device.type == "meta" or is_tracing():
+            return
+        wrong = (groups != 0) & (groups != 1)
+        if bool(wrong.any()):
+            raise ValueError(
+                f"`groups` must hold memberships, 0 or 1, but it holds {groups[wrong][0].item()}; a mask of 0 and 255 is "
+                "`groups > 0`."
+            )
+
+    def _check_place(self, name: str, value: Tensor) -> None:
+        if value.layout != torch.strided or value.is_complex():
+            raise TypeError(f"`{name}` must be a dense tensor of real numbers, got {value.dtype}, {value.layout}.")
+        if value.dim() == 0:
+            raise ValueError(f"`{name}` must have one row per example, got a single number.")
+        if value.device != self.fitted.device:
+            raise ValueError(f"`{name}` is on {value.device} but the head is on {self.fitted.device}; use `.to(...)`.")
 
     def solve_differentiably(self, *data: Any, **options: Any) -> dict[str, Tensor]:
         """The fitted state as a differentiable function of the scores, where a head has one."""

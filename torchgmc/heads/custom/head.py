@@ -308,7 +308,7 @@ class GMCHead(Head):
         if not self.is_fitted:
             raise RuntimeError("this head is not fitted; call `fit`, or `observe` and `calibrate`, or load its state.")
         if not is_scripting():
-            self._check_inputs("f0", f0, x, "x")
+            self.check_input("f0", f0, x)
             if self.static and x is not None and (x.dim() != 2 or x.shape[1] != self.scale.shape[0]):
                 raise ValueError(f"`x` must be the membership (n, {self.scale.shape[0]}) of the sets, got {tuple(x.shape)}.")
         if f0.dim() > 2:

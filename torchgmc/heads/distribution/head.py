@@ -320,7 +320,7 @@ class DistributionHead(Head):
         """
         soft.check(mode, temperature)
         if not is_scripting():
-            self._check_inputs("logits", logits, groups)
+            self.check_input("logits", logits, groups)
         shift = self.shift(groups)
         if logits.dim() < 2 or logits.shape[0] != groups.shape[0]:
             raise ValueError(f"`logits` must have shape (n, ..., vocabulary) with n = {groups.shape[0]}, got {logits.shape}")
@@ -342,7 +342,7 @@ class DistributionHead(Head):
         (greedy, sampling) or sums of log-probabilities (beams).
         """
         if not is_scripting():
-            self._check_inputs("scores", scores, checks.ordinary("groups", groups))
+            self.check_input("scores", scores, checks.ordinary("groups", groups))
         if scores.dim() != 2 or scores.shape[1] <= self.largest:
             raise ValueError(f"`scores` must have shape (n, vocabulary) with token {self.largest}, got {scores.shape}")
         if self.euclidean:

@@ -12,7 +12,7 @@ from torchgmc.audits.measure import Tally
 from torchgmc.distributed import pooled
 from torchgmc.engine import checks, soft
 from torchgmc.engine.folds import Splits, fresh_steps
-from torchgmc.engine.scripting import is_scripting
+from torchgmc.engine.scripting import is_scripting, is_tracing
 from torchgmc.engine.solver import MAX_FIXED_STEPS, Log, run
 from torchgmc.engine.values import Names, Values
 from torchgmc.heads.base import EVERYONE, Head
@@ -333,6 +333,16 @@ class ProbabilityHead(Head):
         z = levelsets.apply_tables(z, everyone, self.rounds, self.edges, self.euclidean)
         return levelsets.apply_log(z, member, self.log_who, self.log_step, self.log_column, self.edges, self.euclidean)
 
+    def _check_range(self, probs: Tensor, slack: float = 1e-3) -> None:
+        """Eager calls: probabilities lie in their range (rounding aside)."""
+        if torch.compiler.is_compiling() or is_tracing() or not probs.numel() or probs.device.type == "meta":
+            return
+        low, high = (float(v) for v in probs.detach().aminmax())
+        room = slack * (self.high - self.low)
+        if low < self.low - room or high > self.high + room:
+            hint = "apply sigmoid or softmax to logits" if self.range is None else "widen `range`"
+            raise ValueError(f"`probs` must lie in [{self.low:g}, {self.high:g}], got {low:.4g} to {high:.4g}; {hint}.")
+
     def forward(
         self,
         probs: Tensor,
@@ -357,7 +367,8 @@ class ProbabilityHead(Head):
         """
         soft.check(mode, temperature)
         if not is_scripting():
-            self._check_inputs("probs", probs, groups)
+            self.check_input("probs", probs, groups)
+            self._check_range(probs)
         if probs.dim() != (2 if self.per_class else 1) or (self.per_class and probs.shape[1] != self.columns):
             raise ValueError(f"`probs` must have shape (n,), or (n, C) with classes, got {probs.shape}")
         f = levelsets.probabilities(self.calibrated(probs, groups, temperature if mode == "soft" else 0.0), self.euclidean)

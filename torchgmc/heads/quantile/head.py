@@ -399,10 +399,6 @@ class QuantileHead(Head):
 
     # -- use ---------------------------------------------------------------------------------------------------------
 
-    def _check_start(self, groups: Any, base: Any) -> None:
-        if groups is not None or base is not None:
-            self._check_inputs("groups" if base is None else "base", groups if base is None else base, groups)
-
     def forward(
         self,
         groups: Optional[Tensor] = None,  # noqa: UP045  # TorchScript
@@ -424,8 +420,8 @@ class QuantileHead(Head):
             temperature: T, in the units of the scores.
         """
         soft.check(mode, temperature)
-        if not is_scripting():
-            self._check_start(groups, base)
+        if not is_scripting() and base is not None:
+            self.check_input("base", base, groups)
         n = 1
         if groups is not None:
             n = groups.shape[0]
@@ -481,7 +477,7 @@ class QuantileHead(Head):
             True
         """
         if not is_scripting():
-            self._check_inputs("scores", scores, groups)
+            self.check_input("scores", scores, groups)
         if scores.dim() != 1:
             raise ValueError(f"`scores` must have shape (n,), one conformity score per example, got {scores.shape}")
         hard = scores.to(torch.float64) <= self.forward(groups, base, "hard", temperature)

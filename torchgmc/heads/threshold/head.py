@@ -442,17 +442,11 @@ class ThresholdHead(Head):
 
     # -- use ---------------------------------------------------------------------------------------------------------
 
-    def _check_membership(self, groups: Any) -> None:
-        if groups is not None:
-            self._check_inputs("groups", groups, groups)
-
     def threshold(self, groups: Optional[Tensor] = None, n: int = 1) -> Tensor:  # noqa: UP045  # TorchScript
         """Threshold of each example: ``(n,)``, or ``(n, C)`` with classes, float64.
 
         ``n`` is the number of rows when the head has no groups.
         """
-        if not is_scripting():
-            self._check_membership(groups)
         member = self.membership(groups, n, self.base)
         if self.finite_sample:
             lam = finite.look_up(member, self.known, self.table, self.safe_end)
@@ -480,7 +474,7 @@ class ThresholdHead(Head):
             temperature: T, in the units of the scores; take a larger one for logits.
         """
         if not is_scripting():
-            self._check_inputs("scores", scores, groups)
+            self.check_input("scores", scores, groups)
         lam = self.threshold(groups, scores.shape[0])
         values = hashing.add(scores, self.jitter)
         for _ in range(scores.dim() - lam.dim()):

@@ -312,7 +312,7 @@ class TreeHead(Head):
     def answer(self, probs: Tensor, lam: Tensor) -> Tensor:
         """Node that a threshold ``lam`` (n,) answers with, ``(n,)``; needs no fit."""
         if not is_scripting():
-            self._check_inputs("probs", probs, checks.ordinary("lam", lam), "lam")
+            self.check_input("probs", probs, checks.ordinary("lam", lam))
         if probs.dim() != 2 or probs.shape[1] != self.num_leaves or lam.dim() != 1:
             raise ValueError(
                 f"`probs` must have shape (n, {self.num_leaves}) and `lam` (n,), got {probs.shape} and {lam.shape}"
@@ -323,7 +323,7 @@ class TreeHead(Head):
     def _routes(self, probs: Tensor, groups: Optional[Tensor]) -> tuple[Tensor, Tensor, Tensor]:  # noqa: UP045  # TorchScript
         """Levels and nodes of the path to the best leaf, ``(n, height)`` each, and membership ``(n, a)``."""
         if not is_scripting():
-            self._check_inputs("probs", probs, groups)
+            self.check_input("probs", probs, groups)
         member = self.membership(groups, probs.shape[0], probs)
         if probs.dim() != 2 or probs.shape[1] != self.num_leaves:
             raise ValueError(f"`probs` must have shape (n, {self.num_leaves}), got {probs.shape}")
