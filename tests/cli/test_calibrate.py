@@ -159,7 +159,7 @@ def test_the_form_of_version_0_1_is_understood(place: str, tmp_path: Path, capsy
     }[place]
     assert main(["calibrate", *words]) == 0
     said = capsys.readouterr().err
-    assert said.startswith("torchgmc: warning: --task will go; write: torchgmc calibrate fnr ") and said.count("\n") == 1
+    assert said.startswith("torchgmc: warning: --task is deprecated; write: torchgmc calibrate fnr ") and said.count("\n") == 1
     line = shlex.split(said.strip())
     again = line[line.index("write:") + 2 :]
     old = gmc.load(out)

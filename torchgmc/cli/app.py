@@ -8,9 +8,10 @@ import threading
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 import torchgmc
 from torchgmc.cli import apply, audit, calibrate, demo, export, options, reproduce
@@ -21,9 +22,17 @@ __all__ = ["application", "run"]
 UsageErrors: type[Exception] = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
 
 
+class Commands(TyperGroup):
+    """In the order of work."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """``calibrate`` first, which typer, as it has subcommands, would put last."""
+        return sorted(self.commands, key=lambda name: name != "calibrate")
+
+
 def application() -> typer.Typer:
     """Every command; those of ``calibrate`` are made from the heads there are."""
-    app = typer.Typer(name="torchgmc", add_completion=False, rich_markup_mode=None, invoke_without_command=True)
+    app = typer.Typer(name="torchgmc", cls=Commands, add_completion=False, rich_markup_mode=None, invoke_without_command=True)
     app.callback()(root)
     app.add_typer(calibrate.commands(), name="calibrate", short_help="Fit a head on the arrays of a file and save it.")
     for name, function, line in (

@@ -2,13 +2,13 @@
 
     $ torchgmc apply head.safetensors new.npz --out calibrated.npz
 
-The array written is that of the head's task: ``masks`` (bool), ``nodes`` (ids, or names), ``log_probs``, ``probs`` or
-``thresholds``. The ending of ``--out`` chooses the format. The file appears whole or not at all, also when the command is
-interrupted.
+The array written is that of the head's task; ``torchgmc apply --help`` lists them. The ending of ``--out`` chooses the format.
+The file appears whole or not at all, also when the command is interrupted.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
@@ -20,7 +20,7 @@ import typer
 import torchgmc as gmc
 from torchgmc.cli import options, show
 from torchgmc.cli.loading import load_head, open_source
-from torchgmc.cli.source import Source, further_arrays, task_of
+from torchgmc.cli.source import Source, further_arrays, task_of, tasks
 from torchgmc.cli.tables import SUFFIXES, Array
 from torchgmc.cli.writers import check_file, check_name, write_rows
 from torchgmc.engine import checks
@@ -42,7 +42,7 @@ def apply(
     chunk: options.Chunk = None,
     as_json: options.Json = False,
 ) -> None:
-    """Apply a fitted head to new data: masks, nodes, log-probabilities, probabilities or thresholds.
+    """Apply a fitted head to new data.
 
     Example: torchgmc apply head.safetensors new.npz --out calibrated.npz
     """
@@ -72,8 +72,11 @@ def apply(
 
 
 def command() -> Callable[..., None]:
-    """With an option for each array that some head takes."""
-    return options.command(apply, options.arrays({"scores": "Array of scores."} | further_arrays()))
+    """With an option for each array that some head takes, and a line for what each task writes."""
+    made = options.command(apply, options.arrays({"scores": "Array of scores."} | further_arrays()))
+    lines = [f"{name}: `{task_of(kind).output}`, {task_of(kind).written}" for name, kind in tasks().items()]
+    made.__doc__ = "\n".join([inspect.cleandoc(apply.__doc__ or ""), "", "\b", "What is written:", *lines])
+    return made
 
 
 @torch.inference_mode()

@@ -42,9 +42,8 @@ FAILURES = {
 def audit(
     head: options.Head,
     data: options.Data,
+    *,
     own: dict[str, Any],
-    showing: options.Showing,
-    delta: options.Delta = 0.05,
     require: Annotated[str, options.told("Fail (exit code 1) unless the audit is so.", "|".join(REQUIREMENTS))] = "unviolated",
     alpha: Annotated[float | None, options.told("Judge by another alpha than the head's.", "NUMBER")] = None,
     conditional: Annotated[
@@ -52,8 +51,10 @@ def audit(
     ] = None,
     groups: options.GroupColumns = None,
     unknown: options.Unknown = "error",
-    report: options.Report = None,
     chunk: options.Chunk = None,
+    delta: options.Delta = 0.05,
+    report: options.Report = None,
+    showing: options.Showing,
 ) -> None:
     """Measure a head's promise on held-out data; exit code 1 if it is violated.
 

@@ -55,8 +55,8 @@ def calibrate(
     checks.fraction("--delta", checking.delta)
     given = {o.argument: o.read(own[o.argument]) for o in task.options if own[o.argument] is not None}
     table = open_table(data)
-    named = {role: own[role] for role in _roles(kind)}
-    arrays = find_arrays(table, task, named, {}, ("scores", "labels") if kind.truth else ("scores",))
+    roles = {role: own[role] for role in _roles(kind)}
+    arrays = find_arrays(table, task, roles, {}, ("scores", "labels") if kind.truth else ("scores",))
     columns = options.words(grouping.groups)
     check_names(table, columns)
     member = Membership.learn(table, columns, grouping, chunk) if columns else None
@@ -65,10 +65,8 @@ def calibrate(
     held = fitting.held_out(source.count(), checking)
     fitting.fit(head, source, solving, held)
     audit = None if held is None else fitting.audit(head, source, checking.delta, held)
-    whole = member is not None and not member.matrices
-    gmc.save(
-        head, out, notes=fitting.notes(source), remember=checking.remember, groups=member.groups if member and whole else None
-    )
+    named = None if member is None or member.matrices else member.groups
+    gmc.save(head, out, notes=fitting.notes(source), remember=checking.remember, groups=named)
     _show(head, source, audit, {"head": out}, checking.report, showing)
     assert head.report is not None
     if (audit is not None and audit.violated) or (solving.strict and not head.report.converged):
@@ -153,7 +151,7 @@ def _translated(words: list[str], known: list[str]) -> list[str]:
     if task is None:
         raise ValueError(f"calibrate needs a task: {', '.join(known)}; for example torchgmc calibrate {known[0]} DATA ...")
     checks.option("--task", task, known)
-    show.say(f"warning: --task will go; write: torchgmc calibrate {shlex.join([task, *rest])}")
+    show.say(f"warning: --task is deprecated; write: torchgmc calibrate {shlex.join([task, *rest])}")
     return [task, *rest]
 
 
