@@ -17,6 +17,9 @@ from torch import Tensor
 
 from torchgmc.engine import checks, hashing
 
+#: How far the sum of a row of probabilities may be from 1; half precision needs so much.
+ROUNDING = 0.02
+
 __all__ = ["absolute_residual", "aps", "aps_set", "cqr", "cqr_interval", "interval", "lac", "lac_set"]
 
 
@@ -136,6 +139,17 @@ def _probs(probs: Tensor) -> Tensor:
     probs = checks.ordinary("probs", probs)
     if probs.dim() != 2 or not probs.is_floating_point():
         raise ValueError(f"`probs` must be floating point of shape (n, C), got {probs.dtype} {tuple(probs.shape)}.")
+    if not torch.compiler.is_compiling() and probs.numel():
+        low, high = (float(v) for v in probs.detach().aminmax())
+        off = float((probs.detach().sum(1, dtype=torch.float32) - 1.0).abs().max())
+        if not (low >= 0.0 and high <= 1.001 and off <= ROUNDING):
+            found = (
+                "NaN" if low != low else f"numbers from {low:.3g} to {high:.3g} and sums that differ from 1 by up to {off:.3g}"
+            )
+            raise ValueError(
+                f"`probs` must hold probabilities, each row with sum 1, got {found}; give logits as `logits.softmax(1)`, and "
+                "treat labels that do not exclude one another (sigmoid outputs) one at a time."
+            )
     return probs
 
 

@@ -112,24 +112,24 @@ def from_first(values: Tensor) -> Tensor:
 
 
 def pooled(calibrate: Method) -> Method:
-    """Decorate a head's ``calibrate``: inside, ``self.statistics`` is the sum over all ranks.
+    """Decorate a head's ``calibrate``: inside, ``self`` is a twin, and its statistics are the sum over all ranks.
 
-    Afterwards it is this rank's again. Nothing happens without a process group. A rank without examples (``statistics`` None)
-    takes part like the others.
+    What it finds becomes the head's state at once when it returns; an error changes nothing, and another thread never sees half
+    of it. The head keeps the statistics of its rank. A rank without examples (``statistics`` None) takes part like the others.
     """
 
     @functools.wraps(calibrate)
     def over_all_ranks(self: Any, *args: Any, **kwargs: Any) -> Any:
-        own, observed = self.statistics, self.observed
-        if not active():
-            return calibrate(self, *args, **kwargs)
-        self.statistics = reduce(own, signature(self, *args, **kwargs), self.fitted.device)
-        self.observed = reduce(observed, "", self.fitted.device)
-        try:
+        with torch.inference_mode(False):  # buffers made in inference mode are copied to ordinary ones
+            twin = self.twin()
+            if active():
+                twin.statistics = reduce(self.statistics, signature(self, *args, **kwargs), self.fitted.device)
+                twin.observed = reduce(self.observed, "", self.fitted.device)
             with local():  # a calibrate that calls another's must not add the ranks up twice
-                return calibrate(self, *args, **kwargs)
-        finally:
-            self.statistics, self.observed = own, observed
+                calibrate(twin, *args, **kwargs)
+        twin.__dict__ |= {name: value for name, value in self.__dict__.items() if name in ("_parts", "observed")}
+        self.__dict__.update(twin.__dict__)
+        return self
 
     return cast(Method, over_all_ranks)
 

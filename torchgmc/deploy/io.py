@@ -13,7 +13,7 @@ from torch import Tensor
 
 from torchgmc.audits.overlap import Sketch, salt_of
 from torchgmc.engine import checks
-from torchgmc.engine.files import write_atomically
+from torchgmc.engine.files import write_file
 from torchgmc.groups.groups import Groups
 from torchgmc.heads.base import Head
 
@@ -64,7 +64,7 @@ def save(
         tensor([[False,  True],
                 [ True, False]])
     """
-    from safetensors.torch import save_file
+    from safetensors.torch import save as to_bytes
 
     body, tensors = pack(head)
     if notes is not None and not isinstance(notes, Mapping):
@@ -81,8 +81,7 @@ def save(
     text = json.dumps(body, sort_keys=True)
     metadata = {_KEY: text, "checksum": _checksum(text, tensors)}
     target = checks.path("path", path)
-    write_atomically(target, lambda part: save_file(tensors, str(part), metadata=metadata))
-    return target
+    return write_file(target, to_bytes(tensors, metadata))
 
 
 def load(path: str | os.PathLike[str], secret: str | None = None, **options: Any) -> Head:
@@ -100,12 +99,15 @@ def load(path: str | os.PathLike[str], secret: str | None = None, **options: Any
     body, tensors = _read(path)
     keys = tensors.pop(KEYS, None)
     head = unpack(body, tensors, path.name, **options)
-    if "groups" in body:
-        head.named_groups = Groups.from_dict(body["groups"])
-    known = body.get("keys")
-    if keys is not None and known is not None and (secret is not None or not known["secret"]):
-        limit = math.inf if known["limit"] is None else float(known["limit"])
-        head.calibrated_on = Sketch(keys, limit, _salt(body, secret if known["secret"] and secret else True))
+    try:
+        if "groups" in body:
+            head.named_groups = _check_names(head, Groups.from_dict(body["groups"]))
+        known = body.get("keys")
+        if keys is not None and known is not None and (secret is not None or not known["secret"]):
+            limit = math.inf if known["limit"] is None else float(known["limit"])
+            head.calibrated_on = Sketch(keys, limit, _salt(body, secret if known["secret"] and secret else True))
+    except (TypeError, KeyError, AttributeError, ValueError, RuntimeError) as error:
+        raise ValueError(f"{path.name!r} holds groups or keys that cannot be used: {error}") from error
     return head
 
 
@@ -142,19 +144,35 @@ def unpack(body: Mapping[str, Any], tensors: Mapping[str, Tensor], source: str, 
         source: where they come from, for messages.
         options: as for :func:`load`.
     """
-    if body.get("schema", 0) > SCHEMA:
+    if not isinstance(body, Mapping) or not isinstance(body.get("config"), Mapping) or not isinstance(body.get("schema"), int):
+        raise ValueError(f"{source!r} holds no description of a head: `schema`, `head` and `config` are needed.")
+    if body["schema"] > SCHEMA:
         raise ValueError(
             f"{source!r} has file schema {body['schema']}, this version of torchgmc reads up to {SCHEMA}; upgrade torchgmc."
         )
-    head = _class_of(body.get("head"), source).from_config(body["config"] | options)
-    head.load_state_dict(dict(tensors))
+    kind = _class_of(body.get("head"), source)
+    try:
+        _check_sizes(kind, body["config"], {name: value.shape for name, value in tensors.items()})
+        head = kind.from_config(body["config"] | options)
+        head.load_state_dict(dict(tensors))
+    except Exception as error:  # a crafted configuration can fail anywhere
+        raise ValueError(f"{source!r} does not hold a usable {kind.__name__}: {error}") from error
     return head
+
+
+def _check_sizes(kind: type[Head], config: Mapping[str, Any], shapes: Mapping[str, torch.Size]) -> None:
+    """Raise if the options ask for a larger state than there is, before anything so large is made."""
+    for name, buffer in kind.sized.items():
+        size, there = config.get(name), shapes.get(buffer, torch.Size([0])).numel()
+        if isinstance(size, int | float) and size > there + 1:
+            raise ValueError(f"{name} = {size!r}, but {buffer!r} has {there} numbers")
 
 
 def read_notes(path: str | os.PathLike[str]) -> dict[str, Any]:
     """What :func:`save` was given as ``notes``; empty if nothing."""
-    notes: dict[str, Any] = _read(checks.path("path", path))[0].get("notes", {})
-    return notes
+    body = _read(checks.path("path", path))[0]
+    notes = body.get("notes", {}) if isinstance(body, dict) else {}
+    return notes if isinstance(notes, dict) else {}
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -175,7 +193,7 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         raise ValueError(f"{path.name!r} has been changed since it was saved (checksum differs); save it anew.")
     try:
         body = json.loads(metadata[_KEY])
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path.name!r} holds a configuration that is no JSON: {error}") from error
     return body, tensors
 

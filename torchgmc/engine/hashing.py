@@ -33,25 +33,34 @@ def levels(scores: Tensor) -> Tensor:
     return wrap(torch.floor(scores.to(torch.float64).clamp(-1.0e9, 1.0e9) * 1048576.0))
 
 
-def keys(scores: Tensor) -> Tensor:
+#: How :func:`keys` weighs the places of a row. Version 1 gave neighbouring places nearly the same weight, so that short rows
+#: shared keys; heads that were fitted with it keep it.
+VERSION = 2
+
+
+def keys(scores: Tensor, version: int = 2) -> Tensor:
     """One key per example from all of its scores.
 
     Args:
         scores: shape ``(n, ...)``, any floating type.
+        version: 1 or 2, see :data:`VERSION`.
 
     Returns:
         Shape ``(n,)``, whole numbers in [0, 2^22), float64. Equal examples have equal keys, whatever the batch.
     """
     flat = levels(scores.flatten(1))  # (n, m)
-    place = mix(torch.arange(flat.shape[1], dtype=torch.float64, device=scores.device))
-    return mix(wrap(wrap(flat * (2.0 * place + 1.0)).sum(1)))
+    place = torch.arange(flat.shape[1], dtype=torch.float64, device=scores.device)
+    if version > 1:
+        place = mix(wrap(place * 2654435.0 + 40503.0))
+    return mix(wrap(wrap(flat * (2.0 * mix(place) + 1.0)).sum(1)))
 
 
-def noise(scores: Tensor) -> Tensor:
+def noise(scores: Tensor, version: int = 2) -> Tensor:
     """Uniform noise in [-1, 1), one value per score, drawn from the example itself.
 
     Args:
         scores: shape ``(n, ...)``.
+        version: of :func:`keys`.
 
     Returns:
         The same shape; float64 for float64 scores, else float32.
@@ -63,16 +72,16 @@ def noise(scores: Tensor) -> Tensor:
     """
     flat = scores.flatten(1)
     place = mix(torch.arange(flat.shape[1], dtype=torch.float64, device=scores.device))
-    bits = mix(wrap(levels(flat) + place + keys(scores)[:, None]))
+    bits = mix(wrap(levels(flat) + place + keys(scores, version)[:, None]))
     dtype = torch.float64 if scores.dtype == torch.float64 else torch.float32
     return (bits.to(dtype) * 4.76837158203125e-07 - 1.0).reshape(scores.shape)
 
 
-def add(scores: Tensor, width: float) -> Tensor:
+def add(scores: Tensor, width: float, version: int = 2) -> Tensor:
     """Scores plus noise of half-width ``width``; the scores themselves (same dtype) when it is 0."""
     if width == 0.0:
         return scores
-    spread = noise(scores.detach())  # a constant to derivatives: it jumps with the scores
+    spread = noise(scores.detach(), version)  # a constant to derivatives: it jumps with the scores
     return scores.to(spread.dtype) + width * spread
 
 

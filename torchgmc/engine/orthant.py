@@ -17,6 +17,8 @@ __all__ = ["Minimum", "Point", "minimise"]
 
 #: Halvings of a step.
 HALVINGS = 40
+#: Largest change of one offset in one step. An offset with next to no effect would otherwise leave for infinity.
+LONGEST = 1e3
 
 
 class Point(NamedTuple):
@@ -100,12 +102,12 @@ def _step(
     for direction in (_newton(hessian, diagonal, theta, slope, moves, free, slack), -slope / diagonal.view_as(slope)):
         size = 1.0
         for _ in range(HALVINGS):
-            trial = theta + size * direction
+            trial = theta + (size * direction).clamp(-LONGEST, LONGEST)
             trial = torch.where((trial * moves > 0) | (slack == 0), trial, 0.0)
             new = look(trial)
             gain = start - new.value - (slack * trial.abs()).sum()
             promised = (slope * (theta - trial)).sum()
-            if bool((gain >= 1e-4 * promised) & (promised > 0)):
+            if bool((gain >= 1e-4 * promised) & (promised > 0) & new.gradient.isfinite().all()):
                 return trial, new
             # Close to the minimum the value no longer resolves the gain: there a step that lowers the slope itself counts.
             if bool((promised.abs() <= noise) & (gain >= -noise)):

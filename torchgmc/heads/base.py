@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import json
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Optional, TypeVar
@@ -13,7 +14,7 @@ from torchgmc import distributed
 from torchgmc.audits import measure, overlap
 from torchgmc.audits.audit import Audit
 from torchgmc.audits.tabular import Table
-from torchgmc.engine import checks
+from torchgmc.engine import checks, hashing
 from torchgmc.engine.clusters import check as check_clusters
 from torchgmc.engine.float64 import Float64Module
 from torchgmc.engine.scripting import is_scripting, is_tracing
@@ -27,6 +28,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _Same = TypeVar("_Same", bound="Head")
+#: Options that a state means the same without.
+FITTING = frozenset({"alpha", "noise_floor", "init", "resolution", "patterns", "cells"})
+#: What torch calls the entry of a state dict that `get_extra_state` gives.
+ABOUT = "_extra_state"
 #: Name of the row for everyone.
 EVERYONE = "everyone"
 #: Held while statistics are added: several threads may observe.
@@ -87,6 +92,10 @@ class Head(Float64Module):
     added: ClassVar[tuple[str, ...]] = ()
     #: Buffers that older files call otherwise: from the old name to the new.
     renamed: ClassVar[dict[str, str]] = {}
+    #: Buffers in which infinity means something. Any other number that is not finite is an error when a state is loaded.
+    unbounded: ClassVar[tuple[str, ...]] = ()
+    #: Options that say how large the state is, and the buffer that is at least so large: a file is asked before a head is made.
+    sized: ClassVar[dict[str, str]] = {}
     #: Does ``calibrate`` fit something to the data? If not, an audit may use the same data.
     fits: ClassVar[bool] = True
     #: How the command line calibrates it; None for a head that is used from Python.
@@ -113,6 +122,7 @@ class Head(Float64Module):
         if not isinstance(jitter, int | float) or not 0.0 <= jitter < float("inf"):
             raise ValueError(f"`jitter` must be a finite half-width of at least 0, got {jitter!r}.")
         self.jitter = float(jitter)
+        self.noise_version = hashing.VERSION  # of the noise that breaks ties; a loaded head keeps that of its fit
         self.register_buffer("fitted", torch.tensor(False))
         self.register_buffer("with_everyone", torch.tensor(self.common and self.grouped))
         self.promises_everyone = self.common and self.grouped  # mirrors the buffer
@@ -123,6 +133,13 @@ class Head(Float64Module):
         self.calibrated_on: overlap.Sketch | None = None  # keys of the calibration data; in no file unless asked for
         #: How its groups follow from columns, if it was made with Groups or its file says so; without rows.
         self.named_groups: Groups | None = Groups.from_dict(groups.to_dict()) if isinstance(groups, Groups) else None
+
+    def register_buffer(self, name: str, tensor: Tensor | None, persistent: bool = True) -> None:
+        """As torch does; a tensor made in inference mode becomes an ordinary one, which a later fit may overwrite."""
+        with torch.inference_mode(False):
+            super().register_buffer(
+                name, tensor.clone() if tensor is not None and tensor.is_inference() else tensor, persistent
+            )
 
     @property
     def member_argument(self) -> str:
@@ -373,6 +390,7 @@ class Head(Float64Module):
         self.is_fitted = False
         self.with_everyone.fill_(self.common and self.grouped)
         self.promises_everyone = self.common and self.grouped
+        self.noise_version = hashing.VERSION
         self.report = None
 
     # -- audit -------------------------------------------------------------------------------------------------------
@@ -441,11 +459,17 @@ class Head(Float64Module):
         return groups.to(torch.float64)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """``forward``. Groups, frames of group columns and arrays become tensors first."""
-        if not torch.compiler.is_compiling() and not is_tracing():
-            args = tuple(self._as_tensor(value) for value in args)
-            kwargs = {name: self._as_tensor(value) for name, value in kwargs.items()}
-        return super().__call__(*args, **kwargs)
+        """``forward``. Groups, frames of group columns and arrays become tensors first.
+
+        All of a call sees one state: another thread may fit the head meanwhile.
+        """
+        if torch.compiler.is_compiling() or is_tracing():
+            return super().__call__(*args, **kwargs)
+        args = tuple(self._as_tensor(value) for value in args)
+        kwargs = {name: self._as_tensor(value) for name, value in kwargs.items()}
+        now = object.__new__(type(self))
+        now.__dict__ = self.__dict__.copy()  # `fit` and `calibrate` replace the table of buffers, they do not write to it
+        return super(Head, now).__call__(*args, **kwargs)
 
     def _as_tensor(self, value: Any) -> Any:
         if isinstance(value, Tensor | str | int | float | None):
@@ -565,6 +589,38 @@ class Head(Float64Module):
         alpha = "None" if self.alpha is None else f"{self.alpha:g}"
         return f"alpha={alpha}{kind}, groups=[{checks.listing(self.groups, 4)}] ({self.num_groups}), fitted={self.is_fitted}"
 
+    def get_extra_state(self) -> Tensor:
+        """What a state dict says of its head: the options that the meaning of the state depends on, as JSON in bytes."""
+        about = {name: value for name, value in self.config().items() if name not in FITTING}
+        return _as_bytes(about | {"kind": self.kind(), "noise_version": self.noise_version})
+
+    def set_extra_state(self, state: Any) -> None:
+        """Nothing: :meth:`_load_from_state_dict` reads it before anything is changed."""
+
+    def _refuse(self, state_dict: Mapping[str, Any], prefix: str) -> str:
+        """Why a state cannot be this head's; empty if it can."""
+        about = state_dict.get(prefix + ABOUT)
+        if about is not None:
+            found, own = _from_bytes(about), _from_bytes(self.get_extra_state())
+            for name in sorted(set(found) & set(own) - {"noise_version"}):
+                if found[name] != own[name]:
+                    return f"it belongs to a head with {name} = {_short(found[name])}, and this one has {_short(own[name])}"
+        state = {name: state_dict.get(prefix + name) for name in self._buffers}
+        for name, value in state.items():
+            if not isinstance(value, Tensor) or value.is_meta:
+                continue
+            if value.is_floating_point() and bool((value.isnan() if name in self.unbounded else ~value.isfinite()).any()):
+                return f"{name!r} holds a number that is not finite"
+            limit = self.index_limits().get(name)
+            if limit is not None and value.numel() and not 0 <= int(value.min()) <= int(value.max()) < limit:
+                return f"{name!r} must hold indices from 0 to {limit - 1}, got {int(value.min())} to {int(value.max())}"
+        lengths = {name: len(value) for name, value in state.items() if isinstance(value, Tensor) and name.startswith("log_")}
+        return f"the parts of its log differ in length: {lengths}" if len(set(lengths.values())) > 1 else ""
+
+    def index_limits(self) -> dict[str, int]:
+        """Buffers that hold indices, and the number that these must be below."""
+        return {}
+
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         for old, new in self.renamed.items():
             if prefix + old in state_dict:
@@ -578,6 +634,30 @@ class Head(Float64Module):
             for name in self.added:
                 state_dict.setdefault(prefix + name, torch.zeros_like(getattr(self, name)))
         state_dict.pop(prefix + "seen", None)  # keys of the calibration data, which files of version 0.1 held
+        why = self._refuse(state_dict, prefix)
+        if why:
+            args[-1].append(f"the state{' of ' + repr(prefix.rstrip('.')) if prefix else ''} cannot be loaded: {why}.")
+            return
+        about = state_dict.setdefault(prefix + ABOUT, _as_bytes({"noise_version": 1}))  # version 0.1 had none
         super()._load_from_state_dict(state_dict, prefix, *args)
+        self.noise_version = int(_from_bytes(about).get("noise_version", 1))
         self.is_fitted = bool(self.fitted)
         self.promises_everyone = bool(self.with_everyone)
+
+
+def _as_bytes(about: dict[str, Any]) -> Tensor:
+    return torch.tensor(list(json.dumps(about, sort_keys=True, default=str).encode()), dtype=torch.uint8)
+
+
+def _from_bytes(about: Any) -> dict[str, Any]:
+    """What :meth:`Head.get_extra_state` wrote; empty if it cannot be read."""
+    try:
+        found = json.loads(bytes(about.to(torch.uint8).tolist()))
+    except (AttributeError, TypeError, ValueError, RuntimeError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 80 else text[:77] + "..."

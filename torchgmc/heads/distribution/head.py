@@ -465,6 +465,10 @@ class DistributionHead(Head):
                 losses.append(-torch.cat([before.gather(1, at), after.gather(1, at)], 1).double())
         return torch.cat(lists), torch.cat(divergence), torch.cat(losses) if losses else None
 
+    def index_limits(self) -> dict[str, int]:
+        """Sets and directions of the log."""
+        return {"log_who": self.num_groups, "log_what": len(self.directions)}
+
     def extra_repr(self) -> str:
         """Options and state."""
         lists = checks.listing(self.attributes, 4)

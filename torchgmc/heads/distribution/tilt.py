@@ -12,6 +12,7 @@ whose smooth part has minus the violation as its gradient, so that its optimalit
 with the same list memberships (an *atom*) move together: D depends on h through the mass of each atom alone.
 """
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -87,14 +88,23 @@ def log_masses(logits: Tensor, ids: Tensor, atom: Tensor, num_atoms: int, temper
 
 def _log_masses(logits: Tensor, ids: Tensor, atom: Tensor, num_atoms: int, temperature: float) -> Tensor:
     x = logits if logits.dtype in (torch.float32, torch.float64) else logits.float()
-    top = x.amax(1, keepdim=True)  # (n, 1)
-    words = ((x[:, ids] - top).double() / temperature).exp()  # (n, J); in float64, so that a rare word keeps its mass
-    mass = words.new_zeros(len(x), num_atoms).index_add_(1, atom, words)
-    others = x - top
+    words = x[:, ids].double()  # (n, J); in float64, so that a rare word keeps its mass
+    best = _finite(words.amax(1, keepdim=True))
+    sums = words.new_zeros(len(x), num_atoms).index_add_(1, atom, ((words - best) / temperature).exp())
+    found = sums.log() + best / temperature
+    # The rest has a scale of its own: beside a listed word that leads by more than 104 it would be 0 in float32.
+    others = x.index_fill(1, ids, -math.inf)
+    top = _finite(others.amax(1, keepdim=True))
+    others.sub_(top)
     if temperature != 1.0:
         others.div_(temperature)
-    mass[:, 0] = others.exp_().index_fill_(1, ids, 0.0).sum(1)
-    return (mass / mass.sum(1, keepdim=True)).log()
+    found[:, 0] = others.exp_().sum(1).double().log() + top[:, 0].double() / temperature
+    return found - found.logsumexp(1, keepdim=True)
+
+
+def _finite(top: Tensor) -> Tensor:
+    """The largest logit of each row, or 0 where no token can occur."""
+    return torch.where(top == -math.inf, 0.0, top)
 
 
 class Dual(CellProblem):

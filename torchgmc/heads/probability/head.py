@@ -90,6 +90,7 @@ class ProbabilityHead(Head):
     task = TASK
     takes = "probs"
     growing: ClassVar[tuple[str, ...]] = ("rounds", "log_who", "log_step", "log_column")
+    sized: ClassVar[dict[str, str]] = {"bins": "edges", "num_classes": "offsets"}
     renamed: ClassVar[dict[str, str]] = {"tables": "rounds"}
     added: ClassVar[tuple[str, ...]] = ("slopes",)
 
@@ -493,6 +494,10 @@ class ProbabilityHead(Head):
                 chosen = outcome * p.log() + (0.0 if self.per_class else (1 - outcome) * torch.log1p(-p))
                 cost[f"log loss {when}"] = -(chosen.sum(1) @ weight)
         return cost
+
+    def index_limits(self) -> dict[str, int]:
+        """Sets and directions of the log."""
+        return {"log_who": len(self.offsets), "log_column": self.columns}
 
     def extra_repr(self) -> str:
         """Options and state."""

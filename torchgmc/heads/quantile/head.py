@@ -94,6 +94,8 @@ class QuantileHead(Head):
     takes = "groups"
     task = TASK
     growing: ClassVar[tuple[str, ...]] = ("log_who", "log_step", "log_column", "known", "table")
+    unbounded: ClassVar[tuple[str, ...]] = ("table",)
+    sized: ClassVar[dict[str, str]] = {"bins": "edges"}
     added: ClassVar[tuple[str, ...]] = ("shift", "known", "table")
 
     def __init__(
@@ -622,6 +624,10 @@ class QuantileHead(Head):
     def tables(self, audit: Any) -> list[Table]:
         """The same as a table."""
         return threshold_tables(self)
+
+    def index_limits(self) -> dict[str, int]:
+        """Sets and directions of the log."""
+        return {"log_who": self.num_groups + 1, "log_column": 1}
 
     def extra_repr(self) -> str:
         """Options and state."""

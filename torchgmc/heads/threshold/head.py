@@ -99,6 +99,8 @@ class ThresholdHead(Head):
     known: Tensor
     table: Tensor
     growing: ClassVar[tuple[str, ...]] = ("known", "table")
+    unbounded: ClassVar[tuple[str, ...]] = ("limits", "table")
+    sized: ClassVar[dict[str, str]] = {"num_classes": "offsets"}
     added: ClassVar[tuple[str, ...]] = ("known", "table")
     __jit_unused_properties__: ClassVar[list[str]] = ["lattice", "resolution_used", *Head.__jit_unused_properties__]
     settings: ClassVar[tuple[str, ...]] = (
@@ -219,7 +221,10 @@ class ThresholdHead(Head):
 
     def _summarize(self, batch: Batch, lattice: Lattice | None, keys: Tensor) -> CurveStatistics | SampleStatistics:
         """Statistics of one batch."""
-        scores, masks = self.flat(hashing.add(batch.scores, self.jitter)), self.flat(batch.masks)  # (n, C, ...)
+        scores, masks = (
+            self.flat(hashing.add(batch.scores, self.jitter, self.noise_version)),
+            self.flat(batch.masks),
+        )  # (n, C, ...)
         member, weight = batch.member, batch.weight
         n = torch.tensor(len(scores), device=scores.device)
         if lattice is None:
@@ -476,7 +481,7 @@ class ThresholdHead(Head):
         if not is_scripting():
             self.check_input("scores", scores, groups)
         lam = self.threshold(groups, scores.shape[0])
-        values = hashing.add(scores, self.jitter)
+        values = hashing.add(scores, self.jitter, self.noise_version)
         for _ in range(scores.dim() - lam.dim()):
             lam = lam.unsqueeze(-1)
         found = soft.above(values, lam.to(values.dtype), mode, temperature)
@@ -533,7 +538,7 @@ class ThresholdHead(Head):
             lam = self.base.new_full((n, self.columns), self.init).to(batch.scores.device)
         masks, target = self.flat(batch.masks), self.s_target().to(batch.scores.device)
         if softness is None:
-            risk = self.risk.values(self.flat(hashing.add(batch.scores, self.jitter)), masks, lam)
+            risk = self.risk.values(self.flat(hashing.add(batch.scores, self.jitter, self.noise_version)), masks, lam)
         else:
             risk = self.risk.soft(self.flat(scores), masks, lam, softness)
         return Values(risk - target.to(risk.dtype), self.promised(batch.member))

@@ -33,7 +33,7 @@ def solve(
     share = (batch.weight[:, None] / counts.clamp_min(1) / total)[example, label]
     target = head.s_target().to(scores.device)
     target = target if risk.increasing else 1.0 - target
-    values = head.flat(hashing.add(scores, head.jitter))[chosen]
+    values = head.flat(hashing.add(scores, head.jitter, head.noise_version))[chosen]
     widest = float((values.detach() - head.init).abs().max()) + temperature
     problem = SoftPinball(cell[example] * columns + label, share, target[label], tilt, columns, temperature, widest)
     slack = slack_of(head.alpha or 0.0, alpha, scores) * (scale if head.conditional else torch.ones_like(scale))

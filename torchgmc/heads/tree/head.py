@@ -97,6 +97,7 @@ class TreeHead(Head):
     place: Tensor
     __jit_unused_properties__: ClassVar[list[str]] = ["promises", *Head.__jit_unused_properties__]
     growing: ClassVar[tuple[str, ...]] = ("shifts",)
+    unbounded: ClassVar[tuple[str, ...]] = ("base",)  # of baselines
     settings: ClassVar[tuple[str, ...]] = ("target", "alpha", "conditional", "init", "jitter", "noise_floor")
     fit_only: ClassVar[tuple[str, ...]] = ("alpha", "target", "conditional", "init", "sets", "noise_floor")
     arguments: ClassVar[tuple[str, ...]] = ("probs", "labels", "groups", "weight", "clusters")
@@ -164,7 +165,7 @@ class TreeHead(Head):
             self.keep(self._summarize(part), part.probs, part.labels)
 
     def _summarize(self, batch: Batch) -> TreeStatistics:
-        leaves, levels = path_levels(batch.probs, *self._structure(batch.probs.device), self.jitter)
+        leaves, levels = path_levels(batch.probs, *self._structure(batch.probs.device), self.jitter, self.noise_version)
         paths = self.paths.to(batch.probs.device)
         common = (paths[leaves] == paths[batch.labels]).sum(1) - 1
         kept = (batch.labels, batch.member, batch.weight, batch.cluster)
@@ -317,7 +318,7 @@ class TreeHead(Head):
             raise ValueError(
                 f"`probs` must have shape (n, {self.num_leaves}) and `lam` (n,), got {probs.shape} and {lam.shape}"
             )
-        leaves, levels = path_levels(probs, self.paths, self.depths, self.order, self.spans, self.jitter)
+        leaves, levels = path_levels(probs, self.paths, self.depths, self.order, self.spans, self.jitter, self.noise_version)
         return answers(levels, self.paths[leaves], lam.to(torch.float64))
 
     def _routes(self, probs: Tensor, groups: Optional[Tensor]) -> tuple[Tensor, Tensor, Tensor]:  # noqa: UP045  # TorchScript
@@ -327,7 +328,7 @@ class TreeHead(Head):
         member = self.membership(groups, probs.shape[0], probs)
         if probs.dim() != 2 or probs.shape[1] != self.num_leaves:
             raise ValueError(f"`probs` must have shape (n, {self.num_leaves}), got {probs.shape}")
-        leaves, levels = path_levels(probs, self.paths, self.depths, self.order, self.spans, self.jitter)
+        leaves, levels = path_levels(probs, self.paths, self.depths, self.order, self.spans, self.jitter, self.noise_version)
         return levels, self.paths[leaves], member
 
     def threshold(self, probs: Tensor, groups: Optional[Tensor] = None) -> Tensor:  # noqa: UP045  # TorchScript

@@ -234,7 +234,7 @@ def _check_leaves(children: list[list[int]], num_leaves: int, names: list[str]) 
 
 
 def path_levels(
-    probs: Tensor, paths: Tensor, depths: Tensor, order: Tensor, spans: Tensor, width: float
+    probs: Tensor, paths: Tensor, depths: Tensor, order: Tensor, spans: Tensor, width: float, version: int = 2
 ) -> tuple[Tensor, Tensor]:
     """Best leaf of each example, and the level that lambda must exceed to answer at or above each node of its path.
 
@@ -246,6 +246,7 @@ def path_levels(
         probs: shape ``(n, K)``, any floating type; sums are taken in float64.
         paths, depths, order, spans: of the :class:`Tree`.
         width: half-width of the noise, drawn from the row of ``probs`` and the depth.
+        version: of :func:`torchgmc.engine.hashing.keys`.
 
     Returns:
         leaves: int64, ``(n,)``.
@@ -259,7 +260,7 @@ def path_levels(
     levels = sums.gather(1, spans[:, 1][nodes]) - sums.gather(1, spans[:, 0][nodes])  # (n, height)
     depth = torch.arange(height, device=probs.device)
     if width > 0.0:
-        bits = hashing.mix(hashing.wrap(hashing.keys(probs.detach())[:, None] + hashing.mix(depth.to(torch.float64))))
+        bits = hashing.mix(hashing.wrap(hashing.keys(probs.detach(), version)[:, None] + hashing.mix(depth.to(torch.float64))))
         levels = levels + width * (bits * 4.76837158203125e-07 - 1.0)
     columns = [levels[:, 0]]
     for k in range(1, height):
