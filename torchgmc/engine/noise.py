@@ -80,8 +80,9 @@ def slacks(k: float | Tensor, error: Tensor, examples: Tensor, skewness: float =
 
 
 def bound(k: float, error: Tensor, examples: Tensor, skewness: float = 0.0) -> Tensor:
-    """Violation that the sample cannot tell from 0, after a fit with this k."""
-    return slacks(min(max(k, LEAST), max(MOST, among(error.numel()))), error, examples, skewness)
+    """Violation that the sample cannot tell from 0, after a fit with this k (NaN: one that chose none)."""
+    k = LEAST if math.isnan(k) else min(max(k, LEAST), max(MOST, among(error.numel())))
+    return slacks(k, error, examples, skewness)
 
 
 def among(count: int) -> float:

@@ -1,6 +1,7 @@
 """Thresholds per group under the noise rule: one for everyone, an offset for each group that earns it, a last common shift."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -13,6 +14,8 @@ __all__ = ["Folded", "Offsets", "fit_offsets", "fit_offsets_to", "weighted_quant
 
 #: Scores from which k is chosen; of more, neighbours become one.
 BUCKETS = 512
+#: Slacks of a fit that goes to alpha, as parts of it.
+INSIDE = (0.95, 0.75, 0.5, 0.0)
 
 
 @dataclass(frozen=True)
@@ -92,7 +95,27 @@ def weighted_quantile(scores: Tensor, weight: Tensor, mass: float) -> float:
     return float(ordered[index.clamp(max=len(ordered) - 1)])
 
 
-def fit_offsets_to(data: Folded, target: float, slack: Tensor) -> Offsets:
+def fit_offsets_to(data: Folded, target: float, alpha: Tensor, worst: Callable[[Offsets], float]) -> Offsets:
+    """Offsets that bring every violation within alpha on the sample.
+
+    A slack just inside alpha is enough unless the risk jumps; where a jump goes beyond alpha, a smaller slack is tried.
+
+    Args:
+        data: scores.
+        target: sigma, of the risk that rises with the threshold.
+        alpha: largest violation of each group, ``(a,)``.
+        worst: largest |violation| / alpha of all that is promised, with these offsets.
+    """
+    tried = []
+    for part in INSIDE:
+        found = _with_slack(data, target, part * alpha)
+        tried.append((worst(found), found))
+        if tried[-1][0] <= 1.0:
+            break
+    return min(tried, key=lambda pair: pair[0])[1]
+
+
+def _with_slack(data: Folded, target: float, slack: Tensor) -> Offsets:
     """Offsets with a given slack per group, ``(a,)``: every violation ends within it, but for jumps of the risk."""
     columns = data.columns()
     design = data.design(columns)

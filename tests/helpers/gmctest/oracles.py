@@ -2,6 +2,14 @@
 
 import math
 
+import torch
+from torch import Tensor
+
+
+def everyone_too(groups: Tensor) -> Tensor:
+    """Membership with a last column to which everyone belongs."""
+    return torch.cat([groups, torch.ones(len(groups), 1, dtype=groups.dtype)], 1)
+
 
 def violations_loop(who, s, what=None, weight=None):
     """who[i][a], s[i][l], what[k][l], weight[i] -> table[a][k], all nested lists."""

@@ -305,8 +305,14 @@ class QuantileHead(Head):
         count = float(total.square() / together.square().sum())  # examples (or clusters), after weighting
         data = Folded(residual, cell, spread, mass, patterns, count)
         if not self.noise_floor:
-            scale = weight @ member / total if self.conditional else torch.ones_like(member[0])
-            return fit_offsets_to(data, self.target, 0.95 * self.goal() * scale), 0.0
+            alpha = self.goal() * (weight @ member / total if self.conditional else torch.ones_like(member[0]))
+
+            def worst(found: Offsets) -> float:
+                below = (residual <= found.common + member @ found.groups).double()
+                off = ((below - self.target) * weight) @ member / total
+                return max(float((off.abs() / alpha).max()), abs(float((below - self.target) @ weight / total)) / self.goal())
+
+            return fit_offsets_to(data, self.target, alpha, worst), 0.0
         middle = weighted_quantile(residual, weight, float(self.target * total))
         s = (residual <= middle).double() - self.target
         everyone = torch.cat([member, torch.ones_like(member[:, :1])], 1)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Fitted", "coarse", "fit_thresholds", "tabulate"]
 
-#: Offsets are multiples of this part of the step between thresholds, so that their sums are exact.
+#: Without a lattice offsets are multiples of this part of the step that can be told apart, so that their sums are exact.
 PARTS = 1024
 
 
@@ -76,7 +76,7 @@ def fit_thresholds(
         if head.noise_floor:
             found.append(fit_offsets(data, target, spread.error[:-1], spread.sizes[:-1], spread.skewness, 0.0))
         else:
-            found.append(fit_offsets_to(data, target, 0.95 * head.goal() * problem.scale[:, label]))
+            found.append(_fit_to_alpha(head, problem, data, target, label, everyone))
     base, offsets = _snap(head, found)
     start = torch.full_like(problem.mass, head.init)
     lam = base + problem.member @ offsets  # (c, C)
@@ -140,10 +140,31 @@ def _equal(statistics: CurveStatistics | SampleStatistics) -> tuple[bool, bool]:
     return bool((first - second).abs() <= 1e-9 * first) and float(first) == round(float(first)), statistics.clusters is not None
 
 
+def _fit_to_alpha(
+    head: "ThresholdHead", problem: CurveProblem | SampleProblem, data: Folded, target: float, label: int, everyone: bool
+) -> Offsets:
+    """Offsets of one class that end within alpha on the sample, noise included."""
+    alpha = head.goal()
+
+    def worst(found: Offsets) -> float:
+        base, offsets = _snap(head, [found])
+        thresholds = (base + problem.member @ offsets).expand_as(problem.mass)
+        return float(problem.violations_at(thresholds, everyone)[:, label].abs().max()) / alpha
+
+    return fit_offsets_to(data, target, alpha * problem.scale[:, label], worst)
+
+
 def _snap(head: "ThresholdHead", found: list[Offsets]) -> tuple[Tensor, Tensor]:
-    """Common thresholds ``(C,)`` and offsets ``(a, C)`` whose sums are exact, and never below the score they meet."""
+    """Common thresholds ``(C,)`` and offsets ``(a, C)`` whose sums are exact, and never below the score they meet.
+
+    On a lattice they are whole steps of it: between its points the risk is not known.
+    """
     common = torch.tensor([o.common for o in found], dtype=torch.float64, device=head.base.device)
     groups = torch.stack([o.groups for o in found], 1).to(head.base.device)
+    lattice = head.lattice
+    if lattice is not None:
+        steps = torch.ceil((common - lattice.origin) / lattice.unit - 1e-6)
+        return lattice.origin + steps * lattice.unit, torch.round(groups / lattice.unit) * lattice.unit
     unit = head.resolution_used / PARTS
     groups = torch.round(groups / unit) * unit
     lift = 1 + (groups != 0).sum(0)
