@@ -42,7 +42,7 @@ def fits(rank: int) -> dict:
         head.calibrate(**entry.options)
         assert head.statistics is before
         found[entry.name, "observe"] = head.state_dict()
-        for name, options in SOLVERS.items():
+        for name, options in SOLVERS.items() if head.alpha is not None else ():  # these go to alpha
             head = entry.make().fit(*(t[rows(rank, "uneven")] for t in data), **options)
             found[entry.name, name] = head.state_dict()
         with local():
