@@ -98,7 +98,8 @@ def weighted_quantile(scores: Tensor, weight: Tensor, mass: float) -> float:
 def fit_offsets_to(data: Folded, target: float, alpha: Tensor, worst: Callable[[Offsets], float]) -> Offsets:
     """Offsets that bring every violation within alpha on the sample.
 
-    A slack just inside alpha is enough unless the risk jumps; where a jump goes beyond alpha, a smaller slack is tried.
+    A slack just inside alpha is enough unless the risk jumps; where a jump goes beyond alpha, smaller slacks are tried, and
+    one threshold for everyone.
 
     Args:
         data: scores.
@@ -112,6 +113,12 @@ def fit_offsets_to(data: Folded, target: float, alpha: Tensor, worst: Callable[[
         tried.append((worst(found), found))
         if tried[-1][0] <= 1.0:
             break
+    else:
+        alike = torch.zeros_like(found.groups)
+        pooled = Offsets(
+            weighted_quantile(data.scores, data.weight.sum(0), target * float(data.total)), alike, math.nan, alike[:0]
+        )
+        tried.append((worst(pooled), pooled))
     return min(tried, key=lambda pair: pair[0])[1]
 
 

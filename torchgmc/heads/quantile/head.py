@@ -253,10 +253,8 @@ class QuantileHead(Head):
         before = self._problem(examples, z, edges, unit, everyone)
         before.check_groups()
         own = not bool(examples.base.isnan().any())  # a start of its own for each example
-        found, level = self._offsets(examples, own)
-        snapped = levelsets.snap(found.groups, unit)
-        # Rounding may not push a threshold below the score it met.
-        lift = math.ceil(found.common / unit) * unit + unit * (1 + int((snapped != 0).sum()))
+        found, level = self._offsets(examples, own, unit)
+        lift, snapped = _snapped(found, unit)
         (self.shift if own else self.base).fill_(lift)
         self.offsets.copy_(-snapped)
         z = (
@@ -276,9 +274,11 @@ class QuantileHead(Head):
             message = f"{message} {report.message}"
         after = problem.violations()
         worst = int(after.abs().argmax())
-        place = problem.label(*divmod(worst, after.shape[1]))
+        place = divmod(worst, after.shape[1])
         state = reached(after, self.alpha, noise_of)
-        message = f"worst |violation| {float(after.abs().max()):.4g} in {place}. {message}"
+        if state == "no" and not len(edges):
+            message = f"{problem.explain(*place)} {message}"
+        message = f"worst |violation| {float(after.abs().max()):.4g} in {problem.label(*place)}. {message}"
         report = Report(
             state == "alpha",
             steps,
@@ -292,7 +292,7 @@ class QuantileHead(Head):
         )
         return report, everyone
 
-    def _offsets(self, examples: QuantileStatistics, own: bool) -> tuple[Offsets, float]:
+    def _offsets(self, examples: QuantileStatistics, own: bool, unit: float) -> tuple[Offsets, float]:
         """The common threshold and the offsets, and the slack they were found with."""
         residual = examples.scores - examples.base if own else examples.scores
         member, weight, total = examples.member.double(), examples.weight, examples.weight.sum()
@@ -308,7 +308,8 @@ class QuantileHead(Head):
             alpha = self.goal() * (weight @ member / total if self.conditional else torch.ones_like(member[0]))
 
             def worst(found: Offsets) -> float:
-                below = (residual <= found.common + member @ found.groups).double()
+                lift, snapped = _snapped(found, unit)
+                below = (residual <= lift + member @ snapped).double()
                 off = ((below - self.target) * weight) @ member / total
                 return max(float((off.abs() / alpha).max()), abs(float((below - self.target) @ weight / total)) / self.goal())
 
@@ -488,11 +489,11 @@ class QuantileHead(Head):
             self.check_input("scores", scores, groups)
         if scores.dim() != 1:
             raise ValueError(f"`scores` must have shape (n,), one conformity score per example, got {scores.shape}")
+        soft.check(mode, temperature)
         hard = scores.to(torch.float64) <= self.forward(groups, base, "hard", temperature)
         if mode == "hard":
-            soft.check(mode, temperature)
             return hard
-        gap = self.forward(groups, base, mode, temperature) - scores.to(torch.float64)
+        gap = self.forward(groups, base, "soft", temperature) - scores.to(torch.float64)
         found = torch.sigmoid(gap / temperature).to(scores.dtype)
         if mode == "soft":
             return found
@@ -638,3 +639,9 @@ class QuantileHead(Head):
     def extra_repr(self) -> str:
         """Options and state."""
         return f"target={self.target}, bins={self.bins}, {super().extra_repr()}, rounds={len(self.log_who)}"
+
+
+def _snapped(found: Offsets, unit: float) -> tuple[float, Tensor]:
+    """The common threshold and the offsets on the grid; rounding never moves a threshold below the score it met."""
+    groups = levelsets.snap(found.groups, unit)
+    return math.ceil(found.common / unit) * unit + unit * (1 + int((groups != 0).sum())), groups
