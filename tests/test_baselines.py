@@ -62,8 +62,8 @@ def test_same_calling_convention():
         head.fit(scores, masks, groups)
         assert head(scores, groups).dtype == torch.bool
         assert head.threshold(groups).shape == (80,)
-        assert set(head.audit(scores, masks, groups).table["group"]) == {"a", "b"}
-        assert head.report.violations_after.shape == (2, 1)
+        assert set(head.audit(scores, masks, groups).table["group"]) == {"a", "b", "everyone"}
+        assert head.report.violations_after.shape == (3, 1)
     one = gmc.baselines.ConformalRiskControl(0.1, groups=["a", "b"]).fit(scores, masks, groups).threshold(groups)
     assert one.unique().numel() == 1
 
@@ -92,6 +92,6 @@ def test_a_baseline_without_groups_says_how_to_audit_it_by_groups():
     with pytest.raises(ValueError, match=r"has camera=front, .*made without groups; make it with groups=groups.names"):
         baseline.audit(scores, masks, groups)
     again = gmc.baselines.ConformalRiskControl(target=0.4, groups=groups.names).fit(scores, masks, groups)
-    assert len(again.audit(scores, masks, groups).rows()) == len(groups) and torch.equal(
+    assert len(again.audit(scores, masks, groups).rows()) == len(groups) + 1 and torch.equal(
         again.threshold(groups.membership).unique(), baseline.threshold().unique()
     )

@@ -57,7 +57,8 @@ def test_derivative_of_violations_in_s_is_the_membership():
 def test_one_forward_for_all_alphas(name):
     entry, head = ZOO[NAMES.index(name)], fitted(name)
     before = {key: value.clone() for key, value in head.named_buffers()}
-    alphas = [0.5 * head.alpha, head.alpha, 4.0 * head.alpha]
+    alpha = head.alpha or 0.02
+    alphas = [0.5 * alpha, alpha, 4.0 * alpha]
     heads = gmc.func.sweep(head, alphas, **entry.options)
     assert [one.alpha for one in heads] == alphas
     for key, value in head.named_buffers():

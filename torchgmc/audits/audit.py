@@ -170,7 +170,8 @@ class Audit(Tabular):
         """Everything shown, in JSON types; a figure that does not exist is None."""
         names = ["name", "alpha", "delta", "conditional", "num_examples", "excluded", "max_violation", "certified_alpha"]
         names += ["holds", "certified", "violated", "certificate", "note"]
-        return plain({name: getattr(self, name) for name in [*names, "cost", "table"]})
+        judged = {"holds", "certified"} if self.alpha is None else set()
+        return plain({name: None if name in judged else getattr(self, name) for name in [*names, "cost", "table"]})
 
     def to_json(self, path: str | Path) -> Path:
         """Write :meth:`to_dict` to a file, whole or not at all; returns its path.

@@ -17,7 +17,7 @@ from torchgmc.audits.tabular import Table
 from torchgmc.engine import checks, hashing
 from torchgmc.engine.clusters import check as check_clusters
 from torchgmc.engine.float64 import Float64Module
-from torchgmc.engine.scripting import is_scripting, is_tracing
+from torchgmc.engine.scripting import has_values, is_scripting, is_tracing
 from torchgmc.engine.solver import SOLVERS, Report
 from torchgmc.engine.values import Names, Values
 from torchgmc.groups.columns import is_frame
@@ -187,6 +187,10 @@ class Head(Float64Module):
     def promised_groups(self) -> list[str]:
         """Names of the groups, and of everyone where that is a promise of its own."""
         return [*self.groups, EVERYONE] if self.promises_everyone else self.groups
+
+    def lacks_everyone(self, member: Tensor) -> bool:
+        """Is no group everyone, so that everyone is a promise of its own? From the membership ``(n, a)`` of all examples."""
+        return self.grouped and not bool((member > 0).all(0).any())
 
     def promised(self, member: Tensor) -> Tensor:
         """Membership in :meth:`promised_groups` ``(n, a)``, from that in the groups."""
@@ -500,7 +504,7 @@ class Head(Float64Module):
         self._check_place(name, value)
         if isinstance(rows, Tensor) and (rows.dim() == 0 or len(rows) != len(value)):
             raise ValueError(f"`groups` must have one row per example, as all inputs, got shape {tuple(rows.shape)}.")
-        if value.device.type != "meta" and bool(value.detach().isnan().any()):
+        if has_values(value) and bool(value.detach().isnan().any()):
             place = value.isnan().nonzero()[0].tolist()
             raise ValueError(f"`{name}` must not be NaN, but {name}{place} is; look for overflow in the model.")
 
@@ -511,7 +515,7 @@ class Head(Float64Module):
         if not isinstance(groups, Tensor):
             raise TypeError(f"`groups` must be a tensor of memberships, got {type(groups).__name__}; use torch.as_tensor.")
         self._check_place("groups", groups)
-        if groups.dtype == torch.bool or groups.device.type == "meta" or is_tracing():
+        if groups.dtype == torch.bool or not has_values(groups):
             return
         wrong = (groups != 0) & (groups != 1)
         if bool(wrong.any()):

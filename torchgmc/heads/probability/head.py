@@ -12,7 +12,7 @@ from torchgmc.audits.measure import Tally
 from torchgmc.distributed import pooled
 from torchgmc.engine import checks, soft
 from torchgmc.engine.folds import Splits, fresh_steps
-from torchgmc.engine.scripting import is_scripting, is_tracing
+from torchgmc.engine.scripting import has_values, is_scripting
 from torchgmc.engine.solver import MAX_FIXED_STEPS, Log, run
 from torchgmc.engine.values import Names, Values
 from torchgmc.heads.base import EVERYONE, Head
@@ -231,7 +231,7 @@ class ProbabilityHead(Head):
             raise ValueError("no examples observed: call `observe` (or `fit`) with at least one example first.")
         with levelsets.calm(examples.member):
             if solver == "exact":
-                everyone = self.grouped and not bool(examples.member.all(0).any())
+                everyone = self.lacks_everyone(examples.member)
                 promise = self._promise(examples.z.device, everyone)
                 names = Names([*self.groups, EVERYONE] if everyone else self.groups, self._cells(True))
                 found = probabilities.fit(examples, promise, max_iter or 100, names)
@@ -336,7 +336,7 @@ class ProbabilityHead(Head):
 
     def _check_range(self, probs: Tensor, slack: float = 1e-3) -> None:
         """Eager calls: probabilities lie in their range (rounding aside)."""
-        if torch.compiler.is_compiling() or is_tracing() or not probs.numel() or probs.device.type == "meta":
+        if not probs.numel() or not has_values(probs):
             return
         low, high = (float(v) for v in probs.detach().aminmax())
         room = slack * (self.high - self.low)

@@ -249,7 +249,7 @@ class QuantileHead(Head):
         """Offsets of all groups at once, then steps on the level sets for what is left."""
         began = time.perf_counter()
         _, z = self._begin(examples, unit)
-        everyone = self.grouped and not bool(examples.member.all(0).any())
+        everyone = self.lacks_everyone(examples.member)
         before = self._problem(examples, z, edges, unit, everyone)
         before.check_groups()
         own = not bool(examples.base.isnan().any())  # a start of its own for each example
@@ -338,7 +338,7 @@ class QuantileHead(Head):
         table = finite.phantom_thresholds(data, self.target, known, covers=True)
         self.known, self.table = known.to(self.offsets.device), table[:, None].to(self.offsets.device)
         unit = quantiles.grid_unit(examples.scores)
-        everyone = self.grouped and not bool(examples.member.all(0).any())
+        everyone = self.lacks_everyone(examples.member)
         _, z = self._begin(examples, unit)
         before = self._problem(examples, z, self.edges[:0].to(z.device), unit, everyone)
         before.check_groups()

@@ -44,7 +44,6 @@ class ConformalRiskControl(ThresholdHead):
         assert self.statistics is not None
         if not isinstance(problem, CurveProblem):
             raise ValueError("conformal risk control works on a lattice of thresholds; leave `resolution` a number.")
-        before = problem.violations()
         n = (int(self.statistics.examples) - self.statistics.excluded).double()  # (C,)
         rising = problem.curve.sum(0) / problem.total[:, None]  # (C, size)
         risk = rising if self.risk.increasing else 1.0 - rising
@@ -61,12 +60,13 @@ class ConformalRiskControl(ThresholdHead):
         lattice = problem.lattice
         base = lattice.points(risk.device)[best]  # (C,)
         self._write(base, torch.zeros_like(self.offsets))
-        member_risk = problem.curve.gather(-1, best.expand(len(problem.mass), -1)[..., None])[..., 0]
-        after = problem.tabulate(member_risk, problem.mass)
-        history = torch.stack([before.abs().max(), after.abs().max()]).cpu()
+        everyone = self.lacks_everyone(problem.member)
+        start = problem.violations_at(torch.full_like(problem.mass, self.init), everyone)
+        after = problem.violations_at(base.expand_as(problem.mass), everyone)
+        history = torch.stack([start.abs().max(), after.abs().max()]).cpu()
         message = f"one threshold per class: {', '.join(f'{v:.4g}' for v in base.tolist())}; groups are not fitted."
         state = reached(after, self.alpha, torch.zeros_like(after))
-        self.mark_fitted(self._finish(Report(state == "alpha", 1, before, after, history, 0.0, message)))
+        self.mark_fitted(self._finish(Report(state == "alpha", 1, start, after, history, 0.0, message)), everyone)
         return self
 
 
@@ -102,9 +102,11 @@ class Unprocessed(ThresholdHead):
     @pooled
     def calibrate(self, solver: str = "exact", eta: float | None = None, max_iter: int | None = None) -> "Unprocessed":
         """Measure the violations; nothing is fitted."""
-        table = self._problem().violations()
+        problem = self._problem()
+        everyone = self.lacks_everyone(problem.member)
+        table = problem.violations_at(torch.full_like(problem.mass, self.init), everyone)
         self._write(self.base.new_full((self.columns,), self.init), torch.zeros_like(self.offsets))
         within = reached(table, self.alpha, torch.zeros_like(table)) == "alpha"
         history = table.abs().max()[None].cpu()
-        self.mark_fitted(self._finish(Report(within, 0, table, table, history, 0.0, "nothing was fitted.")))
+        self.mark_fitted(self._finish(Report(within, 0, table, table, history, 0.0, "nothing was fitted.")), everyone)
         return self

@@ -63,8 +63,7 @@ def fit_thresholds(
 ) -> Fitted:
     """Fit every class by itself."""
     began = time.perf_counter()
-    member = problem.member > 0  # of cells, (c, a)
-    everyone = head.grouped and not bool(member.all(0).any())
+    everyone = head.lacks_everyone(problem.member)
     classes = range(problem.mass.shape[1])
     found, spreads = [], []
     for label in classes:
@@ -92,7 +91,7 @@ def fit_thresholds(
     place = divmod(worst, after.shape[1])
     size = float(after.abs().max())
     text = f"worst |violation| {size:.4g} in {names.label(*place)}. {noise.explain(found[0].k, head.noise_floor, small)}"
-    if state == "no":
+    if state == "no" or not (head.noise_floor or state == "alpha"):
         text += f" {_why(head, problem, lam, names, *place)}"
     history = torch.stack([before.abs().max(), after.abs().max()]).cpu()
     slack = [o.k for o in found]
@@ -119,7 +118,7 @@ def tabulate(
         lam = finite.phantom_thresholds(data, float(problem.target[label]), known, covers, safe=True)
         columns.append(lam if covers else lam - head.resolution_used)  # h = lambda counts as missed: one step to the safe side
     table = torch.stack(columns, 1)
-    everyone = head.grouped and not bool((problem.member > 0).all(0).any())
+    everyone = head.lacks_everyone(problem.member)
     fitted = finite.look_up(problem.member, known, table, head.safe_end)
     start = torch.full_like(problem.mass, head.init)
     sizes = problem.member.T @ problem.mass.amin(1)
