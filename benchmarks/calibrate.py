@@ -17,9 +17,9 @@ from benchmarks.timing import median_seconds, quickest
 NAMES = ["a", "b", "c", "d"]
 
 
-def observed(batch: int, times: int, size: int, fresh: bool = True) -> gmc.ThresholdHead:
+def observed(batch: int, times: int, size: int, fresh: bool = True, noise_floor: bool = True) -> gmc.ThresholdHead:
     """A head that has seen ``times`` batches, new ones or the same one again."""
-    head = gmc.ThresholdHead(TARGET, ALPHA, NAMES)
+    head = gmc.ThresholdHead(TARGET, ALPHA, NAMES, noise_floor=noise_floor)
     same = problem(batch, size)
     for seed in range(times):
         head.observe(*(problem(batch, size, seed) if fresh else same))
@@ -30,9 +30,9 @@ def check(batch: int, size: int) -> None:
     """Three batches give the state of one fit over all, and the promise holds by the definition."""
     parts = [problem(batch, size, seed) for seed in range(3)]
     scores, masks, groups = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
-    head = observed(batch, 3, size)
+    head = observed(batch, 3, size, noise_floor=False)
     head.calibrate()
-    whole = gmc.ThresholdHead(TARGET, ALPHA, NAMES).fit(scores, masks, groups)
+    whole = gmc.ThresholdHead(TARGET, ALPHA, NAMES, noise_floor=False).fit(scores, masks, groups)
     torch.testing.assert_close(head.threshold(groups), whole.threshold(groups))
     missed = naive_pass(scores, masks, head.threshold(groups).float())
     for member in groups.T:

@@ -94,7 +94,7 @@ def run(small: bool = False, tiny: bool = False) -> list[Row]:
     """The figure of design section 5."""
     n, vocabulary = (60, 300) if tiny else (200, 5000) if small else (2000, 30_522)
     logits, member = problem(n, vocabulary)
-    head = gmc.DistributionHead(lists(), ALPHA, ["female", "male"]).fit(logits, member)
+    head = gmc.DistributionHead(lists(), ALPHA, ["female", "male"], noise_floor=False).fit(logits, member)
     assert head.report is not None and head.report.converged
     assert worst_violation(head, logits, member) <= ALPHA * 1.001 + 1e-7
     repeat = 1 if tiny else 5
@@ -140,7 +140,7 @@ def main() -> None:
     p = torch.softmax(logits, 1)
     rows.append(("naive euclidean, one iteration", seconds(lambda: naive_iteration(p, member, lists()["list 0"]), 1), ""))
     for geometry, solver in (("kl", "exact"), ("euclidean", "paper"), ("euclidean", "exact")):
-        head = gmc.DistributionHead(lists(), ALPHA, ["female", "male"], geometry=geometry)
+        head = gmc.DistributionHead(lists(), ALPHA, ["female", "male"], geometry=geometry, noise_floor=False)
         used = seconds(lambda head=head, solver=solver: head.fit(logits, member, solver=solver), 3 if geometry == "kl" else 1)
         report = head.report
         assert report is not None and report.converged

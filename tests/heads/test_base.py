@@ -25,6 +25,7 @@ def test_groups_where_a_membership_belongs():
     groups = gmc.Groups.from_columns({"site": ["a", "b"] * 50})
     probs = torch.rand(100)
     head = gmc.ProbabilityHead(0.1, groups.names).fit(probs, probs > 0.5, groups)
-    with pytest.raises(TypeError, match=r"`groups` must be a tensor, got Groups; give its `.membership`"):
-        head(probs, groups)
-    assert head(probs, groups.membership).shape == (100,)
+    assert torch.equal(head(probs, groups), head(probs, groups.membership))
+    other = gmc.Groups.from_columns({"place": ["a", "b"] * 50})
+    with pytest.raises(ValueError, match="place=a"):
+        head(probs, other)

@@ -73,7 +73,7 @@ def test_batches_give_the_state_of_the_whole(entry: heads_zoo.Entry) -> None:
 def test_the_zoo_holds_heads_that_do_something(entry: heads_zoo.Entry) -> None:
     """A head that changes nothing would be the same in every format and order."""
     report = entry.fitted().report
-    assert report is not None and report.converged and report.iterations > 0
+    assert report is not None and report.reached == ("alpha" if entry.make().alpha else "noise") and report.iterations > 0
 
 
 @pytest.mark.parametrize("entry", ZOO, ids=lambda e: e.name)
@@ -87,7 +87,7 @@ def test_the_order_of_the_examples_does_not_matter(entry: heads_zoo.Entry) -> No
     assert head.report is not None and whole.report is not None
     assert head.report.converged == whole.report.converged
     worst = [float(h.report.violations_after.abs().max()) for h in (head, whole) if h.report is not None]
-    assert max(worst) <= max(head.alpha, min(worst) + TOLERANCE) + 1e-9
+    assert max(worst) <= max(head.alpha or 0.0, min(worst) + TOLERANCE) + 1e-9
     ours, theirs = head.calibrated_on, whole.calibrated_on  # the sketch of the data: no order at all
     assert (ours is not None) == (theirs is not None) == head.fits
     assert ours is None or (torch.equal(ours.keys, theirs.keys) and ours.limit == theirs.limit)

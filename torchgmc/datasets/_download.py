@@ -1,6 +1,7 @@
 """Where a data set is: in the compact layout, or made into it from the published files, fetched if asked for."""
 
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -74,10 +75,15 @@ def fetch(root: Path, what: str, places: Sequence[str]) -> None:
     alone = len(names) == 1  # then the bar counts bytes, not files
     load = pooch.HTTPDownloader(progressbar=alone and sys.stderr.isatty(), chunk_size=1 << 16)
 
+    failed = threading.Event()
+
     def one(name: str) -> None:
+        if failed.is_set():
+            return
         try:
             store.fetch(name, downloader=load)
         except (OSError, ValueError) as error:  # requests raises the one, a wrong hash the other
+            failed.set()
             reason = str(error).rstrip(".")
             raise DownloadError(
                 f"could not fetch {store.get_url(name)}: {reason}. If this machine has no network, download it by hand to "

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from torchgmc.engine import checks
 
 __all__ = ["plain", "write_atomically", "write_file", "write_json"]
@@ -54,11 +56,11 @@ def write_json(path: str | os.PathLike[str], content: Any, indent: int | None = 
 
 
 def plain(content: dict[str, Any]) -> dict[str, Any]:
-    """The same as JSON types; NaN and infinity, which JSON does not have, become None.
+    """The same as JSON types: tensors are lists; NaN and infinity, which JSON does not have, become None.
 
     Example:
         >>> plain({"risk": (0.5, float("nan"))})
         {'risk': [0.5, None]}
     """
-    found: dict[str, Any] = json.loads(json.dumps(content), parse_constant=lambda name: None)
+    found: dict[str, Any] = json.loads(json.dumps(content, default=Tensor.tolist), parse_constant=lambda name: None)
     return found
