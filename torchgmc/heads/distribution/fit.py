@@ -38,7 +38,10 @@ def spread_of(dual: Dual, statistics: MassStatistics) -> Spread:
 
 
 def fit_tilt(dual: Dual, statistics: MassStatistics, lists: Tensor, spread: Spread, max_iter: int) -> tuple[Projection, float]:
-    """The projection with the slack that held-out prompts choose, and k; k = infinity leaves the model as it is."""
+    """The projection with the slack that held-out prompts choose, and k; k = infinity leaves the model as it is.
+
+    A violation beyond its noise is never left as it is: held-out loss cannot tell on few prompts, the violation itself can.
+    """
     tried = noise.candidates(dual.shape[0] * dual.shape[1])
     fold = deal_clusters(noise.FOLDS, statistics.cluster, *statistics.content())
     parts = [(fold != k, fold == k) for k in range(noise.FOLDS)]
@@ -55,9 +58,12 @@ def fit_tilt(dual: Dual, statistics: MassStatistics, lists: Tensor, spread: Spre
         losses.append([float(held.at(project(rest, grown, max_iter).theta).value) for rest, held in usable])
     losses.append([float(held.at(torch.zeros_like(nothing.theta)).value) for _, held in usable])
     choice = noise.choose(torch.tensor(losses, dtype=torch.float64), tried)
-    if math.isinf(choice.k):
-        return nothing, math.inf
-    return project(dual, noise.slacks(choice.k, spread.error, spread.sizes), max_iter), choice.k
+    k = choice.k
+    if math.isinf(k):
+        if bool((nothing.violation.abs() <= noise.bound(k, spread.error, spread.sizes)).all()):
+            return nothing, k
+        k = tried[-1]
+    return project(dual, noise.slacks(k, spread.error, spread.sizes), max_iter), k
 
 
 def _part(statistics: MassStatistics, lists: Tensor, like: Dual, rows: Tensor) -> Dual:
