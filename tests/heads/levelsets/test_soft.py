@@ -54,7 +54,7 @@ def soft_probability(head: gmc.ProbabilityHead, p: float, member: list[float], t
 @pytest.mark.parametrize("solver", ["exact", "paper"])
 def test_probabilities_are_the_definition(geometry, solver):
     probs, y, member = events(300, 3).observe
-    head = gmc.ProbabilityHead(0.01, GROUPS, bins=4, geometry=geometry, noise_floor=False)
+    head = gmc.ProbabilityHead(0.004, GROUPS, bins=4, geometry=geometry, noise_floor=False)
     head.fit(probs, y, member, solver=solver, max_iter=20)
     assert len(head.rounds) + len(head.log_who) > 0
     found = head(probs[:20].double(), member[:20], "soft", 0.3)

@@ -22,7 +22,7 @@ def test_fresh_draws_stay_near_alpha():
 
     A cell's sum on fresh data is its mean on the population plus noise of its own: within 4.5 standard errors except with
     probability 7e-6 (normal law), and the mean on the population is within the tolerance plus as many standard errors of
-    the calibration sum. Over 2 x 15 cells x 30 draws the test fails by chance about once in 160 runs; the seed is fixed.
+    the calibration sum. Over 2 x 24 cells x 30 draws the test fails by chance about once in 100 runs; the seed is fixed.
     """
     alpha = 0.005
     for draw in range(30):
@@ -31,12 +31,14 @@ def test_fresh_draws_stay_near_alpha():
         fresh, outcome, groups, _ = events(20_000, seed=1000 + draw)
         f = head(fresh, groups)
         level = (f * 5).long().clamp(max=4)
-        s = (f - outcome.double())[:, None] * torch.nn.functional.one_hot(level, 5)
+        s = (f - outcome.double())[:, None]
+        s = torch.cat([s * torch.nn.functional.one_hot(level, 5), s], 1)
+        groups = torch.cat([groups, torch.ones_like(groups[:, :1])], 1)
         violation = gmc.violations(groups, s)
         fresh_error = (groups.double().T @ s.square()).sqrt() / 20_000
         fit_error = fresh_error * math.sqrt(20_000 / 3000)
         bound = head.report.details["tolerance"] + 4.5 * (fresh_error + fit_error)
-        assert head.report.converged and bool((violation.abs() <= bound).all())
+        assert head.report.reached != "no" and bool((violation.abs() <= bound).all())
         assert float((f - outcome.double()).square().mean()) < float((fresh - outcome.double()).square().mean())
 
 
@@ -49,7 +51,8 @@ def test_the_noise_floor_saves_fresh_data():
     chased = gmc.ProbabilityHead(1e-4, names, noise_floor=False).fit(probs, y, member)
     errors = [float((head(fresh, groups) - truth).square().mean()) for head in (kept, chased)]
     assert errors[0] < 0.7 * errors[1]
-    assert kept.report.converged and kept.report.details["noise_limited"] > 0 and "fit noise" in kept.report.message
+    assert kept.report.reached == "noise" and kept.report.details["noise_limited"] > 0
+    assert "cells lie above alpha but within their own noise (noise_floor=False chases them)" in kept.report.message
 
 
 # -- a module --------------------------------------------------------------------------------------------------------
@@ -120,13 +123,16 @@ def test_audit_is_the_loop_and_tells_the_cost():
     audit = head.audit(fresh, outcome, groups)
     table = head_table(head, fresh, outcome, groups)
     found = {(r["group"], r["what"]): r for r in audit.rows()}
-    assert len(found) == 12
-    for j, name in enumerate(NAMES):
-        for k, what in enumerate(["f in [0, 0.25)", "f in [0.25, 0.5)", "f in [0.5, 0.75)", "f in [0.75, 1]"]):
+    assert len(found) == 20
+    groups_and_all = torch.cat([groups, torch.ones_like(groups[:, :1])], 1)
+    levels = ["f in [0, 0.25)", "f in [0.25, 0.5)", "f in [0.5, 0.75)", "f in [0.75, 1]", "all levels"]
+    for j, name in enumerate([*NAMES, "everyone"]):
+        for k, what in enumerate(levels):
             row = found[name, what]
             assert math.isclose(row["estimate"], float(table[j, k]), abs_tol=1e-7)
             assert row["low"] <= row["estimate"] <= row["high"]
-            inside = groups[:, j] & ((head(fresh, groups) * 4).long().clamp(max=3) == k)
+            level = (head(fresh, groups) * 4).long().clamp(max=3)
+            inside = groups_and_all[:, j] & ((level == k) | (k == 4))
             assert row["count"] == int(inside.sum())
     brier = [float((p - outcome.double()).square().mean()) for p in (fresh, head(fresh, groups))]
     assert math.isclose(audit.cost["Brier score before"], brier[0], abs_tol=1e-9)

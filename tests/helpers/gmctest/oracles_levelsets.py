@@ -116,11 +116,22 @@ def classes(n, seed=0, a=3, c=3):
     return logit.softmax(1), y, member, truth
 
 
+def promised_table(values, s, member, edges, share=None):
+    """What the solver "exact" promises: groups and everyone last (unless a group is everyone); level sets and their union."""
+    member = [list(map(bool, row)) for row in member]
+    if not any(all(row[j] for row in member) for j in range(len(member[0]))):
+        member, share = [[*row, True] for row in member], None if share is None else [*share, 1.0]
+    table, columns = cell_table(values, s, member, edges, share=share), len(s[0])
+    if edges:
+        table = [row + [sum(row[c::columns]) for c in range(columns)] for row in table]
+    return table
+
+
 def head_table(head, probs, y, member, conditional=False):
-    """Violations of the head's output by loops; level sets from the output itself."""
+    """Violations of the head's output by loops, as in :func:`promised_table`; level sets from the output itself."""
     f = head(probs, member)
     rows = f[:, None] if f.dim() == 1 else f
     target = y.double()[:, None] if f.dim() == 1 else torch.nn.functional.one_hot(y, f.shape[1]).double()
     edges = [k / head.num_bins for k in range(1, head.num_bins)]
     share = (member.double().mean(0)).tolist() if conditional else None
-    return torch.tensor(cell_table(rows.tolist(), (rows - target).tolist(), member.tolist(), edges, share=share))
+    return torch.tensor(promised_table(rows.tolist(), (rows - target).tolist(), member.tolist(), edges, share))

@@ -383,10 +383,11 @@ class ProbabilityHead(Head):
     ) -> dict[str, Tensor]:
         """Fitted offsets as a differentiable function of ``probs``; the head stays as it is.
 
-        They minimise the log loss + slack \\|offsets\\|_1 exactly (``fit`` stops within 5 % of the slack, and leaves alone
-        what keeps its promise already). The slack is that of ``fit``: half a standard error of each group's sum, which depends
-        on ``probs`` too, or 0.95 alpha with ``noise_floor=False``. For ``geometry="kl"`` and ``bins=None``: with level sets
-        the fit jumps, so train through the offsets and calibrate with ``bins`` afterwards. See :mod:`torchgmc.engine.implicit`.
+        They minimise the log loss + slack \\|offsets of groups\\|_1 exactly (``fit`` to alpha stops within 2 % of the slack,
+        and leaves alone what keeps its promise already). With ``noise_floor=False`` the slack is that of ``fit``, 0.95 alpha;
+        else it is 1.5 standard errors of each group's sum, which depend on ``probs`` too (``fit`` chooses among several by
+        held-out loss, and fits slopes). For ``geometry="kl"`` and ``bins=None``: with level sets the fit jumps, so train
+        through the offsets and calibrate with ``bins`` afterwards. See :mod:`torchgmc.engine.implicit`.
         Every process is on its own.
 
         Args:

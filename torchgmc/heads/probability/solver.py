@@ -5,6 +5,7 @@ In coordinates z (logit or identity, see :mod:`torchgmc.heads.levelsets.steps`) 
 So a violation is a slope of the potential, and all offsets can be found at once.
 """
 
+import math
 import time
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -211,15 +212,17 @@ def static_stage(sample: Sample) -> Found:
 def fit(examples: ProbabilityStatistics, promise: Promise, max_iter: int, names: Names) -> Solution:
     """Newton on all offsets, then rounds on the level sets until every cell is within its tolerance.
 
-    Every step lowers the potential and does not raise the Brier score. Of all rounds the best prefix is kept, and the result
-    is never further from the promise than f0.
+    Every step lowers the potential, and none raises the Brier score above that of f0 (nor above what it was, as long as such
+    steps are left). Of all rounds the best prefix is kept, and the result is never further from the promise than f0. A fit to
+    alpha changes nothing where f0 keeps the promise already.
     """
     started = time.perf_counter()
     sample = Sample(examples, promise)
     check_masses(sample.mass[1:], names.who)
     before = sample.measure(sample.z)
     start = float(sample.excess(before).max())
-    static = static_stage(sample)
+    kept = not promise.noise_floor and start <= 1
+    static = None if kept else static_stage(sample)
     found = _attempt(sample, before, max_iter, static)
     if found.excess > max(1.0, start):  # a tiny sample: the offsets moved examples between level sets for the worse
         found = _attempt(sample, before, max_iter, None)
@@ -249,7 +252,7 @@ def _attempt(sample: Sample, before: Measure, max_iter: int, static: Found | Non
     z, measure, reason = sample.z, before, "converged"
     offsets = torch.zeros(sample.member.shape[1], z.shape[1], dtype=torch.float64, device=z.device)
     slopes = torch.zeros_like(offsets)
-    history, rounds = [_worst(sample, measure)], _Rounds(sample)
+    history, rounds = [_worst(sample, measure)], _Rounds(sample, before.brier)
     if static is not None:
         z, offsets, slopes = sample.apply(static.theta)
         measure = sample.measure(z)
@@ -277,10 +280,16 @@ def _attempt(sample: Sample, before: Measure, max_iter: int, static: Found | Non
 
 
 class _Rounds:
-    """Rounds on the level sets: in each violated level set, a Newton step of all groups with the slack of their noise."""
+    """Rounds on the level sets: in each violated level set, a Newton step of all groups with the slack of their noise.
 
-    def __init__(self, sample: Sample) -> None:
+    Args:
+        sample: examples.
+        brier: that of f0. A fit to alpha may spend what it gained since, once no step is left that does without.
+    """
+
+    def __init__(self, sample: Sample, brier: float) -> None:
         self.sample, self.promise = sample, sample.promise
+        self.ceiling, self.most = 0.0, 0.0 if sample.promise.noise_floor else brier
         self.tables: list[Tensor] = []
         self.blocked: set[tuple[int, int]] = set()
 
@@ -301,6 +310,10 @@ class _Rounds:
                 self.blocked.add(cells[0])
                 return self.step(z, measure)
             cells = cells[: len(cells) // 2]  # too many at once: the worst half
+        if self.ceiling < self.most:
+            self.ceiling = self.most
+            self.blocked.clear()
+            return self.step(z, measure)
         return None
 
     def _table(self, z: Tensor, measure: Measure, cells: list[tuple[int, int]]) -> Tensor:
@@ -333,7 +346,7 @@ class _Rounds:
         return (member.T @ (member * weight[some, None].double())) * factor
 
     def _search(self, z: Tensor, measure: Measure, table: Tensor) -> tuple[Tensor, Measure] | None:
-        """The whole step, or the first of its halves, quarters, ... that lowers the potential and not raises Brier."""
+        """The whole step, or the first of its halves, quarters, ... that lowers the potential with a Brier score allowed."""
         sample, euclidean = self.sample, self.promise.euclidean
         used = (table != 0).flatten(1).any(0).nonzero()[:, 0]  # columns of the flat table
         moves = torch.zeros(len(z), table[0].numel(), dtype=torch.float64, device=z.device)
@@ -346,7 +359,7 @@ class _Rounds:
             trial = z - length * move
             f = levelsets.probabilities(trial, euclidean)
             brier = float(((f - sample.y).square() * sample.share).sum())
-            if self._loss(trial, brier) < start and brier <= measure.brier:
+            if self._loss(trial, brier) < start and brier <= max(measure.brier, self.ceiling):
                 self.tables.append(length * table)
                 return trial, sample.measure(trial)
         return None
@@ -372,10 +385,10 @@ def _rows(table: Tensor, sample: Sample) -> Tensor:
 
 
 def _report(
-    sample: Sample, before: Measure, found: _Attempt, static: Found, max_iter: int, names: Names, seconds: float
+    sample: Sample, before: Measure, found: _Attempt, static: Found | None, max_iter: int, names: Names, seconds: float
 ) -> Report:
     promise, after = sample.promise, found.after
-    width = promise.width
+    width, k = promise.width, math.nan if static is None else static.k
     alpha = None if promise.alpha is None else promise.alpha * width
     first, last = (_rows(width * m.violation / sample.scale, sample) for m in (before, after))
     tolerance = _rows(width * sample.tolerance(after) / sample.scale, sample)
@@ -388,13 +401,13 @@ def _report(
     asked = "as small as the sample can tell" if alpha is None else f"alpha = {alpha:.4g}"
     text = f"asked {asked}, met {met:.4g} on the sample (in {names.label(*divmod(largest, last.shape[1]))})."
     if promise.noise_floor:
-        text += f" {noise.explain(static.k, True, [])}"
+        text += f" {noise.explain(k, True, [])}"
         above = 0 if alpha is None else int((last.abs() > alpha).sum())
         if above and state == "noise":
             text += (
                 f" {above} of {last.numel()} cells lie above alpha but within their own noise (noise_floor=False chases them)."
             )
-    if not static.optimal:
+    if static is not None and not static.optimal:
         text += " The conditions of the optimum are not met for every group: plain steps got no further."
     if state == "no":
         text += {
@@ -406,7 +419,7 @@ def _report(
         "examples": len(sample.z),
         "alpha_asked": alpha,
         "alpha_met": met,
-        "slack": static.k,
+        "slack": k,
         "noise_limited": 0 if alpha is None else int(((last.abs() > alpha) & (last.abs() <= tolerance)).sum()),
         "tolerance": tolerance,
         "brier_before": before.brier * width**2,

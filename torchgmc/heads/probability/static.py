@@ -302,7 +302,7 @@ def fit_static(columns: Columns, sizes: Tensor, cluster: Tensor, slack: Tensor |
     if slack is not None:
         price = torch.full_like(theta, math.inf)
         price[0] = slack
-        theta, optimal = _solve(columns, theta, price)
+        theta, optimal = _solve(columns, theta, price, 0.02)
         return Found(theta, math.nan, torch.zeros(0), optimal)
     # Everyone first: an offset, and a slope if it is worth one.
     none = torch.full_like(theta, math.inf)
@@ -361,9 +361,12 @@ def _working(theta: Tensor, slope: Tensor, price: Tensor) -> Tensor:
     return work.any(2).any(0).nonzero()[:, 0]
 
 
-def _solve(columns: Columns, theta: Tensor, price: Tensor) -> tuple[Tensor, bool]:
-    """The optimum for one price: groups far from earning their column are left out, and join if they turn out to."""
-    bar = _bar(price, 0.2)
+def _solve(columns: Columns, theta: Tensor, price: Tensor, precision: float = 0.1) -> tuple[Tensor, bool]:
+    """The optimum for one price, to a part of it.
+
+    Groups far from earning their column are left out, and join if they turn out to.
+    """
+    bar = _bar(price, 2.0 * precision)
     fine = False
     for _ in range(JOINS):
         slope, _ = columns.slope(theta)
@@ -373,7 +376,7 @@ def _solve(columns: Columns, theta: Tensor, price: Tensor) -> tuple[Tensor, bool
             found = part.descend(theta[:, groups], price[:, groups], bar[:, groups])
         else:
             hessian = part.thin(SAMPLE).hessian(theta[:, groups])
-            found = part.minimise(theta[:, groups], price[:, groups], hessian, 50, 0.1)
+            found = part.minimise(theta[:, groups], price[:, groups], hessian, 50, precision)
         theta = theta.clone()
         theta[:, groups] = found
         slope, _ = columns.slope(theta)

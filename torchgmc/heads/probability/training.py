@@ -76,6 +76,7 @@ def solve(head: "ProbabilityHead", probs: Tensor, y: Tensor, groups: Any, weight
     else:
         scale = mass if head.conditional else torch.ones_like(mass)
         slack = (0.95 / (head.high - head.low) * slack_of(head.alpha or 0.0, alpha, probs)) * scale.expand(-1, problem.columns)
+    slack = slack * (torch.arange(len(mass), device=slack.device) > 0)[:, None]  # everyone moves freely
     offsets = optimum(problem, slack, z)
     state = {"offsets": offsets, "slopes": torch.zeros_like(offsets)}
     return state | {name: getattr(head, name)[:0] for name in ("rounds", "log_who", "log_step", "log_column")}
