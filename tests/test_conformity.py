@@ -72,8 +72,8 @@ def test_three_lines_from_a_classifier_to_sets_that_cover_every_group():
         (lambda: conformity.cqr(torch.rand(3), torch.rand(2), torch.rand(3)), "`high` \\(2,\\)"),
         (lambda: conformity.interval(torch.rand(3), torch.rand(1)), "`threshold` must have one entry per prediction"),
         (lambda: conformity.lac(torch.rand(3), torch.zeros(3).long()), "shape \\(n, C\\)"),
-        (lambda: conformity.aps(torch.rand(3, 2), torch.zeros(3)), "class ids"),
-        (lambda: conformity.lac(torch.rand(3, 2), torch.tensor([0, 1, 2])), "from 0 to 1, got 2"),
+        (lambda: conformity.aps(torch.full((3, 2), 0.5), torch.zeros(3)), "class ids"),
+        (lambda: conformity.lac(torch.full((3, 2), 0.5), torch.tensor([0, 1, 2])), "from 0 to 1, got 2"),
     ],
 )
 def test_bad_input_is_refused(call, match):

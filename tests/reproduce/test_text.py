@@ -186,7 +186,7 @@ def test_rows_are_those_of_a_loop(prepared, rows):
     calibration, test = split(prepared, "prompts", 3)
     logits = logits_of(prepared, "biased", "prompts")
     member = prepared.tensors["member prompts"].numpy()
-    head = gmc.DistributionHead(attributes, prepared.extra["alpha"][part], groups)
+    head = gmc.DistributionHead(attributes, prepared.extra["alpha"][part], groups, noise_floor=False)
     head.fit(torch.tensor(logits[calibration]), torch.tensor(member[calibration]))
     lists = np.zeros((len(attributes), logits.shape[1]))
     for k, ids in enumerate(attributes.values()):
@@ -218,7 +218,8 @@ def test_the_cost_is_measured_where_nothing_was_calibrated(prepared):
 
 def test_the_oracle_is_fitted_on_all_prompts(prepared, rows):
     part = text.part_of("biased", "prompts")
-    head = gmc.DistributionHead(prepared.extra["attributes"], prepared.extra["alpha"][part], prepared.extra["groups"])
+    options = (prepared.extra["attributes"], prepared.extra["alpha"][part], prepared.extra["groups"])
+    head = gmc.DistributionHead(*options, noise_floor=False)
     head.fit(torch.tensor(logits_of(prepared, "biased", "prompts")), prepared.tensors["member prompts"])
     found = [r["calibration"] for r in rows if (r["part"], r["method"], r["measure"]) == (part, "oracle", "mass")]
     np.testing.assert_allclose(found, head.report.violations_after.flatten().numpy(), atol=1e-6)
