@@ -68,7 +68,7 @@ def test_three_lines_from_a_classifier_to_sets_that_cover_every_group():
 @pytest.mark.parametrize(
     ("call", "match"),
     [
-        (lambda: conformity.absolute_residual(torch.rand(3, 1), torch.rand(3)), "one shape \\(n,\\)"),
+        (lambda: conformity.absolute_residual(torch.rand(3, 1), torch.rand(3)), "the same shape \\(n,\\)"),
         (lambda: conformity.cqr(torch.rand(3), torch.rand(2), torch.rand(3)), "`high` \\(2,\\)"),
         (lambda: conformity.interval(torch.rand(3), torch.rand(1)), "`threshold` must have one entry per prediction"),
         (lambda: conformity.lac(torch.rand(3), torch.zeros(3).long()), "shape \\(n, C\\)"),

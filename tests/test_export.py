@@ -358,5 +358,7 @@ def test_an_onnx_file_names_its_outputs(tmp_path):
 
 
 def test_a_head_alone_is_exported_by_the_command():
-    with pytest.raises(TypeError, match=r"got ThresholdHead \(a head alone: gmc.save it, then `torchgmc export`\)"):
+    with pytest.raises(
+        TypeError, match=r"got ThresholdHead \(for a head without a model: gmc.save it, then `torchgmc export`\)"
+    ):
         gmc.export.export(even_and_odd()[0], "x.pt")

@@ -110,11 +110,11 @@ def test_errors_of_func():
         gmc.func.stack([head, fitted("tree")])
     with pytest.raises(RuntimeError, match=r"heads\[1\] is not fitted"):
         gmc.func.stack([head, gmc.ThresholdHead(0.1, 0.02, GROUPS)])
-    with pytest.raises(ValueError, match=r"heads\[1\] was made with another `jitter`"):
+    with pytest.raises(ValueError, match=r"heads\[1\] was made with a different `jitter`"):
         gmc.func.stack([head, gmc.ThresholdHead(0.1, 0.02, GROUPS, jitter=0.1).fit(*images(20, 0).observe)])
     probs, y, member = events(50, 0).observe
     unit, wide = (gmc.ProbabilityHead(0.1, GROUPS, range=(0, top)).fit(probs, y.float(), member) for top in (1.0, 2.0))
-    with pytest.raises(ValueError, match=r"heads\[1\] was made with another `range`"):
+    with pytest.raises(ValueError, match=r"heads\[1\] was made with a different `range`"):
         gmc.func.stack([unit, wide])
 
 

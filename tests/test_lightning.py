@@ -201,7 +201,7 @@ def test_a_batch_that_is_not_understood_is_named(tmp_path):
     for columns, message in [
         ({"foto": images, "mask": masks}, "no input for the model in the batch: it has the keys 'foto', 'mask'"),
         ({"image": images, "groups": member}, "the batch has no masks for a ThresholdHead"),
-        ({"image": images, "mask": masks}, "the batch has the keys 'image', 'mask'. Give the membership"),
+        ({"image": images, "mask": masks}, "the batch has the keys 'image', 'mask'. Pass the membership"),
     ]:
         callback = CalibrationCallback(head(), loader(Rows(**columns)))
         with pytest.raises(ValueError, match=message):
@@ -211,7 +211,7 @@ def test_a_batch_that_is_not_understood_is_named(tmp_path):
         head(), loader(Rows(foto=images, mask=masks, site=member)), gmc.Adapter(inputs="foto"), groups="site"
     )
     assert callback.calibrate(trainer(tmp_path), Segmenter()).is_fitted
-    with pytest.raises(ValueError, match="`groups` = 'side' is no key of the batch, which has 'foto', 'mask', 'site'"):
+    with pytest.raises(ValueError, match="`groups` = 'side' is not a key of the batch, which has 'foto', 'mask', 'site'"):
         CalibrationCallback(head(), callback.dataloader, gmc.Adapter(inputs="foto"), groups="side").calibrate(
             trainer(tmp_path), Segmenter()
         )
@@ -233,7 +233,7 @@ def test_checkpoints_of_other_heads_are_refused(tmp_path):
     run.save_checkpoint(tmp_path / "m.ckpt")
     with pytest.raises(ValueError, match="was made with"):
         CalibrationCallback(head(jitter=0.1)).load_state_dict(callback.state_dict())
-    with pytest.raises(ValueError, match="holds a ThresholdHead, this callback a"):
+    with pytest.raises(ValueError, match="holds a ThresholdHead, but this callback has a"):
         CalibrationCallback(gmc.baselines.Unprocessed(0.1, groups=GROUPS)).load_state_dict(callback.state_dict())
     with pytest.raises(ValueError, match="reads up to"):
         CalibrationCallback(head()).load_state_dict(callback.state_dict() | {"schema": 99})

@@ -95,7 +95,7 @@ def test_one_group_of_everyone_needs_no_groups():
 
 def test_errors():
     metric = GroupViolation(GROUPS)
-    with pytest.raises(ValueError, match="`target` must have the shape of `preds`"):
+    with pytest.raises(ValueError, match="`target` must have the same shape as `preds`"):
         metric.update(torch.rand(3), torch.rand(2), torch.ones(3, 3))
     with pytest.raises(ValueError, match="`groups` is missing"):
         metric.update(torch.rand(3), torch.rand(3))
@@ -107,7 +107,7 @@ def test_errors():
     class Unknown(gmc.Head):
         pass
 
-    with pytest.raises(NotImplementedError, match="Unknown does not say what its promise is about: write `values`"):
+    with pytest.raises(NotImplementedError, match="Unknown does not say what its promise is about; implement `values`"):
         for_head(Unknown(0.1, GROUPS)).update(torch.rand(3), torch.ones(3, 3))
     with pytest.raises(TypeError, match="got Linear"):
         for_head(torch.nn.Linear(1, 1))

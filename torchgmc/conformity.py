@@ -68,7 +68,9 @@ def cqr_interval(low: Tensor, high: Tensor, threshold: Tensor) -> tuple[Tensor, 
         (tensor([-0.2500]), tensor([1.2500]))
     """
     if checks.ordinary("high", high).shape != checks.ordinary("low", low).shape or high.device != low.device:
-        raise ValueError(f"`high` must be beside `low`, {tuple(low.shape)} on {low.device}, got {tuple(high.shape)}.")
+        raise ValueError(
+            f"`high` must match `low`, {tuple(low.shape)} on {low.device}, got {tuple(high.shape)} on {high.device}."
+        )
     if checks.numbers("high", high).dtype == torch.bool:
         raise TypeError(f"`high` must hold numbers, got {high.dtype}.")
     threshold = _like(threshold, low)
@@ -147,8 +149,9 @@ def _probs(probs: Tensor) -> Tensor:
                 "NaN" if low != low else f"numbers from {low:.3g} to {high:.3g} and sums that differ from 1 by up to {off:.3g}"
             )
             raise ValueError(
-                f"`probs` must hold probabilities, each row with sum 1, got {found}; give logits as `logits.softmax(1)`, and "
-                "treat labels that do not exclude one another (sigmoid outputs) one at a time."
+                f"`probs` must hold probabilities, with rows that sum to 1, got {found}; pass logits as "
+                f"`logits.softmax(1)`, and "
+                "treat labels that are not mutually exclusive (sigmoid outputs) one at a time."
             )
     return probs
 
@@ -183,11 +186,14 @@ def _check_rows(**tensors: Tensor) -> None:
             raise TypeError(f"`{name}` must hold numbers, got {value.dtype}.")
     if len({value.device for value in tensors.values()}) > 1:
         listed = ", ".join(f"`{name}` on {value.device}" for name, value in tensors.items())
-        raise ValueError(f"all must be on one device, got {listed}.")
+        raise ValueError(f"all arguments must be on one device, got {listed}.")
     shapes = {name: tuple(t.shape) for name, t in tensors.items()}
     if any(len(shape) != 1 for shape in shapes.values()) or len(set(shapes.values())) > 1:
         listed = ", ".join(f"`{name}` {shape}" for name, shape in shapes.items())
-        raise ValueError(f"all must have one shape (n,), got {listed}; one number per example (squeeze a trailing dimension).")
+        raise ValueError(
+            f"all arguments must have the same shape (n,), got {listed}; pass one number per example (squeeze a "
+            f"trailing dimension)."
+        )
 
 
 def _like(threshold: Tensor, prediction: Tensor) -> Tensor:

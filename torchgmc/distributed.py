@@ -184,7 +184,7 @@ def _exchange(kind: str, text: bytes) -> list[tuple[str, bytes]]:
     if "failure" not in kinds and len({k if k != "nothing" else "statistics" for k in kinds}) > 1:
         raise PeerError(
             f"the processes are at different points of the program (rank by rank: {', '.join(kinds)}): every rank must "
-            "call `fit` (or `calibrate`) equally often; a fit of one rank alone goes inside `torchgmc.distributed.local()`."
+            "call `fit` (or `calibrate`) equally often; to fit on one rank only, use `torchgmc.distributed.local()`."
         )
     return answers
 
@@ -227,7 +227,8 @@ def _check_signatures(signatures: list[str]) -> None:
     for rank, other in enumerate(signatures):
         if other != signatures[0]:
             raise PeerError(
-                f"the heads of the ranks differ: rank 0 has {signatures[0]}, rank {rank} has {other}; make them alike."
+                f"the heads of the ranks differ: rank 0 has {signatures[0]}, rank {rank} has {other}; make the same "
+                f"head on every rank."
             )
 
 
@@ -272,7 +273,7 @@ def _unpack(tree: Any, tensors: list[Tensor]) -> Any:
         for part in name.split("."):
             kind = getattr(kind, part)
         if not dataclasses.is_dataclass(kind):
-            raise TypeError(f"{body} is no dataclass of statistics.")
+            raise TypeError(f"{body} is not a dataclass of statistics.")
         made: Any = object.__new__(cast(type, kind))  # the fields as they were, whatever the constructor would do
         for key, one in tree["fields"].items():
             object.__setattr__(made, key, _unpack(one, tensors))

@@ -44,7 +44,7 @@ def export(
 
     Args:
         model: what :func:`torchgmc.attach` made, with a fitted head.
-        path: the file; replaced only when the new one is whole and verified.
+        path: the file; replaced only when the new one is complete and verified.
         format: ``"torchscript"`` (scripted; traced where the model cannot be scripted, which is logged), ``"torch.export"`` or
             ``"onnx"`` (extra ``onnx``).
         example_inputs: arguments of a call ``model(*example_inputs)``, groups included, or a dict for ``model(**...)``.
@@ -54,10 +54,10 @@ def export(
     """
     checks.option("format", format, FORMATS)
     if not isinstance(model, CalibratedModel):
-        alone = " (a head alone: gmc.save it, then `torchgmc export`)" if isinstance(model, Head) else ""
+        alone = " (for a head without a model: gmc.save it, then `torchgmc export`)" if isinstance(model, Head) else ""
         raise TypeError(f"`model` must come from torchgmc.attach, got {type(model).__name__}{alone}.")
     if not model.head.is_fitted:
-        raise RuntimeError("the head is not fitted; fit it before the export.")
+        raise RuntimeError("the head is not fitted; fit it before exporting.")
     target = checks.path("path", path)
     flat, tensors = flatten(model, example_inputs)
     body = _describe(flat, format)
@@ -216,7 +216,7 @@ def _compare(flat: Flat, example: tuple[Tensor, ...], found: Any, format: str) -
     for want, got in pairs:
         if want.shape != got.shape or want.dtype != got.dtype:
             raise RuntimeError(
-                f"the {format} file gives {got.dtype} {tuple(got.shape)} where the model gives {want.dtype} "
+                f"the {format} file returns {got.dtype} {tuple(got.shape)}, but the model returns {want.dtype} "
                 f"{tuple(want.shape)} for {len(inputs[0])} examples; it was removed. Try another format."
             )
         if want.is_floating_point():

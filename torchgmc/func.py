@@ -41,7 +41,7 @@ def sweep(head: H, alphas: Sequence[float], **options: Any) -> list[H]:
     if not isinstance(alphas, Sequence | Tensor) or isinstance(alphas, str):
         raise TypeError(f"`alphas` must be a list of numbers, got {type(alphas).__name__}.")
     if len(alphas) == 0:
-        raise ValueError("`alphas` is empty; give at least one.")
+        raise ValueError("`alphas` is empty; pass at least one.")
     checked = [checks.positive("alphas", float(alpha), "Each is the largest violation allowed.") for alpha in alphas]
     made = []
     for alpha in checked:
@@ -63,19 +63,19 @@ def stack(heads: Sequence[Head]) -> dict[str, Tensor]:
     if not isinstance(heads, Sequence) or not all(isinstance(head, Head) for head in heads):
         raise TypeError(f"`heads` must be a list of heads, got {type(heads).__name__}.")
     if not heads:
-        raise ValueError("`heads` is empty; give at least one.")
+        raise ValueError("`heads` is empty; pass at least one.")
     first = heads[0]
     for i, head in enumerate(heads):
         if type(head) is not type(first):
             raise TypeError(
-                f"`heads` must be of one kind, but heads[{i}] is a {type(head).__name__}, not {type(first).__name__}."
+                f"`heads` must all have the same class, but heads[{i}] is a {type(head).__name__}, not {type(first).__name__}."
             )
         if not head.is_fitted:
             raise RuntimeError(f"heads[{i}] is not fitted; call `fit`, or `observe` and `calibrate`, or load its state.")
         ours, theirs = first.config(), head.config()
         other = [name for name in ours if name not in head.fit_only and ours[name] != theirs[name]]
         if other:
-            raise ValueError(f"`heads` must have the same forward, but heads[{i}] was made with another `{other[0]}`.")
+            raise ValueError(f"`heads` must have the same forward, but heads[{i}] was made with a different `{other[0]}`.")
     return {
         name: torch.stack(_equal_length([dict(head.named_buffers())[name] for head in heads]))
         for name, _ in first.named_buffers()

@@ -78,7 +78,7 @@ class CalibrationCallback(Callback):
         **options: Any,
     ) -> None:
         if not isinstance(head, Head):
-            raise TypeError(f"`head` must be a head of torchgmc, got {type(head).__name__}.")
+            raise TypeError(f"`head` must be a torchgmc head, got {type(head).__name__}.")
         unknown = set(options) - {"solver", "eta", "max_iter"}
         if unknown:
             raise TypeError(f"unknown arguments {sorted(unknown)}; `head.calibrate` takes solver, eta and max_iter.")
@@ -87,7 +87,7 @@ class CalibrationCallback(Callback):
         if adapter is not None and not isinstance(adapter, Adapter):
             raise TypeError(f"`adapter` must be an Adapter, got {type(adapter).__name__}.")
         if groups is not None and not isinstance(groups, str | nn.Module):
-            raise TypeError(f"`groups` must be a key of the batch or a module, got {type(groups).__name__}.")
+            raise TypeError(f"`groups` must be a batch key or a module, got {type(groups).__name__}.")
         checks.text("name", name)
         head.check_solver(options.get("solver", "exact"), options.get("eta"), options.get("max_iter"))
         self._head, self.dataloader, self.groups = head, dataloader, groups
@@ -196,7 +196,7 @@ class CalibrationCallback(Callback):
         if isinstance(source, str):
             if not isinstance(batch, Mapping) or source not in batch:
                 keys = ", ".join(map(repr, batch)) if isinstance(batch, Mapping) else f"a {type(batch).__name__}, no keys"
-                raise ValueError(f"`groups` = {source!r} is no key of the batch, which has {keys}.")
+                raise ValueError(f"`groups` = {source!r} is not a key of the batch, which has {keys}.")
             groups = batch[source]
         elif source is not None:
             with torch.no_grad():
@@ -204,8 +204,8 @@ class CalibrationCallback(Callback):
         if groups is None and self._head.needs_groups:
             seen = f"the keys {', '.join(map(repr, batch))}" if isinstance(batch, Mapping) else f"{len(batch)} entries"
             raise ValueError(
-                f"no groups for the {self._head.num_groups} groups of the head: the batch has {seen}. Give the membership as "
-                "third entry or under 'groups', name its key with groups='key', or give a module that computes it."
+                f"no groups for the {self._head.num_groups} groups of the head: the batch has {seen}. Pass the membership as "
+                "third entry or under 'groups', name its key with groups='key', or pass a module that computes it."
             )
         return divided._replace(groups=groups)
 
@@ -219,8 +219,8 @@ class CalibrationCallback(Callback):
                 found: Iterable[Any] = make()
                 return found
         raise ValueError(
-            "no calibration data: give CalibrationCallback a `dataloader`, or the datamodule (or the module) a method "
-            "`calibration_dataloader`. It must not be the training data, on which the model is too sure of itself."
+            "no calibration data: pass `dataloader` to CalibrationCallback, or give the datamodule (or the module) a method "
+            "`calibration_dataloader`. Do not use the training data: the model is overconfident there."
         )
 
     # -- watching ----------------------------------------------------------------------------------------------------
@@ -305,11 +305,14 @@ class CalibrationCallback(Callback):
         kind = self._head.kind()
         if state_dict["head"] != kind:
             raise ValueError(
-                f"the checkpoint holds a {state_dict['head']}, this callback a {kind}; give it the head it was saved with."
+                f"the checkpoint holds a {state_dict['head']}, but this callback has a {kind}; pass the kind of head "
+                f"that was saved."
             )
         own = json.dumps(self._head.config(), sort_keys=True, default=str)
         if state_dict["config"] != own:
-            raise ValueError(f"the head of the checkpoint was made with {state_dict['config']}, this callback's with {own}.")
+            raise ValueError(
+                f"the head of the checkpoint was made with {state_dict['config']}, but this callback's with {own}."
+            )
         self._head.load_state_dict(state_dict["state"])
 
     def on_load_checkpoint(self, trainer: "Trainer", pl_module: "LightningModule", checkpoint: dict[str, Any]) -> None:
@@ -331,7 +334,7 @@ def _callbacks(path: Path) -> dict[str, Any]:
             warnings.simplefilter("ignore", UserWarning)  # of a file of another kind, which is refused below
             content = torch.load(path, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
-        raise ValueError(f"{path.name!r} is no readable checkpoint: {str(error).splitlines()[0]}") from error
+        raise ValueError(f"{path.name!r} is not a readable checkpoint: {str(error).splitlines()[0]}") from error
     found = content.get("callbacks", {}) if isinstance(content, dict) else {}
     return found if isinstance(found, dict) else {}
 
@@ -349,7 +352,7 @@ def head_from_checkpoint(path: str | os.PathLike[str], name: str = "calibration"
     key = f"CalibrationCallback[{name}]"
     if key not in saved:
         raise ValueError(
-            f"{Path(path).name!r} holds no head named {name!r}; `name` must be that of one of its callbacks, "
+            f"{Path(path).name!r} holds no head named {name!r}; `name` must be the name of one of its callbacks, "
             f"{', '.join(map(repr, saved)) or 'none'}."
         )
     state = saved[key]
@@ -376,8 +379,8 @@ def _warn_of_training_data(trainer: "Trainer", loader: Iterable[Any]) -> None:
     data = getattr(loader, "dataset", None)
     if data is not None and data is getattr(trainer.train_dataloader, "dataset", None):
         warnings.warn(
-            "the calibration loader holds the training data, on which the model is too sure of itself: what is fitted there "
-            "does not hold on fresh data. Give CalibrationCallback a `dataloader` of examples that were held out.",
+            "the calibration loader holds the training data, where the model is overconfident, so what is fitted there "
+            "does not hold on fresh data. Pass CalibrationCallback a `dataloader` of held-out examples.",
             stacklevel=2,
         )
 
@@ -394,5 +397,5 @@ def _ordinary(value: Any) -> Any:
 def _check_schema(state: dict[str, Any]) -> None:
     if state.get("schema", 0) > io.SCHEMA:
         raise ValueError(
-            f"the checkpoint's head has schema {state['schema']}, this version reads up to {io.SCHEMA}; upgrade torchgmc."
+            f"the checkpoint's head has schema {state['schema']}, but this version reads up to {io.SCHEMA}; upgrade torchgmc."
         )

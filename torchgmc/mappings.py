@@ -112,7 +112,7 @@ class MissRate:
             raise ValueError(f"`scores` must have shape (n, m), one row of pixels per image, got {tuple(scores.shape)}.")
         masks = checks.binary("masks", masks, scores)
         if not bool(masks.any(1).all()):
-            raise ValueError("`masks` must have at least one positive pixel in every row; leave the others out.")
+            raise ValueError("`masks` must have at least one positive pixel in every row; drop the other rows.")
         self.share = masks.to(scores.dtype) / masks.sum(1, keepdim=True)
         self.target = checks.fraction("target", target)
 

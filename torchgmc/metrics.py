@@ -84,7 +84,7 @@ class GroupViolation(Metric):  # type: ignore[misc]  # a class of an optional pa
             s = preds
         elif target is None or target.shape != preds.shape:
             raise ValueError(
-                f"`target` must have the shape of `preds`, {tuple(preds.shape)}, got "
+                f"`target` must have the same shape as `preds`, {tuple(preds.shape)}, got "
                 f"{None if target is None else tuple(target.shape)}."
             )
         else:
@@ -102,7 +102,7 @@ class GroupViolation(Metric):  # type: ignore[misc]  # a class of an optional pa
                 f"s must have shape (n, {self.num_outputs}) for num_outputs={self.num_outputs}, got {tuple(s.shape)}."
             )
         if groups is None and len(self.names) > 1:
-            raise ValueError(f"`groups` is missing: give a membership of shape (n, {len(self.names)}).")
+            raise ValueError(f"`groups` is missing: pass a membership of shape (n, {len(self.names)}).")
         everyone = torch.ones(len(s), 1, dtype=torch.bool, device=s.device)
         member = (everyone if groups is None else check_groups(groups, len(s), self.names).to(s.device)).double()
         w = checks.weights(weight, len(s), s)[:, None] * ~s.isnan()  # (n, u)
@@ -150,7 +150,7 @@ class HeadViolation(GroupViolation):
 
     def __init__(self, head: Head, **kwargs: Any) -> None:
         if not isinstance(head, Head):
-            raise TypeError(f"`head` must be a head of torchgmc, got {type(head).__name__}.")
+            raise TypeError(f"`head` must be a torchgmc head, got {type(head).__name__}.")
         names = head.test_functions()
         super().__init__(names.who, len(names.what), "centered" if head.relative else "residual", head.conditional, **kwargs)
         self.__dict__["head"] = head  # watched, not owned: its buffers are not a state of this metric

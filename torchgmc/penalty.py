@@ -122,12 +122,12 @@ class GMCPenalty(Float64Module):
         self.reduction = checks.option("reduction", reduction, REDUCTIONS)
         if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not 0.0 <= alpha < math.inf:
             raise ValueError(
-                f"`alpha` must be a finite number of at least 0, got {alpha!r}; it is the violation that costs nothing."
+                f"`alpha` must be a finite number of at least 0, got {alpha!r}; violations up to `alpha` are not penalised."
             )
         self.alpha = float(alpha)
         self.temperature = checks.positive("temperature", temperature, "It is the width of the smooth maximum.")
         if isinstance(decay, bool) or not isinstance(decay, int | float) or not 0.0 <= decay < 1.0:
-            raise ValueError(f"`decay` must lie in [0, 1), got {decay!r}; 0 measures each batch by itself.")
+            raise ValueError(f"`decay` must lie in [0, 1), got {decay!r}; 0 measures each batch on its own.")
         self.decay, self.conditional = float(decay), bool(conditional)
         if what is not None and (not isinstance(what, Tensor) or what.dim() != 2):
             raise ValueError(f"`what` must be a tensor of directions, (u, l), got {getattr(what, 'shape', what)!r}.")
@@ -150,7 +150,7 @@ class GMCPenalty(Float64Module):
             options: of :class:`GMCPenalty`. ``groups``, ``conditional`` and ``alpha`` are the head's unless given.
         """
         if not isinstance(head, Head):
-            raise TypeError(f"`head` must be a head of torchgmc, got {type(head).__name__}.")
+            raise TypeError(f"`head` must be a torchgmc head, got {type(head).__name__}.")
         width = (
             head.softness() if softness is None else checks.positive("softness", softness, "It is the width of a soft step.")
         )
@@ -209,10 +209,12 @@ class GMCPenalty(Float64Module):
             values = self.mapping(**bound)  # type: ignore[operator]  # the head's own
             return self._finish(values, weight)
         if named:
-            raise TypeError(f"`{next(iter(named))}` is unknown: this penalty takes what its mapping takes, groups and weight.")
+            raise TypeError(
+                f"`{next(iter(named))}` is unknown: this penalty takes the arguments of its mapping, groups and weight."
+            )
         if groups is None and self.grouped:
             if not batch:
-                raise TypeError("nothing was given: call it with what the mapping takes, and the groups.")
+                raise TypeError("no arguments: call it with the arguments of the mapping, then the groups.")
             *batch, groups = batch  # type: ignore[assignment]  # a list serves as well
         if not batch or not all(isinstance(part, Tensor) or part is None for part in batch):
             kinds = ", ".join(type(part).__name__ for part in batch) or "nothing"
@@ -255,7 +257,7 @@ class GMCPenalty(Float64Module):
             or len(found) != len(member)
         ):
             raise ValueError(
-                f"the mapping must give floating values of shape ({len(member)},) or ({len(member)}, u), got "
+                f"the mapping must return floating-point values of shape ({len(member)},) or ({len(member)}, u), got "
                 f"{tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__}."
             )
         return Values(found if found.dim() == 2 else found[:, None], member)
@@ -268,7 +270,7 @@ class GMCPenalty(Float64Module):
         if self.directions is not None:
             if self.directions.shape[1] != s.shape[1]:
                 raise ValueError(
-                    f"`what` has {self.directions.shape[1]} columns, but the mapping gives l = {s.shape[1]} values."
+                    f"`what` has {self.directions.shape[1]} columns, but the mapping returns l = {s.shape[1]} values."
                 )
             s, defined = s @ self.directions.T.to(s.device), defined.all(1, keepdim=True).expand(-1, len(self.directions))
         weights = weight[:, None] * defined  # (n, u)
@@ -305,8 +307,8 @@ class GMCPenalty(Float64Module):
                 setattr(self, name, torch.zeros_like(part))
         if self.sums.shape[1] != batch[0].shape[1]:
             raise ValueError(
-                f"the mapping gave {batch[0].shape[1]} values per example, and {self.sums.shape[1]} before; call `reset` "
-                "to begin anew."
+                f"the mapping returned {batch[0].shape[1]} values per example, but {self.sums.shape[1]} before; call `reset` "
+                "to start over."
             )
         found = [self.decay * getattr(self, name).to(part.device) + part for name, part in zip(_SUMS, batch, strict=True)]
         if self.training:
@@ -350,5 +352,5 @@ def residual(preds: Tensor, target: Tensor | None = None) -> Tensor:
             raise ValueError(f"`target` must hold class ids from 0 to {preds.shape[1] - 1}.")
         target = torch.nn.functional.one_hot(target.long(), preds.shape[1])
     if target.shape != preds.shape:
-        raise ValueError(f"`target` must have the shape of `preds`, {tuple(preds.shape)}, got {tuple(target.shape)}.")
+        raise ValueError(f"`target` must have the same shape as `preds`, {tuple(preds.shape)}, got {tuple(target.shape)}.")
     return preds - target.to(preds.dtype)

@@ -19,7 +19,7 @@ def _check(f: Tensor, **bounds: float) -> None:
         if isinstance(value, bool) or not isinstance(value, (int, float, torch.SymFloat)):  # torch 2.6 compiles no `|` of types
             raise TypeError(f"`{name}` must be a number, got {type(value).__name__}.")
         if isinstance(value, int) and abs(value) >= 1 << 63:
-            raise ValueError(f"`{name}` must be a number that a tensor can hold, got {value}; write it as a float.")
+            raise ValueError(f"`{name}` must be a number that fits in a tensor, got {value}; write it as a float.")
         if isinstance(value, float) and f.is_floating_point() and torch.finfo(f.dtype).max < abs(value) < float("inf"):
             raise ValueError(f"`{name}` = {value:g} is beyond what {f.dtype} can hold; use inf, or a wider type.")
 

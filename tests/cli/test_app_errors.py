@@ -116,30 +116,30 @@ BAD: dict[str, tuple[Callable[[Path], Path], str]] = {
         changed(masks=np.zeros((N, 5), dtype=bool)),
         "`masks` must have the shape of `scores`, (40, 12), got (40, 5)",
     ),
-    "wrong length": (changed(masks=np.zeros((N + 1, 12), dtype=bool)), "different lengths: 'scores' 40, 'masks' 41"),
-    "wrong length of a group": (changed(site=np.zeros(3, dtype=int)), "different lengths: 'sex' 40, 'site' 3"),
+    "wrong length": (changed(masks=np.zeros((N + 1, 12), dtype=bool)), "their lengths differ: 'scores' 40, 'masks' 41"),
+    "wrong length of a group": (changed(site=np.zeros(3, dtype=int)), "their lengths differ: 'sex' 40, 'site' 3"),
     "a single number": (changed(masks=np.array(1)), "'masks' of"),
     "NaN": (changed(scores=with_nan()), "`scores` must be finite, but scores[7, 3] is nan"),
     "logits": (changed(scores=images(N, 0)["scores"] * 9), "must be probabilities in [0, 1]"),
     "no mask": (changed(masks=np.full((N, 12), 3)), "hold only 0 and 1, but it holds 3"),
-    "text": (changed(scores=np.full((N, 12), "high")), "'scores' has 'high' in row 0, where a number belongs"),
+    "text": (changed(scores=np.full((N, 12), "high")), "'scores' has 'high' in row 0; it must hold numbers"),
     "floats as groups": (
         changed(sex=np.linspace(0, 1, N)),
         "group column `sex` holds floats, which are not labels; bin it with --cut sex=EDGE,EDGE.",
     ),
-    "objects": (objects, "holds Python objects, that is a pickle, which is never read"),
+    "objects": (objects, "holds Python objects (a pickle), which we never load"),
     "a pickle named npz": (renamed_pickle, "is a pickle"),
-    "a torch file named npz": (renamed_torch_file, "holds a pickle, which is never read"),
+    "a torch file named npz": (renamed_torch_file, "holds a pickle, which we never load"),
     "a pickle": (a_pickle, "is a pickle"),
     "truncated npz": (truncated("npz"), "cannot be read (truncated or damaged?)"),
     "truncated safetensors": (truncated("safetensors"), "cannot be read (truncated or damaged?)"),
     "truncated parquet": (truncated("parquet"), "cannot be read (truncated or damaged?)"),
     "truncated csv": (truncated("csv"), "cells in row"),
     "damaged npz": (damaged_member, "cannot be read (truncated or damaged?)"),
-    "a folder": (a_folder, "is a folder; give a file"),
+    "a folder": (a_folder, "is a folder; pass a file"),
     "no file": (lambda folder: folder / "none.npz", "there is no file"),
     "another ending": (lambda folder: Path(__file__), "ends in '.py'; files that can be read: .npz"),
-    "text in a csv": (text_in_a_csv, "'scores' has 'abc' in row 5, where a number belongs"),
+    "text in a csv": (text_in_a_csv, "'scores' has 'abc' in row 5; it must hold numbers"),
     "ragged csv": (ragged_csv, "has 2 cells in row 40, but 26 columns"),
     "empty csv": (empty_csv, "is empty"),
     "no rows": (no_rows, "has no rows"),
@@ -191,14 +191,14 @@ def test_bad_files_through_the_program(case: str, tmp_path: Path) -> None:
 
 CHANGES = [
     (["--out", "none/head.safetensors"], "--out: the folder 'none' does not exist"),
-    (["--out", "folder.safetensors"], "is a folder; give a file name"),
+    (["--out", "folder.safetensors"], "is a folder; pass a file name"),
     (["--out", "head.npz"], "must end in .safetensors"),
     (["--out", "good.npz", "--report", "x.html"], "must end in .safetensors"),
     (["--report", "none/x.html"], "--report: the folder 'none' does not exist"),
     (["--report", "x.pdf"], "must end in .html"),
     (["--task", "fnr"], "No such option ... --task ... ; see torchgmc calibrate fnr --help."),
     (["--target", "2"], "`target` must lie strictly between 0 and 1, got 2.0"),
-    (["--target", "much"], "--target must be numbers with commas between, got 'much'"),
+    (["--target", "much"], "--target must be numbers separated by commas, got 'much'"),
     (["--alpha", "-1"], "`alpha` must be a finite number above 0, got -1.0"),
     (["--alpha", "small"], "'--alpha'"),
     (["--groups", "sex,nobody"], "has no array 'nobody'; it has 'scores', 'masks', 'sex', 'site'"),
@@ -309,7 +309,7 @@ def test_bad_heads(
         (["audit", "head.safetensors", "d.npz", "--unknown", "guess"], "--unknown must be error or none"),
         (["audit", "head.safetensors", "d.npz", "--report", "head.safetensors"], "must end in .html"),
         (["audit", "head.safetensors"], "Missing argument"),
-        (["apply", "head.safetensors", "d.npz", "--groups", "sex,site", "--out", "d.npz"], "is an input as well"),
+        (["apply", "head.safetensors", "d.npz", "--groups", "sex,site", "--out", "d.npz"], "is also an input"),
         (["apply", "head.safetensors", "d.npz", "--out", "o.txt"], "must end in .npz or .safetensors or .parquet or .csv"),
         (["apply", "head.safetensors", "m.npz", "--out", "none/o.npz"], "the folder 'none' does not exist"),
         (["apply", "head.safetensors", "nan.npz", "--out", "o.npz"], "`scores` must be finite"),
@@ -346,7 +346,7 @@ def test_an_unexpected_group_value_in_a_later_block(
     other["sex"][33] = 5
     write(tmp_path / "new.npz", other)
     message = (
-        "group column `sex` has 5 in row 33, which was not there when the groups were made; known: 0, 1; with --unknown none"
+        "group column `sex` has 5 in row 33, which did not occur when the groups were made; known: 0, 1; with --unknown none"
     )
     words = ["apply", "head.safetensors", "new.npz", "--out", "o.npz", "--chunk", "10"]
     assert_refused(words, message, tmp_path, monkeypatch, capsys)
@@ -359,11 +359,11 @@ def test_an_unexpected_group_value_in_a_later_block(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["demo", "nothing"], "there is no demo 'nothing'; there is fnr"),
+        (["demo", "nothing"], "there is no demo 'nothing'; choose from fnr"),
         (["demo", "--seed", "one"], "'--seed'"),
         (["demo", "--seed", "-1"], "'--seed'"),
         (["demo", "--out"], "--out"),
-        (["demo", "--out", __file__], "is a file; give a folder"),
+        (["demo", "--out", __file__], "is a file; pass a folder"),
         (["--unknown"], "--unknown"),
         (["unknown"], "unknown"),
     ],

@@ -79,4 +79,4 @@ def test_results_are_written_through_a_link(tmp_path, monkeypatch, capsys):
     (tmp_path / "in.npz").symlink_to(tmp_path / "d.npz")
     before = (tmp_path / "d.npz").read_bytes()
     assert main(["apply", "h.safetensors", "d.npz", "--out", "in.npz"]) == 2  # the input, by another name
-    assert "is an input as well" in capsys.readouterr().err and (tmp_path / "d.npz").read_bytes() == before
+    assert "is also an input" in capsys.readouterr().err and (tmp_path / "d.npz").read_bytes() == before

@@ -31,7 +31,7 @@ def test_export_needs_to_know_the_shape(tmp_path: Path, capsys: pytest.CaptureFi
     head = gmc.ThresholdHead(0.1, 0.02).fit(*tensors(arrays, ("scores", "masks")))
     file, data = gmc.save(head, tmp_path / "h.safetensors"), write(tmp_path / "d.npz", arrays)
     assert main(["export", str(file), "--out", str(tmp_path / "o.pt")]) == 2
-    assert "give --example FILE" in capsys.readouterr().err
+    assert "pass --example FILE" in capsys.readouterr().err
     assert main(["export", str(file), "--out", str(tmp_path / "o.pt"), "--example", str(data)]) == 0
     scores = torch.from_numpy(arrays["scores"])
     assert torch.jit.load(tmp_path / "o.pt")(scores).equal(head(scores))

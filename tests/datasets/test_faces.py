@@ -33,7 +33,7 @@ def test_fasseg_subsets_columns_and_subjects(compact):
     groups = gmc.Groups.from_columns(faces.groups(["pose_bucket", "ita_tercile_set"]))
     assert groups.names[:3] == ("pose_bucket=frontal", "pose_bucket=half", "ita_tercile_set=0")
     assert groups.membership.sum(0).tolist()[:2] == [3, 4]
-    with pytest.raises(ValueError, match="'age', which metadata.csv has not"):
+    with pytest.raises(ValueError, match="'age', which metadata.csv does not have"):
         faces.groups(["age"])
 
 

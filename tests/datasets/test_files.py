@@ -11,7 +11,7 @@ from torchgmc.datasets import FASSEG, GenderPrompts, HierarchicalText, _files, p
 
 def test_root_from_the_environment(compact, monkeypatch):
     monkeypatch.delenv("TORCHGMC_DATA", raising=False)
-    with pytest.raises(ValueError, match="`root` was not given and TORCHGMC_DATA is not set"):
+    with pytest.raises(ValueError, match="`root` is missing and TORCHGMC_DATA is not set"):
         FASSEG()
     monkeypatch.setenv("TORCHGMC_DATA", str(compact))
     assert len(FASSEG()) == 4 and len(HierarchicalText()) == 6 and len(GenderPrompts()) == 3
@@ -41,10 +41,10 @@ def test_bad_arguments_and_files(compact):
     with pytest.raises(TypeError, match="`root` must be a path, got int"):
         FASSEG(3)
     (compact / "fasseg" / "frontal.npz").write_bytes(b"PK\x03\x04 broken")
-    with pytest.raises(ValueError, match="frontal.npz.* is no readable .npz file"):
+    with pytest.raises(ValueError, match="frontal.npz.* is not a readable .npz file"):
         FASSEG(compact)
     (compact / "text" / "prompts.jsonl.gz").write_bytes(gzip.compress(b'{"a": 1}\n')[:-9])
-    with pytest.raises(ValueError, match="prompts.jsonl.gz.* is no readable file of JSON lines"):
+    with pytest.raises(ValueError, match="prompts.jsonl.gz.* is not a readable JSON Lines file"):
         GenderPrompts(compact)
 
 

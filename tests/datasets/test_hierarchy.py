@@ -48,7 +48,8 @@ def test_web_of_science_from_its_archive(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("leaf", "message"), [([0] * 6 + [134], "not as published.*134"), ([0] * 6, "7 texts and 6 leaves; they must be as many")]
+    ("leaf", "message"),
+    [([0] * 6 + [134], "not as published.*134"), ([0] * 6, "7 texts and 6 leaves; the two numbers must agree")],
 )
 def test_another_web_of_science(tmp_path, leaf, message):
     web_of_science(tmp_path, leaf)

@@ -50,7 +50,7 @@ def test_unet_with_probabilities_and_with_logits(images):
         assert torch.equal(gmc.attach(ready, head)(images, groups), head(ready(images), groups))
         several = make(classes=3)
         head = fit(several(images).softmax(1), num_classes=3)
-        with pytest.raises(ValueError, match="logits of 3 classes .*Adapter\\(activation='softmax'\\)"):
+        with pytest.raises(ValueError, match="logits for 3 classes.*Adapter\\(activation='softmax'\\)"):
             gmc.attach(several, head)
         model = gmc.attach(several, head, adapter=gmc.Adapter(activation="softmax"))
         assert torch.equal(model(images, groups), head(several(images).softmax(1), groups))
@@ -88,7 +88,7 @@ def test_one_event_of_two_classes_or_one_output():
         probs = net(x).sigmoid()[:, 0] if outputs == 1 else net(x).softmax(1)[:, 1]
         model = gmc.attach(net, head, adapter=gmc.Adapter(activation=activation))
         torch.testing.assert_close(model(x, groups), head(probs, groups))
-    with pytest.raises(ValueError, match="made for one event, but the model puts out 3 classes"):
+    with pytest.raises(ValueError, match="made for one event, but the model outputs 3 classes"):
         gmc.attach(nn.Linear(4, 3), head, adapter=gmc.Adapter(activation="softmax"))(x, groups)
 
 
@@ -278,7 +278,7 @@ def test_missing_groups_are_explained_once(images):
 def test_wrong_arguments(images):
     net = Net()
     head = fit(net(images))
-    with pytest.raises(ValueError, match="`groups` has 5 rows but the model put out scores of 6"):
+    with pytest.raises(ValueError, match="`groups` has 5 rows, but the model returned scores for 6"):
         gmc.attach(net, head)(images, member_of(5))
     with pytest.raises(TypeError, match="must be a membership tensor"):
         gmc.attach(net, head)(images, "female")
@@ -286,9 +286,9 @@ def test_wrong_arguments(images):
         gmc.attach(net, head, groups=lambda x: torch.rand(len(x), 2))(images)
     with pytest.raises(TypeError, match="`model` must be an nn.Module"):
         gmc.attach(lambda x: x, head)
-    with pytest.raises(TypeError, match="`head` must be a head"):
+    with pytest.raises(TypeError, match="`head` must be a torchgmc head"):
         gmc.attach(net, net)
-    with pytest.raises(TypeError, match="a fixed membership goes to the call"):
+    with pytest.raises(TypeError, match="pass a fixed membership when you call the model"):
         gmc.attach(net, head, groups=[[True]])
     with pytest.raises(TypeError, match="`adapter` must be an Adapter"):
         gmc.attach(net, head, adapter="softmax")
@@ -296,7 +296,7 @@ def test_wrong_arguments(images):
         gmc.Adapter(activation="relu")
     with pytest.raises(ValueError, match="needs `mask_token_id`"):
         gmc.Adapter(position="mask")
-    with pytest.raises(ValueError, match="wants probabilities in \\[0, 1\\], but the model put out -?[0-9.]+ to"):
+    with pytest.raises(ValueError, match="needs probabilities in \\[0, 1\\], but the model returned -?[0-9.]+ to"):
         gmc.attach(nn.Conv2d(3, 1, 1), head)(images * 9, member_of(6))
     with pytest.raises(RuntimeError, match="not fitted"):
         gmc.attach(net, gmc.ThresholdHead(0.1, 0.1, ["a", "b"]))(images, member_of(6))

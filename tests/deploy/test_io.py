@@ -89,7 +89,7 @@ def rewrite(path, **changes):
 def test_newer_foreign_unknown_and_impossible_files(head, tmp_path):
     path = gmc.save(head, tmp_path / "head")
     rewrite(path, schema=99)
-    with pytest.raises(ValueError, match="schema 99, this version of torchgmc reads up to 1; upgrade"):
+    with pytest.raises(ValueError, match="schema 99, but this version of torchgmc reads up to 1; upgrade"):
         gmc.load(path)
     rewrite(path, schema=1, head="OtherHead")
     with pytest.raises(ValueError, match="unknown kind 'OtherHead'; import its module first. Known: .*ThresholdHead"):
@@ -101,7 +101,7 @@ def test_newer_foreign_unknown_and_impossible_files(head, tmp_path):
     with pytest.raises(ValueError, match=r"was not written by torchgmc.save"):
         gmc.load(path)
     path.write_bytes(b"\x80\x04K\x01.")  # a pickle
-    with pytest.raises(ValueError, match="no readable safetensors file"):
+    with pytest.raises(ValueError, match="not a readable safetensors file"):
         gmc.load(path)
     with pytest.raises(FileNotFoundError, match="no file"):
         gmc.load(tmp_path / "missing")
@@ -133,7 +133,7 @@ def test_save_writes_the_whole_file_or_nothing(head, tmp_path, monkeypatch):
         gmc.save(head, tmp_path)
     with pytest.raises(FileNotFoundError, match="does not exist"):
         gmc.save(head, tmp_path / "no" / "head")
-    with pytest.raises(TypeError, match="must be a head"):
+    with pytest.raises(TypeError, match="must be a torchgmc head"):
         gmc.save(torch.nn.Linear(2, 2), path)
 
 
@@ -158,7 +158,7 @@ def test_groups_travel_with_the_head(head, tmp_path):
     with pytest.raises(ValueError, match=r"saved without them. Save it with `gmc.save\(head, path, groups=groups\)`"):
         bare = gmc.ThresholdHead(0.1, 0.05, groups.names).fit(SCORES, MASKS, groups)
         gmc.load(gmc.save(bare, path)).transform(columns)
-    with pytest.raises(ValueError, match="`groups` must be those of the head, a, ü & b, got sex=f, sex=m, site=3"):
+    with pytest.raises(ValueError, match="`groups` must be the head's groups, a, ü & b, got sex=f, sex=m, site=3"):
         gmc.save(head, path, groups=groups)
     with pytest.raises(TypeError, match="`groups` must be Groups, made by `Groups.from_columns`, got list"):
         gmc.save(named, path, groups=["sex=f"])

@@ -104,10 +104,10 @@ def test_stays_on_the_device():
         (torch.ones(3, 2), torch.ones(3, 1, 1), {}, ValueError, r"shape \(n, l\) or \(n,\), got \(3, 1, 1\)"),
         (torch.ones(2, 2), torch.ones(3), {}, ValueError, "2 rows but `s` has 3"),
         (torch.ones(3), torch.ones(3), {}, TypeError, "integer cell ids"),
-        ([[1]], torch.ones(1), {}, TypeError, "`who` must be a tensor or Cells"),
+        ([[1]], torch.ones(1), {}, TypeError, "`who` must be a tensor, Cells or Groups"),
         (torch.ones(3, 2), torch.ones(3), {"what": torch.ones(2, 5)}, ValueError, r"shape \(u, 1\)"),
         (torch.ones(3, 2), torch.ones(3), {"weight": torch.ones(4)}, ValueError, r"`weight` must have shape \(3,\)"),
-        (torch.ones(3, 2, 2), torch.ones(3, 2), {"what": torch.ones(2, 2)}, ValueError, "`what` must be omitted"),
+        (torch.ones(3, 2, 2), torch.ones(3, 2), {"what": torch.ones(2, 2)}, ValueError, "do not pass `what`"),
         (torch.ones(3, 2, 1), torch.ones(3, 2), {}, ValueError, "must have l = 2"),
     ],
 )

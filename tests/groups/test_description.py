@@ -65,15 +65,15 @@ def column(**parts: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("found", "error", "message"),
     [
-        ([], TypeError, "must be what `Groups.to_dict` gave, got list"),
-        ({}, ValueError, "is not what `Groups.to_dict` gave: KeyError: 'columns'"),
+        ([], TypeError, "must be the output of `Groups.to_dict`, got list"),
+        ({}, ValueError, "is not the output of `Groups.to_dict`: KeyError: 'columns'"),
         (
             changed(schema=SCHEMA + 1),
             ValueError,
             f"has schema {SCHEMA + 1}, this version of torchgmc reads up to {SCHEMA}; upgrade",
         ),
-        (changed(columns=3), ValueError, "is not what `Groups.to_dict` gave"),
-        (changed(columns=[]), ValueError, "is not what `Groups.to_dict` gave"),
+        (changed(columns=3), ValueError, "is not the output of `Groups.to_dict`"),
+        (changed(columns=[]), ValueError, "is not the output of `Groups.to_dict`"),
         (changed(combinations=[]), ValueError, "it has no groups"),
         (changed(combinations=[[[9], [0]]]), ValueError, "does not name columns in order"),
         (changed(combinations=[[[1, 0], [0]]]), ValueError, "does not name columns in order"),

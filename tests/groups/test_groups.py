@@ -124,7 +124,7 @@ def test_small_groups_are_dropped_aloud() -> None:
 def test_small_labels_merge_aloud() -> None:
     column = ["a"] * 4 + ["b", "c", "d"]
     with pytest.warns(
-        UserWarning, match=r"merged into x=other, .* fewer than 3 rows each: x=b \(1\), x=c \(1\), x=d"
+        UserWarning, match=r"merged into x=other because each has fewer than 3 rows: x=b \(1\), x=c \(1\), x=d"
     ) as caught:
         groups = Groups.from_columns({"x": column}, min_size=3, small="merge")
     assert caught[0].filename == __file__
@@ -137,7 +137,7 @@ def test_small_labels_merge_aloud() -> None:
 
 def test_small_bins_merge_with_their_neighbours() -> None:
     values = [1, 11, 12, 21, 31, 32, 41]
-    with pytest.warns(UserWarning, match="merged bins of `x` with fewer than 3 rows; the edges left are 20"):
+    with pytest.warns(UserWarning, match="merged bins of `x` with fewer than 3 rows; the remaining edges are 20"):
         groups = Groups.from_columns({"x": values}, bins={"x": [10, 20, 30, 40]}, min_size=3, small="merge")
     assert groups.names == ("x<20", "x>=20")
     assert groups.sizes.tolist() == [3, 4]
@@ -153,7 +153,7 @@ def test_repr_is_short() -> None:
 
 def test_unknown_labels() -> None:
     groups = Groups.from_columns({"sex": SEX, "site": SITE}, intersections=2)
-    with pytest.raises(ValueError, match="column `sex` has 'x' in row 1, which was not there .*; known: 'f', 'm'. Pass `unk"):
+    with pytest.raises(ValueError, match="column `sex` has 'x' in row 1, which did not occur .*; known: 'f', 'm'. Pass `unk"):
         groups.transform({"sex": ["f", "x"], "site": [3, 3]})
     with pytest.raises(ValueError, match="column `site` has '3' in row 0, .*; known: 3, 7"):  # a string is no integer
         groups.transform({"sex": ["f"], "site": ["3"]})
@@ -175,12 +175,12 @@ BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"columns": {"x": []}}, ValueError, "at least one column and one row, got 1 columns of 0 rows"),
     ({"columns": {"x": "ab"}}, TypeError, "column `x` must be a list, tuple, array, tensor or series, got str"),
     ({"columns": {"x": 3}}, TypeError, "column `x` must be a list.*got int"),
-    ({"columns": {"x": [1], "y": [1, 2]}}, ValueError, r"`columns` must be equally long, got x \(1\), y \(2\)"),
+    ({"columns": {"x": [1], "y": [1, 2]}}, ValueError, r"`columns` must all have the same length, got x \(1\), y \(2\)"),
     ({"columns": {"x": np.ones((2, 2), int)}}, ValueError, r"column `x` must be one-dimensional, got shape \(2, 2\)"),
     ({"columns": {"x": np.array(["2020-01-01"], "M8[D]")}}, TypeError, "column `x` has dtype datetime64"),
     ({"columns": {"x": ["a", [1]]}}, TypeError, "column `x` holds a list in row 1; labels must be strings"),
-    ({"columns": {1: [1], "1": [2]}}, ValueError, "two columns of one name: 1, 1"),
-    ({"columns": {"x": [1, "1"]}}, ValueError, "column `x` has different labels for one group name: x=1"),
+    ({"columns": {1: [1], "1": [2]}}, ValueError, "two columns with the same name: 1, 1"),
+    ({"columns": {"x": [1, "1"]}}, ValueError, "column `x` has different labels that make the same group name: x=1"),
     ({"columns": {"a": ["b=c"], "a=b": ["c"]}}, ValueError, "several groups would share a name: a=b=c"),
     (
         {"columns": {"x": [0.5]}},
@@ -192,7 +192,7 @@ BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
     (
         {"columns": {"x": ["a"]}, "bins": {"x": [1]}},
         TypeError,
-        "column `x` is cut .* must hold numbers, got 'a' in row 0",
+        "column `x` is binned, so it must hold numbers, got 'a' in row 0",
     ),
     ({"columns": {"x": [1]}, "bins": {"y": [1]}}, ValueError, "`bins` names y, but the columns are x"),
     ({"columns": {"x": [1]}, "quantiles": {"y": 2}}, ValueError, "`quantiles` names y, but the columns are x"),
@@ -203,8 +203,8 @@ BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
         ValueError,
         r"`quantiles\['x'\]` must be a number of bins >= 2, got 1",
     ),
-    ({"columns": {"x": [1, 1]}, "quantiles": {"x": 2}}, ValueError, "column `x` has too few different values for 2"),
-    ({"columns": {"x": [1]}, "bins": {"x": [1]}, "quantiles": {"x": 2}}, ValueError, "in `bins` and in `quantiles`"),
+    ({"columns": {"x": [1, 1]}, "quantiles": {"x": 2}}, ValueError, "column `x` has too few distinct values for 2"),
+    ({"columns": {"x": [1]}, "bins": {"x": [1]}, "quantiles": {"x": 2}}, ValueError, "in both `bins` and `quantiles`"),
     ({"columns": {"x": [1]}, "intersections": 2}, ValueError, "`intersections` must be .* from 1 to .* 1, got 2"),
     ({"columns": {"x": [1]}, "min_size": -1}, ValueError, "`min_size` must be a whole number >= 0, got -1"),
     ({"columns": {"x": [1]}, "small": "keep"}, ValueError, "`small` must be 'error', 'drop' or 'merge', got 'keep'"),
@@ -253,7 +253,7 @@ def test_check_groups_takes_what_is_meant() -> None:
             r"`groups` must have shape \(n, 2\) with n = 4 for the groups a, b, got \(3, 2\)",
         ),
         (torch.ones(4, 3), ValueError, r"\(n, 2\) with n = 4 for the groups a, b, got \(4, 3\); columns of labels"),
-        (torch.ones(4), ValueError, r"got \(4,\); one group alone is `groups\[:, None\]`"),
+        (torch.ones(4), ValueError, r"got \(4,\); a single group is `groups\[:, None\]`"),
         (torch.full((4, 2), 0.5), ValueError, "True or False .* got 0.5 in row 0, column 0; columns of labels become"),
         (torch.tensor([[0, 1]] * 3 + [[0, 2]]), ValueError, "got 2 in row 3, column 1"),
         (torch.full((4, 2), math.nan), ValueError, "got nan in row 0, column 0"),

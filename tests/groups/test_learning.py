@@ -111,7 +111,7 @@ def test_messages_count_rows_over_all_blocks() -> None:
         Groups.learn([{"sex": ["f", "m"]}, {"sex": ["f", None]}])
     with pytest.raises(ColumnError, match="column `age` has no value in row 2"):
         Groups.learn([{"age": [1.0, 2.0]}, {"age": [np.nan]}], bins={"age": [1.5]})
-    with pytest.raises(TypeError, match="column `age` is cut into bins and must hold numbers, got 'x' in row 1"):
+    with pytest.raises(TypeError, match="column `age` is binned, so it must hold numbers, got 'x' in row 1"):
         Groups.learn([{"age": ["1"]}, {"age": ["x"]}], bins={"age": [1.5]}, spelled=True)
     groups = Groups.from_columns({"sex": ["f", "m"]})
     with pytest.raises(ColumnError, match="column `sex` has 'x' in row 41"):

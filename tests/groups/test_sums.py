@@ -215,7 +215,7 @@ def test_bad_rows_and_indices() -> None:
         groups.sums(torch.zeros(2, 1))
     with pytest.raises(ValueError, match="`who` is on cpu but `s` is on meta"):
         gmc.violations(groups, torch.zeros(3, device="meta"))
-    with pytest.raises(TypeError, match="`who` must be a tensor or Cells, or Groups, got list"):
+    with pytest.raises(TypeError, match="`who` must be a tensor, Cells or Groups, got list"):
         gmc.violations([[True]], torch.zeros(1))  # type: ignore[arg-type]
     for index in (-1, 2):
         with pytest.raises(ValueError, match=f"`index` must be a group from 0 to 1, got {index}"):

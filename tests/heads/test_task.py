@@ -62,7 +62,7 @@ def test_words_become_values(kind, word, value):
     ("kind", "word", "message"),
     [
         (tasks.NUMBER, "much", "--max-size must be a number, got 'much'"),
-        (tasks.NUMBERS, "1,", "--max-size must be numbers with commas between, got '1,'"),
+        (tasks.NUMBERS, "1,", "--max-size must be numbers separated by commas, got '1,'"),
         (tasks.PAIR, "1", "--max-size must be LOW,HIGH, got '1'"),
         (tasks.PAIR, "1,2,3", "--max-size must be LOW,HIGH"),
         (tasks.whole(1), "0", "--max-size must be a whole number of at least 1, got '0'"),

@@ -106,12 +106,12 @@ def test_other_settings_are_refused_not_mixed(data, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("words", "hint"),
     [
-        (["reproduce", "weather"], "there is fnr, tree, text"),
+        (["reproduce", "weather"], "choose from fnr, tree, text"),
         (["reproduce", "tree", "--data", "nowhere"], "does not exist"),
         (["reproduce", "tree"], "TORCHGMC_DATA"),
         (["reproduce", "tree", "--set", "alpha"], "NAME=VALUE"),
-        (["reproduce", "tree", "--set", "steps=many"], "is no int"),
-        (["reproduce", "tree", "--set", "target=true"], "is no float"),
+        (["reproduce", "tree", "--set", "steps=many"], "is not a valid int"),
+        (["reproduce", "tree", "--set", "target=true"], "is not a valid float"),
         (["reproduce", "all", "--set", "alpha=1"], "one experiment"),
     ],
 )

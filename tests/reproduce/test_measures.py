@@ -86,5 +86,5 @@ def test_copies_of_an_example_add_no_information():
 def test_measure_refuses_what_does_not_fit():
     with pytest.raises(ValueError, match="`who` must be bool"):
         measure("x", ["a"], torch.ones(2, 1), torch.ones(2))
-    with pytest.raises(ValueError, match="`s` must have shape"):
+    with pytest.raises(ValueError, match="`s` must have the same shape"):
         measure("x", ["a"], torch.ones(2, 1).bool(), torch.ones(2, 3))

@@ -160,7 +160,7 @@ def test_exact_case():
 
 def test_attributes_count_only_tokens_that_begin_a_word():
     for tokenizer in (wordpiece(), wordpiece("slow")):
-        with pytest.warns(UserWarning, match="1 words are several tokens and were left out: workman"):
+        with pytest.warns(UserWarning, match="1 words are split into several tokens and were left out: workman"):
             ids = gmc.text.attributes_from_words(tokenizer, {"jobs": ["doctor", "nurse", "workman"], "more": ["nurse"]})
         assert tokenizer.convert_ids_to_tokens(ids["jobs"]) == ["doctor", "nurse"]
         assert tokenizer.convert_ids_to_tokens(ids["more"]) == ["nurse"]
@@ -184,7 +184,7 @@ def test_words_that_cannot_be_written():
     tokenizer = wordpiece()
     with pytest.warns(UserWarning, match="cannot write 1 words of 'a': 男"):
         gmc.TokenGroups(tokenizer, {"a": ["she", "男"]})
-    with pytest.raises(ValueError, match="can write no word of 'a'"):
+    with pytest.raises(ValueError, match="cannot write any word of 'a'"):
         gmc.TokenGroups(tokenizer, {"a": ["男"]})
     with pytest.warns(UserWarning, match="cannot write"):
         assert len(gmc.text.attributes_from_words(tokenizer, {"a": ["nurse", "男"]})["a"]) == 1
@@ -201,7 +201,7 @@ def test_bad_arguments():
         gmc.TokenGroups(tokenizer, GROUPS, case="lower")
     with pytest.raises(ValueError, match="`several`"):
         gmc.text.attributes_from_words(tokenizer, GROUPS, several="all")
-    with pytest.raises(ValueError, match="no word of list 'a' is one token"):
+    with pytest.raises(ValueError, match="no word of list 'a' is a single token"):
         gmc.text.attributes_from_words(tokenizer, {"a": ["workman"]})
 
 
@@ -213,7 +213,7 @@ def test_berts_vocabulary_and_the_delivered_groups():
     folder = Path(os.environ["TORCHGMC_DATA"]) / "text"
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder / "mlm")
     lists = json.loads((folder / "word_lists.json").read_text())
-    with pytest.warns(UserWarning, match="14 words are several tokens"):
+    with pytest.warns(UserWarning, match="14 words are split into several tokens"):
         ids = gmc.text.attributes_from_words(tokenizer, paper.ATTRIBUTES)
     assert ids == {name: sorted(table.values()) for name, table in lists["attribute_token_ids"].items()}
     groups = gmc.TokenGroups(tokenizer, paper.INDICATORS)

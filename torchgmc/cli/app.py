@@ -39,8 +39,8 @@ def application() -> typer.Typer:
         ("audit", audit.command(), "Measure a head's promise on held-out data: a gate for CI."),
         ("apply", apply.command(), "Apply a fitted head to new data."),
         ("export", export.export, "Write a fitted head to a file that runs without torchgmc."),
-        ("demo", demo.demo, "A small model on drawn data, from training to report."),
-        ("reproduce", reproduce.reproduce, "The paper's experiments, beside its own figures."),
+        ("demo", demo.demo, "Train a small model on drawn data, calibrate it, write a report."),
+        ("reproduce", reproduce.reproduce, "Run the paper's experiments and compare with its figures."),
     ):
         app.command(name, cls=options.Command, short_help=line)(function)
     return app
@@ -77,7 +77,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except (typer.Abort, KeyboardInterrupt):
         return _fail("interrupted", 130)
     except _Ended as error:
-        return _fail("ended by a signal", 128 + error.number)
+        return _fail("stopped by a signal", 128 + error.number)
     except MemoryError:
         return _fail("not enough memory; read fewer rows at a time with --chunk.")
     except (ValueError, TypeError, RuntimeError, OSError, ImportError) as error:

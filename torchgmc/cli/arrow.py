@@ -86,7 +86,7 @@ def _values(name: str, column: Any, start: int) -> Array:
     types = arrow.types
     if column.null_count:
         row = column.is_null().to_pylist().index(True)
-        raise ValueError(f"{name!r} has no value in row {start + row}, where a number belongs.")
+        raise ValueError(f"{name!r} has no value in row {start + row}; it must hold numbers.")
     if types.is_string(column.type):
         try:
             return np.asarray(column.cast(arrow.float64()))
@@ -97,9 +97,9 @@ def _values(name: str, column: Any, start: int) -> Array:
     while types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
         inner = column.flatten()
         if width and len(inner) % width:
-            raise ValueError(f"{name!r} holds lists of different lengths; every row must have the same.")
+            raise ValueError(f"{name!r} holds lists of different lengths; every row must have the same length.")
         if not types.is_fixed_size_list(kind) and len({*column.value_lengths().to_pylist()}) > 1:
-            raise ValueError(f"{name!r} holds lists of different lengths; every row must have the same.")
+            raise ValueError(f"{name!r} holds lists of different lengths; every row must have the same length.")
         shape.append(len(inner) // width if width else 0)
         column, kind, width = inner, inner.type, len(inner)
     values = np.asarray(column.to_numpy(zero_copy_only=False))

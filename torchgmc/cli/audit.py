@@ -44,10 +44,15 @@ def audit(
     data: options.Data,
     *,
     own: dict[str, Any],
-    require: Annotated[str, options.told("Fail (exit code 1) unless the audit is so.", "|".join(REQUIREMENTS))] = "unviolated",
-    alpha: Annotated[float | None, options.told("Judge by another alpha than the head's.", "NUMBER")] = None,
+    require: Annotated[
+        str, options.told("Fail (exit code 1) unless the audit says so.", "|".join(REQUIREMENTS))
+    ] = "unviolated",
+    alpha: Annotated[float | None, options.told("Use this alpha instead of the head's.", "NUMBER")] = None,
     conditional: Annotated[
-        bool | None, options.told("Judge each group's own deviation, or weighted.", None, "--conditional/--mass-weighted")
+        bool | None,
+        options.told(
+            "Judge each group's own deviation, or the deviation weighted by its share.", None, "--conditional/--mass-weighted"
+        ),
     ] = None,
     groups: options.GroupColumns = None,
     unknown: options.Unknown = "error",
@@ -88,5 +93,5 @@ def audit(
 
 def command() -> Callable[..., None]:
     """With an option for each array that some head takes."""
-    arrays = {"scores": "Array of scores.", "labels": "Array of the truth.", "weight": "Array of weights."}
+    arrays = {"scores": "Array of scores.", "labels": "Array of true labels.", "weight": "Array of weights."}
     return options.command(audit, options.arrays(arrays | further_arrays()))

@@ -113,7 +113,7 @@ def _roles(kind: type[gmc.Head]) -> dict[str, str]:
     found = {"scores": f"Array of scores; by default {_one_of(task.scores)}."}
     if task.labels:
         why = "" if kind.truth else ", to measure what the promise costs"
-        found["labels"] = f"Array of the truth{why}; by default {_one_of(task.labels)}."
+        found["labels"] = f"Array of true labels{why}; by default {_one_of(task.labels)}."
     return found | {"weight": "Array of weights."} | dict(task.arrays)
 
 

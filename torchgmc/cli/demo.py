@@ -21,12 +21,12 @@ __all__ = ["demo"]
 
 
 def demo(
-    name: Annotated[str, typer.Argument(help=f"Which one: {', '.join(DEMOS)}, or all of them: all.")] = "fnr",
+    name: Annotated[str, typer.Argument(help=f"Which demo: {', '.join(DEMOS)}, or all.")] = "fnr",
     out: Annotated[Path, typer.Option(help="Folder for the report, the figures and the fitted head.")] = Path("torchgmc-demo"),
-    seed: Annotated[int, typer.Option(min=0, help="Of the pictures and of the model.")] = 0,
-    quick: Annotated[bool, typer.Option("--quick", help="Tiny sizes, seconds: does it run here?")] = False,
+    seed: Annotated[int, typer.Option(min=0, help="Random seed of the pictures and the model.")] = 0,
+    quick: Annotated[bool, typer.Option("--quick", help="Tiny sizes, a few seconds: check that it runs here.")] = False,
     model: Annotated[
-        Path | None, typer.Option(help="For `text`: the folder of a masked language model of your own.", show_default=False)
+        Path | None, typer.Option(help="For `text`: the folder of your own masked language model.", show_default=False)
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON instead of a table.")] = False,
 ) -> None:
@@ -35,11 +35,11 @@ def demo(
     Example: torchgmc demo fnr --out torchgmc-demo --seed 1
     """
     if name not in (*DEMOS, "all"):
-        raise ValueError(f"there is no demo {name!r}; there is {', '.join(DEMOS)} and all.")
+        raise ValueError(f"there is no demo {name!r}; choose from {', '.join(DEMOS)} or all.")
     if out.exists() and not out.is_dir():
-        raise ValueError(f"--out {str(out)!r} is a file; give a folder.")
+        raise ValueError(f"--out {str(out)!r} is a file; pass a folder.")
     if model is not None and name not in ("text", "all"):
-        raise typer.BadParameter(f"--model belongs to the demo 'text', not to {name!r}.")
+        raise typer.BadParameter(f"--model only applies to the demo 'text', not to {name!r}.")
     found: dict[str, Any] = {}
     for one in DEMOS if name == "all" else [name]:
         module = import_module(DEMOS[one])

@@ -33,7 +33,9 @@ def export(
     head: options.Head,
     out: Annotated[Path, options.told("File to write.", "FILE")],
     format: Annotated[str, options.told("Format of the file.", "|".join(FORMATS))] = "torchscript",
-    example: Annotated[Path | None, options.told("Scores of the shape to come; by default that of the fit.", "FILE")] = None,
+    example: Annotated[
+        Path | None, options.told("Example scores that set the input shape; by default that of the fit.", "FILE")
+    ] = None,
     scores: Annotated[str | None, options.told("Array of scores in the example.", "NAME")] = None,
     groups: options.GroupColumns = None,
     as_json: options.Json = False,
@@ -68,7 +70,7 @@ def _from_file(
 def _made_up(head: gmc.Head, notes: dict[str, Any]) -> tuple[Tensor, ...]:
     """Scores of the shape and type that the head was fitted on."""
     if "scores" not in notes:
-        raise ValueError(f"the file of this {type(head).__name__} does not say what its scores look like; give --example FILE.")
+        raise ValueError(f"the file of this {type(head).__name__} does not say what its scores look like; pass --example FILE.")
     dtype = getattr(torch, notes["scores"]["dtype"])
     values = torch.rand(ROWS, *notes["scores"]["shape"], generator=torch.Generator().manual_seed(0)).to(dtype)
     if values.dim() == 2 and task_of(type(head)).label_kind == "class":  # a distribution over classes

@@ -21,7 +21,7 @@ def load_head(path: Path) -> tuple[gmc.Head, dict[str, Any]]:
     if not path.exists():
         raise FileNotFoundError(f"there is no file {str(path)!r}.")
     if path.is_dir():
-        raise IsADirectoryError(f"{str(path)!r} is a folder; give the file of a head.")
+        raise IsADirectoryError(f"{str(path)!r} is a folder; pass the file of a head.")
     head = load(path)
     task_of(type(head))  # or say that there is none
     if not head.is_fitted:

@@ -32,10 +32,10 @@ Head = Annotated[Path, typer.Argument(help="File that `torchgmc calibrate` or gm
 Data = Annotated[Path, typer.Argument(help="Arrays with one row per example: .npz, .safetensors, .parquet or .csv.")]
 GroupColumns = Annotated[str | None, _GROUPS("Group columns: text, integers, booleans, or a membership matrix.", "NAME[,...]")]
 Unknown = Annotated[str, _GROUPS("Unseen values: stop, or leave such rows out of the column's groups.", "error|none")]
-Delta = Annotated[float, _AUDIT("1 - confidence of all intervals together.", "NUMBER")]
+Delta = Annotated[float, _AUDIT("1 minus the joint confidence of all intervals.", "NUMBER")]
 Report = Annotated[Path | None, _AUDIT("Write a report, .html.", "FILE")]
-Chunk = Annotated[int | None, _ARRAYS("Rows read at a time; by default about 32 MB of them.", "INTEGER", min=1)]
-Json = Annotated[bool, _OUTPUT("Print JSON, and nothing else, on stdout.", None, "--json")]
+Chunk = Annotated[int | None, _ARRAYS("Rows read at a time; by default about 32 MB.", "INTEGER", min=1)]
+Json = Annotated[bool, _OUTPUT("Print only JSON on stdout.", None, "--json")]
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Grouping:
 
     groups: GroupColumns = None
     group_names: Annotated[str | None, _GROUPS("Names of the columns of a membership matrix.", "NAME[,...]")] = None
-    intersections: Annotated[int, _GROUPS("Up to how many columns a group combines.", "INTEGER", min=1)] = 1
+    intersections: Annotated[int, _GROUPS("Largest number of columns a group may combine.", "INTEGER", min=1)] = 1
     cut: Annotated[list[str] | None, _GROUPS("Bins of a column of numbers: age=30,50. Repeatable.", "NAME=EDGES")] = None
     min_size: Annotated[int, _GROUPS("Groups with fewer rows are too small.", "INTEGER", min=1)] = 1
     small: Annotated[str, _GROUPS("How to treat groups that are too small.", "error|drop|merge")] = "error"
@@ -66,7 +66,7 @@ class Solving:
 
     solver: Annotated[str, _FIT("paper: Algorithm 1; fresh: Algorithm 2.", "exact|paper|fresh")] = "exact"
     eta: Annotated[float | None, _FIT("Fixed step of paper and fresh.", "NUMBER")] = None
-    max_iter: Annotated[int | None, _FIT("Cap on the steps.", "INTEGER", min=1)] = None
+    max_iter: Annotated[int | None, _FIT("Maximum number of steps.", "INTEGER", min=1)] = None
     strict: Annotated[bool, _FIT("Exit code 1 if the fit does not reach alpha.", None, "--strict")] = False
 
 
@@ -74,12 +74,13 @@ class Solving:
 class HoldingOut:
     """Rows that are kept back and audited."""
 
-    holdout: Annotated[float, _AUDIT("Share of the rows kept back and audited.", "NUMBER")] = 0.0
-    seed: Annotated[int, _AUDIT("Which rows are kept back.", "INTEGER", min=0)] = 0
+    holdout: Annotated[float, _AUDIT("Share of the rows held out for the audit.", "NUMBER")] = 0.0
+    seed: Annotated[int, _AUDIT("Random seed for the rows held out.", "INTEGER", min=0)] = 0
     delta: Delta = 0.05
     report: Report = None
     remember: Annotated[
-        bool, _AUDIT("Keep keys of the calibration rows: a later audit can warn of them.", None, "--remember")
+        bool,
+        _AUDIT("Store keys of the calibration rows, so that a later audit can warn if it reuses them.", None, "--remember"),
     ] = False
 
 

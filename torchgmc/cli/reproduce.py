@@ -14,16 +14,18 @@ __all__ = ["reproduce"]
 
 
 def reproduce(
-    name: Annotated[str, typer.Argument(help=f"Which one: {', '.join(EXPERIMENTS)} or all.")],
-    data: Annotated[Path | None, typer.Option(help="Folder of the data; TORCHGMC_DATA if omitted.", show_default=False)] = None,
-    seeds: Annotated[int | None, typer.Option(min=1, help="Splits; the paper's 50, 50 and 10 if omitted.")] = None,
-    out: Annotated[Path, typer.Option(help="Folder for tables, figures and what is kept between runs.")] = Path("results"),
-    jobs: Annotated[int, typer.Option(min=1, help="Processes that run seeds, one thread each.")] = 1,
-    quick: Annotated[bool, typer.Option("--quick", help="Tiny sizes and two seeds: does it run here?")] = False,
-    changes: Annotated[
-        list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Change a setting; may be given several times.")
+    name: Annotated[str, typer.Argument(help=f"Which experiment: {', '.join(EXPERIMENTS)} or all.")],
+    data: Annotated[Path | None, typer.Option(help="Data folder; TORCHGMC_DATA by default.", show_default=False)] = None,
+    seeds: Annotated[
+        int | None, typer.Option(min=1, help="Number of random splits; by default the paper's 50, 50 and 10.")
     ] = None,
-    redo: Annotated[bool, typer.Option("--redo", help="Forget seeds that were run with other settings.")] = False,
+    out: Annotated[Path, typer.Option(help="Folder for tables, figures and what is kept between runs.")] = Path("results"),
+    jobs: Annotated[int, typer.Option(min=1, help="Number of processes that run seeds, one thread each.")] = 1,
+    quick: Annotated[bool, typer.Option("--quick", help="Tiny sizes and two seeds: check that it runs here.")] = False,
+    changes: Annotated[
+        list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Change a setting. Repeatable.")
+    ] = None,
+    redo: Annotated[bool, typer.Option("--redo", help="Discard seeds that were run with other settings.")] = False,
 ) -> None:
     """Train what is needed once, run every seed, write tables and figures beside the paper's own.
 
@@ -38,9 +40,9 @@ def reproduce(
 
     require("matplotlib", extra="report")  # say so before the work, not after it
     if out.exists() and not out.is_dir():
-        raise ValueError(f"--out {str(out)!r} is a file; give a folder.")
+        raise ValueError(f"--out {str(out)!r} is a file; pass a folder.")
     if name == "all" and changes:
-        raise typer.BadParameter("--set belongs to one experiment, not to all.")
+        raise typer.BadParameter("--set applies to one experiment, not to all.")
     names = list(EXPERIMENTS) if name == "all" else [name]
     for one in names:
         frame.load(one)  # a wrong name stops everything at once

@@ -74,7 +74,7 @@ def find_arrays(
         if stored["weight"] in table.names:
             found["weight"] = stored["weight"]
         else:
-            warnings.warn(f"no array {stored['weight']!r} in {str(table.path)!r}: all rows weigh the same.", stacklevel=2)
+            warnings.warn(f"no array {stored['weight']!r} in {str(table.path)!r}; all rows get the same weight.", stacklevel=2)
     check_names(table, list(found.values()))
     return found
 
@@ -130,7 +130,7 @@ class Source:
         """Number of rows; an error if there are none."""
         numbers, labels = self.columns
         if not numbers and not labels:
-            raise ValueError(f"{str(self.path)!r} has none of the arrays needed; it has {listing(self.names)}.")
+            raise ValueError(f"{str(self.path)!r} has none of the required arrays; it has {listing(self.names)}.")
         check_names(self.table, [*numbers, *labels])
         total = self.table.count([*numbers, *labels])
         if total <= 0:

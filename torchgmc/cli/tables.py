@@ -77,11 +77,11 @@ def open_table(path: Path) -> Table:
     if not path.exists():
         raise FileNotFoundError(f"there is no file {str(path)!r}.")
     if path.is_dir():
-        raise IsADirectoryError(f"{str(path)!r} is a folder; give a file ({', '.join(SUFFIXES)}).")
+        raise IsADirectoryError(f"{str(path)!r} is a folder; pass a file ({', '.join(SUFFIXES)}).")
     with path.open("rb") as file:
         first = file.read(2)
     if suffix in PICKLES or (suffix in SUFFIXES and first[:1] == b"\x80" and first[1:] in (b"\x02", b"\x03", b"\x04", b"\x05")):
-        raise ValueError(f"{str(path)!r} is a pickle, which could run code when read: save arrays as {', '.join(SUFFIXES)}.")
+        raise ValueError(f"{str(path)!r} is a pickle, which could run code when loaded; save arrays as {', '.join(SUFFIXES)}.")
     if suffix not in SUFFIXES:
         raise ValueError(f"{str(path)!r} ends in {suffix or 'nothing'!r}; files that can be read: {', '.join(SUFFIXES)}.")
     with reading(path):
@@ -100,7 +100,7 @@ def reading(path: Path) -> Iterator[None]:
     except (zipfile.BadZipFile, zlib.error, EOFError, struct.error, csv.Error, NotImplementedError) as error:
         raise ValueError(f"{str(path)!r} cannot be read (truncated or damaged?): {error or type(error).__name__}") from error
     except UnicodeDecodeError as error:
-        raise ValueError(f"{str(path)!r} is no text in UTF-8: {error}") from error
+        raise ValueError(f"{str(path)!r} is not UTF-8 text: {error}") from error
     except Exception as error:
         if type(error).__module__.split(".")[0] in ("safetensors", "safetensors_rust", "pyarrow"):
             raise ValueError(f"{str(path)!r} cannot be read (truncated or damaged?): {error}") from error
@@ -126,9 +126,9 @@ def to_numbers(name: str, values: Array, start: int = 0) -> Array:
                 float(cell)
             except (TypeError, ValueError):
                 shown = "no value" if cell is None or cell == "" else repr(cell)
-                raise ValueError(f"{name!r} has {shown} in row {start + row}, where a number belongs.") from None
+                raise ValueError(f"{name!r} has {shown} in row {start + row}; it must hold numbers.") from None
     if values.dtype.kind not in "OU":
-        raise ValueError(f"{name!r} holds {values.dtype}, where numbers belong.")
+        raise ValueError(f"{name!r} holds {values.dtype}; it must hold numbers.")
     converted = [words.get(str(cell).strip().lower(), cell) for cell in flat.ravel().tolist()]
     return np.array(converted, dtype=np.float64).reshape(values.shape)
 
@@ -137,9 +137,7 @@ def same_length(path: Path, lengths: dict[str, int]) -> int:
     """The number of rows that the arrays share."""
     if len(set(lengths.values())) > 1:
         listed = ", ".join(f"{name!r} {length}" for name, length in lengths.items())
-        raise ValueError(
-            f"the arrays of {str(path)!r} must have one row per example each, but they have different lengths: {listed}."
-        )
+        raise ValueError(f"the arrays of {str(path)!r} must each have one row per example, but their lengths differ: {listed}.")
     return next(iter(lengths.values()), 0)
 
 
@@ -182,7 +180,7 @@ class NpzTable:
             members = archive.namelist()
             if any(member.endswith(".pkl") for member in members):
                 raise ValueError(
-                    f"{str(path)!r} is a file of torch.save and holds a pickle, which is never read: use .safetensors."
+                    f"{str(path)!r} was written by torch.save and holds a pickle, which we never load; use .safetensors."
                 )
             self._members = {member.removesuffix(".npy"): member for member in members if member.endswith(".npy")}
         self.names = list(self._members)
@@ -198,7 +196,7 @@ class NpzTable:
             shape, _, dtype = self._headers[name]
             if dtype.hasobject:
                 raise ValueError(
-                    f"array {name!r} of {str(self.path)!r} holds Python objects, that is a pickle, which is never read: save "
+                    f"array {name!r} of {str(self.path)!r} holds Python objects (a pickle), which we never load; save "
                     "numbers or strings."
                 )
             _check_rows(self.path, name, shape)
@@ -227,7 +225,7 @@ def _read_header(file: Any) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
         read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
         shape, fortran, dtype = read(file)
     except ValueError as error:
-        raise zipfile.BadZipFile(f"a member is no array: {error}") from error
+        raise zipfile.BadZipFile(f"a member is not an array: {error}") from error
     return shape, fortran, dtype
 
 

@@ -29,13 +29,13 @@ def check_file(option: str, path: Path | None, *inputs: Path, suffixes: tuple[st
     if path is None:
         return
     if path.is_dir():
-        raise ValueError(f"{option} {str(path)!r} is a folder; give a file name.")
+        raise ValueError(f"{option} {str(path)!r} is a folder; pass a file name.")
     if not path.parent.is_dir():
-        raise ValueError(f"{option}: the folder {str(path.parent)!r} does not exist; make it first.")
+        raise ValueError(f"{option}: the folder {str(path.parent)!r} does not exist; create it first.")
     if suffixes and path.suffix.lower() not in suffixes:
         raise ValueError(f"{option} {str(path)!r} must end in {' or '.join(suffixes)}.")
     if any(path.resolve() == other.resolve() for other in inputs):
-        raise ValueError(f"{option} {str(path)!r} is an input as well; give another name.")
+        raise ValueError(f"{option} {str(path)!r} is also an input; choose another name.")
 
 
 def check_name(option: str, name: str) -> None:
@@ -95,7 +95,7 @@ def _write_parquet(part: Path, name: str, blocks: Iterator[Array], shape: tuple[
 
 def _write_csv(part: Path, name: str, blocks: Iterator[Array], shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
     if len(shape) > 2:
-        raise ValueError(f"a .csv holds columns, and {name!r} has the shape {shape}; write .npz, .safetensors or .parquet.")
+        raise ValueError(f"a .csv holds columns, but {name!r} has shape {shape}; write .npz, .safetensors or .parquet.")
     with part.open("w", encoding="utf-8", newline="") as file:
         lines = csv.writer(file, lineterminator="\n")
         lines.writerow([name] if len(shape) == 1 else [f"{name}[{k}]" for k in range(shape[1])])

@@ -23,7 +23,7 @@ def data_root(root: str | os.PathLike[str] | None) -> Path:
         named = os.environ.get(VARIABLE, "")
         if not named:
             raise ValueError(
-                f"`root` was not given and {VARIABLE} is not set; say which folder holds the data (or shall hold it)."
+                f"`root` is missing and {VARIABLE} is not set; set one to the folder that holds (or will hold) the data."
             )
         root = named
     if not isinstance(root, str | os.PathLike):
@@ -39,7 +39,7 @@ def read_npz(path: Path) -> dict[str, np.ndarray[Any, Any]]:
     except FileNotFoundError:
         raise FileNotFoundError(f"no file {str(path)!r}.") from None
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise ValueError(f"{str(path)!r} is no readable .npz file (truncated or damaged?): {error}") from error
+        raise ValueError(f"{str(path)!r} is not a readable .npz file (truncated or damaged?): {error}") from error
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
@@ -48,7 +48,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
         with gzip.open(path, "rt", encoding="utf-8") as lines:
             return [json.loads(line) for line in lines if line.strip()]
     except (gzip.BadGzipFile, EOFError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ValueError(f"{str(path)!r} is no readable file of JSON lines (truncated or damaged?): {error}") from error
+        raise ValueError(f"{str(path)!r} is not a readable JSON Lines file (truncated or damaged?): {error}") from error
 
 
 def write_lines(path: Path, rows: Iterable[dict[str, Any]]) -> None:

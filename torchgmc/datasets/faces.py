@@ -136,7 +136,9 @@ class FASSEG(Dataset[tuple[Any, Any]]):
             raise TypeError(f"`columns` must be a list of names, got {columns!r:.80}.")
         unknown = [name for name in columns if name not in self.metadata]
         if unknown:
-            raise ValueError(f"`columns` names {unknown[0]!r}, which metadata.csv has not; it has {', '.join(self.metadata)}.")
+            raise ValueError(
+                f"`columns` names {unknown[0]!r}, which metadata.csv does not have; it has {', '.join(self.metadata)}."
+            )
         return {name: self.metadata[name] for name in columns}
 
     def __len__(self) -> int:

@@ -116,7 +116,7 @@ class HierarchicalText(Dataset[tuple[Any, int]]):
         if not path.is_file():
             raise FileNotFoundError(
                 f"no {path.name!r} in {str(self.root)!r}: scores come with the compact layout only (crossfit "
-                "for 'wos' only); train a classifier on `.texts` and `.labels` for scores of your own."
+                "for 'wos' only); train a classifier on `.texts` and `.labels` to get your own scores."
             )
         return path
 

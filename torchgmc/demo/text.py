@@ -255,7 +255,7 @@ def _logits(model: nn.Module, corpus: Corpus, place: dict[str, int], where: list
 def _from_folder(folder: Path, seed: int, bar: Bar) -> Data:
     """A model of the user's own on the paper's templates: half to calibrate, half to test."""
     if not folder.is_dir():
-        raise FileNotFoundError(f"`model` must be the folder of a masked language model; {str(folder)!r} is none.")
+        raise FileNotFoundError(f"`model` must be the folder of a masked language model; {str(folder)!r} is not one.")
     transformers = require("transformers", extra="text")
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     model = transformers.AutoModelForMaskedLM.from_pretrained(folder).float().eval()

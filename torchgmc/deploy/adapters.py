@@ -134,7 +134,7 @@ class Adapter:
             raw = raw.softmax(dim) if raw.shape[dim] > 1 else raw.sigmoid()  # of one class alone it would be 1
         if self.channel is not None:
             if raw.dim() < 2 or not -raw.shape[1] <= self.channel < raw.shape[1]:
-                raise ValueError(f"`channel` = {self.channel} is none of the scores, which have shape {tuple(raw.shape)}.")
+                raise ValueError(f"`channel` = {self.channel} is out of range for scores of shape {tuple(raw.shape)}.")
             return raw[:, self.channel]
         return one_event(raw) if self.binary and raw.dim() == 2 else raw
 
@@ -154,7 +154,7 @@ class Adapter:
             sort: Any = type(output)
             return sort(*parts) if hasattr(output, "_fields") else sort(parts)  # of a named tuple, or a plain one
         if not isinstance(output, Mapping):
-            raise TypeError(f"a {type(output).__name__} cannot take the result back; override Adapter.replace.")
+            raise TypeError(f"cannot put the result back into a {type(output).__name__}; override Adapter.replace.")
         if _is_model_output(output):
             fields = dict(output)
             made: Any = type(output)(**fields)
@@ -182,7 +182,9 @@ class Adapter:
         if isinstance(batch, list | tuple) and batch:
             places = (self.inputs, self.target, self.groups)
             if any(isinstance(p, str) for p in places):
-                raise ValueError(f"the adapter reads keys {places}, but the batch is {_describe(batch)}; give positions.")
+                raise ValueError(
+                    f"the adapter reads keys {places}, but the batch is {_describe(batch)}; use positions instead."
+                )
             place = [default if p is None else p for p, default in zip(places, (0, 1, 2), strict=True)]
             parts = [batch[p] if isinstance(p, int) and p < len(batch) else None for p in place]
             if isinstance(parts[0], Mapping):
@@ -227,7 +229,7 @@ class Adapter:
         if head.takes == "groups":
             if self.conformity is None:
                 raise ValueError(
-                    f"a {type(head).__name__} learns from conformity scores: give Adapter(conformity=function of output and "
+                    f"a {type(head).__name__} learns from conformity scores: pass Adapter(conformity=function of output and "
                     "target)."
                 )
             first = self.conformity(output, batch.target)
@@ -347,8 +349,9 @@ def _activation(model: nn.Module, head: Head, channel: int | None) -> str:
         if classes == 1:
             return "sigmoid"
         raise ValueError(
-            f"the model puts out logits of {classes} classes and the head wants probabilities: say whether classes exclude "
-            "each other with adapter=Adapter(activation='softmax') (or 'sigmoid' if they do not), or fit the head on logits."
+            f"the model outputs logits for {classes} classes, but the head needs probabilities: if the classes are "
+            f"mutually exclusive, "
+            "use adapter=Adapter(activation='softmax'), else 'sigmoid'; or fit the head on logits."
         )
     return "softmax"
 
@@ -356,7 +359,7 @@ def _activation(model: nn.Module, head: Head, channel: int | None) -> str:
 def one_event(probs: Tensor) -> Tensor:
     """Probability of one event ``(n,)`` from ``(n, 1)``, or from the two classes ``(n, 2)`` of which it is the second."""
     if probs.shape[1] > 2:
-        raise ValueError(f"the head was made for one event, but the model puts out {probs.shape[1]} classes; set num_classes.")
+        raise ValueError(f"the head was made for one event, but the model outputs {probs.shape[1]} classes; set num_classes.")
     return probs[:, -1]
 
 

@@ -68,11 +68,11 @@ def attach(
     if not isinstance(model, nn.Module):
         raise TypeError(f"`model` must be an nn.Module, got {type(model).__name__}.")
     if not isinstance(head, Head):
-        raise TypeError(f"`head` must be a head of torchgmc, got {type(head).__name__}.")
+        raise TypeError(f"`head` must be a torchgmc head, got {type(head).__name__}.")
     if groups is not None and not isinstance(groups, str) and not callable(groups):
         raise TypeError(
-            f"`groups` must be None (given at each call), the key of a batch, or a module that computes the membership from "
-            f"the input, got {type(groups).__name__}; a fixed membership goes to the call."
+            f"`groups` must be None (passed at each call), a batch key, or a module that computes the membership from "
+            f"the input, got {type(groups).__name__}; pass a fixed membership when you call the model."
         )
     return CalibratedModel(model, head, groups, adapt(model, head, adapter)).soften(mode, temperature)
 
@@ -130,11 +130,11 @@ class CalibratedModel(nn.Module):
             raise ValueError("`groups` must have one row per example, (n, a), got a single number.")
         if member is not None and member.shape[0] != scores.shape[0]:
             raise ValueError(
-                f"`groups` has {member.shape[0]} rows but the model put out scores of {scores.shape[0]} examples "
-                f"(shape {tuple(scores.shape)}); give one row per example."
+                f"`groups` has {member.shape[0]} rows, but the model returned scores for {scores.shape[0]} examples "
+                f"(shape {tuple(scores.shape)}); pass one row per example."
             )
         if member is not None and member.device.type == "meta" and scores.device.type != "meta":
-            raise ValueError("`groups` is on meta, a device where tensors have no values; move them to a real one.")
+            raise ValueError("`groups` is on the meta device, where tensors have no values; move it to a real one.")
         member = None if member is None else member.to(scores.device)
         return self.adapter.apply(self.head, scores, member, inputs, **self._softness())
 
@@ -170,7 +170,8 @@ class CalibratedModel(nn.Module):
         if not isinstance(member, Tensor):
             raise TypeError(f"`groups` must be a membership tensor of shape (n, {self.head.num_groups}), got {_shape(member)}.")
         if self.group_source is not None and self.takes_groups and member.is_floating_point():
-            raise TypeError(f"the module that computes groups must give a bool membership, got {member.dtype}; cut its scores.")
+            kind = f"got {member.dtype}; threshold its scores"
+            raise TypeError(f"the module that computes groups must return a bool membership, {kind}.")
         return inputs, kwargs, member
 
     def _missing(self, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
@@ -178,20 +179,21 @@ class CalibratedModel(nn.Module):
         names = self.head.groups
         return (
             f"`groups` is missing: the head needs a membership of shape (n, {len(names)}) for the groups "
-            f"{checks.listing(names, 4)}. Give it as the last positional argument or as `groups=`"
+            f"{checks.listing(names, 4)}. Pass it as the last positional argument or as `groups=`"
             + (f" (or under the batch key {self.group_key!r}, which this model was attached with)" if self.group_key else "")
             + "; or attach with groups='key' to read it from a batch, or with groups=module to compute it from the input. "
-            f"This call gave: {'; '.join(given) or 'nothing'}."
+            f"This call passed: {'; '.join(given) or 'nothing'}."
         )
 
     def _look(self, scores: Tensor) -> None:
-        """Once, in eager mode: are these the probabilities the head wants? (Values are refused, never guessed from.)"""
+        """Once, in eager mode: are these the probabilities the head needs? (If not, raise an error; never guess that "
+        "they are logits.)"""
         if self._looked or self.wants != "probs" or torch.compiler.is_compiling() or torch._C._is_tracing():
             return
         low, high = (float(v) for v in scores.detach().aminmax()) if scores.numel() else (0.0, 1.0)
         if low < -1e-3 or high > 1.0 + 1e-3:
             raise ValueError(
-                f"the head wants probabilities in [0, 1], but the model put out {low:.4g} to {high:.4g}: if these are logits, "
+                f"the head needs probabilities in [0, 1], but the model returned {low:.4g} to {high:.4g}: if these are logits, "
                 "attach with adapter=Adapter(activation='sigmoid') or 'softmax', or fit a head with logits=True on them."
             )
         self._looked = True

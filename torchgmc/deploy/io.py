@@ -117,7 +117,7 @@ def _check_names(head: Head, groups: Any) -> Groups:
         raise TypeError(f"`groups` must be Groups, made by `Groups.from_columns`, got {type(groups).__name__}.")
     if list(groups.names) != head.groups:
         raise ValueError(
-            f"`groups` must be those of the head, {', '.join(head.groups[:4])}{', ...' if head.num_groups > 4 else ''}, got "
+            f"`groups` must be the head's groups, {', '.join(head.groups[:4])}{', ...' if head.num_groups > 4 else ''}, got "
             f"{', '.join(groups.names[:4])}{', ...' if len(groups) > 4 else ''}."
         )
     return groups
@@ -131,7 +131,7 @@ def _salt(body: Mapping[str, Any], remember: bool | str) -> int:
 def pack(head: Head) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """What a file holds of a head: a description in JSON types, and tensors on the CPU."""
     if not isinstance(head, Head):
-        raise TypeError(f"`head` must be a head of torchgmc, got {type(head).__name__}.")
+        raise TypeError(f"`head` must be a torchgmc head, got {type(head).__name__}.")
     tensors = {name: value.detach().cpu().contiguous().clone() for name, value in head.state_dict().items()}
     return {"schema": SCHEMA, "head": head.kind(), "config": head.config(), "fitted": bool(head.is_fitted)}, tensors
 
@@ -148,7 +148,7 @@ def unpack(body: Mapping[str, Any], tensors: Mapping[str, Tensor], source: str, 
         raise ValueError(f"{source!r} holds no description of a head: `schema`, `head` and `config` are needed.")
     if body["schema"] > SCHEMA:
         raise ValueError(
-            f"{source!r} has file schema {body['schema']}, this version of torchgmc reads up to {SCHEMA}; upgrade torchgmc."
+            f"{source!r} has file schema {body['schema']}, but this version of torchgmc reads up to {SCHEMA}; upgrade torchgmc."
         )
     kind = _class_of(body.get("head"), source)
     try:
@@ -186,15 +186,15 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
             metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # not a dict
     except (SafetensorError, OSError, ValueError, RuntimeError, OverflowError, MemoryError) as error:
-        raise ValueError(f"{path.name!r} is no readable safetensors file (truncated or damaged?): {error}") from error
+        raise ValueError(f"{path.name!r} is not a readable safetensors file (truncated or damaged?): {error}") from error
     if _KEY not in metadata:
-        raise ValueError(f"{path.name!r} was not written by torchgmc.save: it has no head's configuration.")
+        raise ValueError(f"{path.name!r} was not written by torchgmc.save: it has no head configuration.")
     if metadata.get("checksum") != _checksum(metadata[_KEY], tensors):
-        raise ValueError(f"{path.name!r} has been changed since it was saved (checksum differs); save it anew.")
+        raise ValueError(f"{path.name!r} has changed since it was saved (checksum differs); save it again.")
     try:
         body = json.loads(metadata[_KEY])
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path.name!r} holds a configuration that is no JSON: {error}") from error
+        raise ValueError(f"{path.name!r} holds a configuration that is not valid JSON: {error}") from error
     return body, tensors
 
 

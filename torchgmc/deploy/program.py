@@ -63,7 +63,7 @@ def flatten(model: CalibratedModel, example: Any) -> tuple[Flat, tuple[Tensor, .
     inputs = () if isinstance(example, Mapping) else tuple(example) if isinstance(example, list | tuple) else (example,)
     kwargs = dict(example) if isinstance(example, Mapping) else {}
     if not inputs and not kwargs:
-        raise ValueError("`example_inputs` is empty; give the arguments of one call, e.g. (images, groups).")
+        raise ValueError("`example_inputs` is empty; pass the arguments of one call, e.g. (images, groups).")
     given = "groups" in kwargs or (model.group_key or "groups") in kwargs
     asked = (model.takes_groups and model.group_source is None) or (given and (model.takes_groups or model.may_take_groups))
     args, kwargs, member = model.divide(inputs, None, kwargs)
@@ -77,7 +77,7 @@ def flatten(model: CalibratedModel, example: Any) -> tuple[Flat, tuple[Tensor, .
     rows = {len(value) for value in values if value.dim()}
     if len(rows) != 1 or 0 in rows:
         shapes = ", ".join(str(tuple(value.shape)) for value in values)
-        raise ValueError(f"`example_inputs` must all have one row per example, and at least one, got the shapes {shapes}.")
+        raise ValueError(f"`example_inputs` must all have one row per example, and at least one row, got shapes {shapes}.")
     if rows == {1}:
         values = [torch.cat([value, value]) for value in values]
     # Contiguous: torch.export takes the strides of an example, say a cut table, for a demand on all inputs.

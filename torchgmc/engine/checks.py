@@ -94,11 +94,11 @@ def names(groups: Any) -> list[str]:
     if not found or not all(isinstance(name, str) for name in found):
         raise TypeError(
             "`groups` must be a non-empty list of names (one per column of the membership), or a Groups object, got "
-            f"{type(groups).__name__}; the membership itself goes to `fit`."
+            f"{type(groups).__name__}; pass the membership itself to `fit`."
         )
     twice = sorted(name for name, times in Counter(found).items() if times > 1)
     if twice:
-        raise ValueError(f"`groups` has repeated names: {', '.join(map(repr, twice))}; each group needs its own.")
+        raise ValueError(f"`groups` has repeated names: {', '.join(map(repr, twice))}; each group needs its own name.")
     return found
 
 
@@ -119,7 +119,7 @@ def ordinary(name: str, value: Any) -> Tensor:
     if value.layout != torch.strided:
         raise TypeError(f"`{name}` must be a dense tensor, got {value.layout}; use `.to_dense()`.")
     if value.device.type == "meta":
-        raise ValueError(f"`{name}` is on meta, a device where tensors have no values; move the data to a real one.")
+        raise ValueError(f"`{name}` is on the meta device, where tensors have no values; move it to a real one.")
     return value
 
 
@@ -161,7 +161,7 @@ def finite(name: str, value: Tensor) -> None:
     place = (~value.isfinite()).nonzero()[0].tolist()
     raise ValueError(
         f"`{name}` must be finite, but {name}{place} is {float(value.detach()[tuple(place)])}; "
-        "look for overflow or a division by zero in the model."
+        "check the model for overflow or division by zero."
     )
 
 
@@ -181,7 +181,8 @@ def binary(name: str, given: Any, like: Tensor) -> Tensor:
     if not bool((one | (value == 0)).all()):
         wrong = value[~(one | (value == 0))][0]
         raise ValueError(
-            f"`{name}` must be bool, or hold only 0 and 1, but it holds {wrong.item()}; if all but 0 is positive, `{name} > 0`."
+            f"`{name}` must be bool, or hold only 0 and 1, but it holds {wrong.item()}; if every nonzero value is "
+            f"positive, pass `{name} > 0`."
         )
     return one
 
@@ -209,9 +210,9 @@ def weights(value: Any, n: int, like: Tensor) -> Tensor:
     finite("weight", value)
     low, high = (float(v) for v in value.detach().aminmax()) if n else (0.0, 1.0)
     if low < 0 or high <= 0:
-        raise ValueError(f"`weight` must not be negative, and not 0 everywhere, got {low} at the least.")
+        raise ValueError(f"`weight` must be non-negative and not all zero; smallest value: {low}.")
     if not 1e-100 <= high <= 1e100:  # the squares of weights are summed
-        raise ValueError(f"`weight` must lie between 1e-100 and 1e100 at the most, got {high}; rescale it.")
+        raise ValueError(f"the largest `weight` must lie between 1e-100 and 1e100, got {high}; rescale it.")
     out: Tensor = value
     return out
 

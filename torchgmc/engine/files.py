@@ -21,12 +21,12 @@ def write_atomically(path: Path, write: Callable[[Path], Any]) -> None:
     A link stays: the file that it points to is replaced. A file that is there keeps its permissions.
     """
     if path.is_dir():
-        raise IsADirectoryError(f"{str(path)!r} is a folder; give a file name.")
+        raise IsADirectoryError(f"{str(path)!r} is a folder; pass a file name.")
     path = Path(os.path.realpath(path))
     if path.exists() and not path.is_file():
-        raise ValueError(f"{str(path)!r} is a device or a pipe, which cannot be replaced; give a file name.")
+        raise ValueError(f"{str(path)!r} is a device or a pipe, which cannot be replaced; pass a file name.")
     if not path.parent.is_dir():
-        raise FileNotFoundError(f"the folder {str(path.parent)!r} does not exist; make it first.")
+        raise FileNotFoundError(f"the folder {str(path.parent)!r} does not exist; create it first.")
     umask = os.umask(0)
     os.umask(umask)
     mode = stat.S_IMODE(path.stat().st_mode) if path.exists() else 0o666 & ~umask

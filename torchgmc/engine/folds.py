@@ -68,7 +68,7 @@ class Splits:
         if n < 2 * steps:
             raise ValueError(
                 f"solver='fresh' divides the examples into 2 T = {2 * steps} splits, but there are {n} examples; lower "
-                "`max_iter` or give more (theory.sample_size tells how many the theorem asks for)."
+                "`max_iter` or use more (theory.sample_size says how many the theorem needs)."
             )
         self.steps = steps
         self.part = deal(2 * steps, *content, seed=seed)

@@ -187,7 +187,8 @@ def minimise(problem: CellProblem, slack: Tensor, *inputs: Tensor) -> Tensor:
     if not (bool(found.missed <= MISSED) and bool(ahead <= SETTLED * (1.0 + theta.abs().max()))):
         raise RuntimeError(
             f"the optimum was not reached: a violation misses its condition by {float(found.missed):.2g}, an offset by "
-            f"{float(ahead):.2g}. There may be no finite one (all outcomes of a group equal, or a list without mass in a "
+            f"{float(ahead):.2g}. There may be no finite optimum (all outcomes of a group are equal, or a list has no "
+            f"probability in a "
             "group); raise `alpha` or `temperature`, or use more data."
         )
     least = _solve(matrix, active, matrix @ theta.flatten()).view_as(theta)
@@ -269,8 +270,9 @@ def check_members(groups: list[str], share: Tensor) -> None:
     empty = (share.detach() <= 0).flatten(1).any(1).nonzero() if share.dim() > 1 else (share.detach() <= 0).nonzero()
     if len(empty):
         raise ValueError(
-            f"group {groups[int(empty[0])]!r} has no examples in this batch ({len(empty)} such in all): its offset has "
-            "nothing to be fitted to. Use larger (or stratified) batches, or leave the group out."
+            f"group {groups[int(empty[0])]!r} has no examples in this batch ({len(empty)} such groups in total), so its "
+            f"offset has "
+            "nothing to be fitted to. Use larger (or stratified) batches, or drop the group."
         )
 
 

@@ -142,13 +142,13 @@ def explain(k: float, noise_floor: bool, small: list[str]) -> str:
     if not noise_floor:
         return "The fit goes to alpha on the sample, noise included."
     if math.isinf(k):
-        text = "Held-out loss finds no difference between groups that would last: one threshold for everyone."
+        text = "Held-out loss finds no lasting difference between groups: one threshold for everyone."
     else:
         text = f"Groups move where they differ by more than {k:g} standard errors (chosen by held-out loss)."
     if small:
         shown = ", ".join(map(repr, small[:4])) + (", ..." if len(small) > 4 else "")
         text += (
-            f" {len(small)} groups are too small to be told from noise ({shown}): merge them, give more data, or compare with "
+            f" {len(small)} groups are too small to distinguish from noise ({shown}): merge them, add data, or compare with "
             "a conformal baseline."
         )
     return text

@@ -99,13 +99,13 @@ def violations(
     _check_rows(who, s)
     if isinstance(who, Tensor) and who.dim() == 3:
         if what is not None:
-            raise ValueError("`what` must be omitted when `who` holds general test functions of shape (n, a, l).")
+            raise ValueError("do not pass `what` when `who` holds general test functions of shape (n, a, l).")
         return _general(who, s, weight)
     if what is not None:
         if not isinstance(what, Tensor) or what.layout != torch.strided or what.is_complex() or what.device != s.device:
             raise TypeError(f"`what` must be a dense tensor of real numbers on {s.device}, got {_kind(what)}.")
         if what.dim() != 2 or what.shape[1] != s.shape[1]:
-            raise ValueError(f"`what` must have shape (u, {s.shape[1]}) as `s` has l = {s.shape[1]}, got {what.shape}.")
+            raise ValueError(f"`what` must have shape (u, {s.shape[1]}) because `s` has l = {s.shape[1]}, got {what.shape}.")
         s = s @ what.to(s.dtype).T  # (n, u)
     weight = _check_weight(weight, s)
     total = weight.sum(0).clamp_min(torch.finfo(s.dtype).tiny)  # () or (u,)
@@ -213,7 +213,7 @@ def _check_rows(who: Tensor | Cells | Structured, s: Tensor) -> None:
         if who.dim() not in (1, 2, 3):
             raise ValueError(f"`who` must have shape (n, a), (n,) or (n, a, l), got {tuple(who.shape)}.")
     elif not isinstance(who, Structured):
-        raise TypeError(f"`who` must be a tensor or Cells, or Groups, got {type(who).__name__}.")
+        raise TypeError(f"`who` must be a tensor, Cells or Groups, got {type(who).__name__}.")
     n, device = _rows(who)
     if n != s.shape[0]:
         raise ValueError(f"`who` has {n} rows but `s` has {s.shape[0]}; both need one row per example.")

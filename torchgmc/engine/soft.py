@@ -27,7 +27,7 @@ def _check_number(temperature: object) -> None:
             f"`temperature` must be one number, got a tensor of shape {temperature.shape} on {temperature.device}."
         )
     if isinstance(temperature, int) and temperature >= 1 << 63:
-        raise ValueError(f"`temperature` must be a number that tensors can hold, got {temperature}.")
+        raise ValueError(f"`temperature` must be a number that fits in a tensor, got {temperature}.")
 
 
 def check(mode: str, temperature: float) -> None:

@@ -81,7 +81,7 @@ class Column:
             raise ColumnError(
                 self.name,
                 "unknown",
-                f"has {label} in row {start + row}, which was not there when the groups were made; known: {known}",
+                f"has {label} in row {start + row}, which did not occur when the groups were made; known: {known}",
                 ". Pass `unknown='none'` to put such rows in no group of this column.",
             )
         return codes
@@ -106,7 +106,7 @@ def as_mapping(columns: Any) -> dict[str, Any]:
         )
     data = {str(name): values for name, values in pairs}
     if len(data) < len(pairs):
-        raise ValueError(f"`columns` has two columns of one name: {checks.listing(str(name) for name, _ in pairs)}.")
+        raise ValueError(f"`columns` has two columns with the same name: {checks.listing(str(name) for name, _ in pairs)}.")
     return data
 
 
@@ -117,7 +117,7 @@ def num_rows(data: dict[str, Any]) -> int:
     lengths = {name: len(values) for name, values in data.items()}
     if len(set(lengths.values())) > 1:
         listed = checks.listing(f"{name} ({length})" for name, length in lengths.items())
-        raise ValueError(f"`columns` must be equally long, got {listed}.")
+        raise ValueError(f"`columns` must all have the same length, got {listed}.")
     return next(iter(lengths.values()), 0)
 
 
@@ -152,7 +152,7 @@ def check_options(
             raise ValueError(f"`{option}` names {checks.listing(foreign)}, but the columns are {checks.listing(data)}.")
     both = [name for name in bins if name in quantiles]
     if both:
-        raise ValueError(f"column `{both[0]}` is in `bins` and in `quantiles`; give one of them.")
+        raise ValueError(f"column `{both[0]}` is in both `bins` and `quantiles`; pass it in only one of them.")
     for name, edges in bins.items():
         cuts = np.asarray(edges, dtype=np.float64)
         if cuts.ndim != 1 or not len(cuts) or not np.isfinite(cuts).all() or (np.diff(cuts) <= 0).any():
@@ -268,13 +268,15 @@ def fit_labels(name: str, array: npt.NDArray[Any], merge_below: int, missing: st
     rare = [label for label in order if counts[label] < merge_below]
     if len(rare) > 1:
         listed = checks.listing([f"{levels[coded[label]]} ({counts[label]})" for label in rare])
-        warnings.warn(f"merged into {name}=other, having fewer than {merge_below} rows each: {listed}.", stacklevel=3)
+        warnings.warn(f"merged into {name}=other because each has fewer than {merge_below} rows: {listed}.", stacklevel=3)
         common = [label for label in order if counts[label] >= merge_below]
         levels = [levels[coded[label]] for label in common] + [f"{name}=other"]
         coded = {label: i for i, label in enumerate(common)} | dict.fromkeys(rare, len(common))
     if len(set(levels)) < len(levels):
         double = sorted({level for level in levels if levels.count(level) > 1})
-        raise ValueError(f"column `{name}` has different labels for one group name: {checks.listing(double)}; rename them.")
+        raise ValueError(
+            f"column `{name}` has different labels that make the same group name: {checks.listing(double)}; rename them."
+        )
     table = np.array([coded[label] for label in labels], dtype=np.int64)
     return Column(name, tuple(levels), coded), table[inverse]
 
@@ -295,7 +297,7 @@ def to_numbers(name: str, array: npt.NDArray[Any], spelled: bool = False, start:
     if None in numbers:
         place = numbers.index(None)
         row = start + int((inverse == place).argmax())
-        raise TypeError(f"column `{name}` is cut into bins and must hold numbers, got {labels[place]!r} in row {row}.")
+        raise TypeError(f"column `{name}` is binned, so it must hold numbers, got {labels[place]!r} in row {row}.")
     return np.array(numbers, dtype=np.float64)[inverse]
 
 
@@ -324,11 +326,11 @@ def fit_numbers(name: str, numbers: npt.NDArray[np.float64], cuts: Any, merge_be
         counts = np.bincount(bin_of(numbers[~absent], edges, -1), minlength=len(edges) + 1).tolist()
         merged = _merge_bins(edges, counts, merge_below)
         if not merged:
-            raise ValueError(f"column `{name}` cannot be cut into bins of `min_size` = {merge_below} rows; lower it.")
+            raise ValueError(f"column `{name}` cannot be cut into bins of `min_size` = {merge_below} rows; lower `min_size`.")
         if len(merged) < len(edges):
             shown = checks.listing(_show_edge(edge, exact) for edge in merged)
             warnings.warn(
-                f"merged bins of `{name}` with fewer than {merge_below} rows; the edges left are {shown}.", stacklevel=3
+                f"merged bins of `{name}` with fewer than {merge_below} rows; the remaining edges are {shown}.", stacklevel=3
             )
         edges = merged
     levels = _bin_names(name, edges, exact)
@@ -346,7 +348,7 @@ def _quantile_edges(name: str, numbers: npt.NDArray[np.float64], count: int) -> 
         edges = edges[(edges > numbers.min()) & np.isfinite(edges)]
         if len(edges):
             return [float(edge) for edge in edges]
-    raise ValueError(f"column `{name}` has too few different values for {count} quantiles; leave it out or use `bins`.")
+    raise ValueError(f"column `{name}` has too few distinct values for {count} quantiles; remove it or use `bins`.")
 
 
 def _merge_bins(edges: list[float], counts: list[int], min_size: int) -> list[float]:

@@ -36,7 +36,8 @@ def _plain(name: str, label: Any) -> Any:
     if value is None or isinstance(value, str | bool | int) or (isinstance(value, float) and math.isfinite(value)):
         return value
     raise TypeError(
-        f"column `{name}` has the label {label!r}, a {type(label).__name__}, which JSON cannot hold; make the groups of text, "
+        f"column `{name}` has the label {label!r}, a {type(label).__name__}, which JSON cannot hold; make the groups "
+        f"from text, "
         "integers or booleans."
     )
 
@@ -44,17 +45,17 @@ def _plain(name: str, label: Any) -> Any:
 def restore(found: Any) -> tuple[tuple[Column, ...], list[tuple[Combo, Codes]]]:
     """What :func:`describe` was given."""
     if not isinstance(found, Mapping):
-        raise TypeError(f"`found` must be what `Groups.to_dict` gave, got {type(found).__name__}.")
+        raise TypeError(f"`found` must be the output of `Groups.to_dict`, got {type(found).__name__}.")
     schema = found.get("schema", SCHEMA)
     if not isinstance(schema, int) or schema > SCHEMA:
-        raise ValueError(f"`found` has schema {schema!r}, this version of torchgmc reads up to {SCHEMA}; upgrade torchgmc.")
+        raise ValueError(f"`found` has schema {schema!r}, but this version of torchgmc reads up to {SCHEMA}; upgrade torchgmc.")
     try:
         columns = tuple(map(_column, found["columns"]))
         blocks = [_block(columns, combo, keys) for combo, keys in found["combinations"]]
     except (KeyError, TypeError, ValueError, OverflowError) as error:
-        raise ValueError(f"`found` is not what `Groups.to_dict` gave: {type(error).__name__}: {error}") from error
+        raise ValueError(f"`found` is not the output of `Groups.to_dict`: {type(error).__name__}: {error}") from error
     if not columns or not blocks:
-        raise ValueError("`found` is not what `Groups.to_dict` gave: it has no groups.")
+        raise ValueError("`found` is not the output of `Groups.to_dict`: it has no groups.")
     return columns, blocks
 
 

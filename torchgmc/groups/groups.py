@@ -271,7 +271,7 @@ class Groups:
             codes = self.codes.to(torch.device(device))
         except (TypeError, ValueError, RuntimeError, AssertionError) as error:
             reason = str(error).splitlines()[0]
-            raise ValueError(f"`device` must be one that is here, such as 'cpu', got {device!r}: {reason}") from error
+            raise ValueError(f"`device` must be available on this machine, such as 'cpu', got {device!r}: {reason}") from error
         return Groups(self.columns, codes, self._blocks, self._gaps, self._plan)
 
     @cached_property
@@ -338,7 +338,7 @@ class Groups:
         try:
             codes = self.codes.T[:, rows].T
         except IndexError as error:
-            raise ValueError(f"`Groups` have the rows 0 to {self.num_rows - 1}, others were asked for: {error}.") from None
+            raise ValueError(f"`Groups` have rows 0 to {self.num_rows - 1}; an index is out of range: {error}.") from None
         return Groups(self.columns, codes, self._blocks, self._gaps, self._plan)
 
     def __len__(self) -> int:
@@ -374,7 +374,7 @@ class Groups:
         """
         if not isinstance(values, Tensor) or values.layout != torch.strided or not values.is_floating_point():
             kind = getattr(values, "dtype", type(values).__name__)
-            raise TypeError(f"`values` must be a dense tensor of floating point, got {kind}; use `.double()`.")
+            raise TypeError(f"`values` must be a dense floating-point tensor, got {kind}; use `.double()`.")
         if values.device != self.device:
             raise ValueError(f"`values` is on {values.device} but the groups are on {self.device}; use `.to(...)`.")
         if values.dim() != 2 or values.shape[0] != self.num_rows:
@@ -521,7 +521,7 @@ def check_groups(groups: Any, n: int, names: Sequence[str] | None = None) -> Ten
     if table.is_complex() or table.layout != torch.strided:
         raise TypeError(f"`groups` must be a bool table, got {table.dtype}, {table.layout}.")
     if table.dim() != 2 or table.shape[0] != n or (names is not None and table.shape[1] != len(names)):
-        hint = "one group alone is `groups[:, None]`; " if table.dim() == 1 else ""
+        hint = "a single group is `groups[:, None]`; " if table.dim() == 1 else ""
         listed = "" if names is None else f" for the groups {checks.listing(names)}"
         raise ValueError(
             f"`groups` must have shape (n, {width}) with n = {n}{listed}, got {tuple(table.shape)}; {hint}{advice}"
@@ -547,8 +547,8 @@ def _name_mismatch(got: tuple[str, ...], expected: tuple[str, ...]) -> str:
     differs = " and ".join(parts) or "has them in another order"
     if expected == ("all",):
         return (
-            f"`groups` has {checks.listing(got)}, but the head was made without groups; make it with groups=groups.names (a "
-            "baseline too: its fit ignores them, its audit does not)."
+            f"`groups` has {checks.listing(got)}, but the head was made without groups; make it with groups=groups.names ("
+            "also a baseline: its fit ignores them, its audit does not)."
         )
     return (
         f"`groups` must be the groups the head was made for, {checks.listing(expected)}, but it {differs}; "

@@ -1,4 +1,4 @@
-"""The contract of a head: what it must give, and all that follows from it."""
+"""The contract of a head: what it must provide, and all that follows from it."""
 
 import copy
 import functools
@@ -41,10 +41,10 @@ _KEEPING = threading.RLock()
 class Head(Float64Module):
     """A small module behind a trained model, fitted so that a promise holds for every group at once.
 
-    A subclass must give
+    A subclass must provide
 
     - ``observe(...)``: a batch becomes statistics, passed to :meth:`keep`, and is forgotten. They are a dataclass with
-      ``__add__`` whose fields are tensors of their own (the caller may overwrite the batch); their sum is ``self.statistics``.
+      ``__add__`` whose fields are new tensors (the caller may overwrite the batch); their sum is ``self.statistics``.
       Statistics that keep something of every example say of how many in ``rows``;
     - ``calibrate(...)``: ``self.statistics`` become fitted buffers. It ends with :meth:`mark_fitted`. Decorated with
       :func:`torchgmc.distributed.pooled` it finds the statistics of all ranks;
@@ -53,10 +53,10 @@ class Head(Float64Module):
     - ``values(...)``: what the promise is about, s and who, on a batch.
 
     From these follow ``fit``, ``fit_batches``, ``audit``, reports, metrics, penalties, monitoring, saving, attaching and
-    exporting. What else a subclass may say of itself are the class attributes below and the methods of the second part.
+    exporting. A subclass may also set the class attributes below and override the methods of the second part.
 
     Args:
-        alpha: largest violation allowed; None for as small as the sample can tell.
+        alpha: largest violation allowed; None for as small as the sample can resolve.
         groups: names of the groups, in the order of the columns of the membership; None for one group, "all".
         conditional: g = 1_A / P(A), so that alpha bounds each group's own deviation, not the mass-weighted one.
         jitter: half-width of the tie-breaking noise, drawn from the input itself.
@@ -74,7 +74,7 @@ class Head(Float64Module):
     arguments: ClassVar[tuple[str, ...]] = ("scores", "groups", "weight")
     #: Which of them is the truth; empty if the head learns without.
     truth: ClassVar[str] = ""
-    #: Names of what ``audit`` takes besides, to measure costs.
+    #: Names of what else ``audit`` takes, to measure costs.
     audit_only: ClassVar[tuple[str, ...]] = ()
     #: What ``forward`` takes of the model: ``"scores"`` as they are, ``"probs"``, ``"logits"``, or only ``"groups"``.
     takes: str = "scores"
@@ -114,7 +114,7 @@ class Head(Float64Module):
         self.alpha = None if alpha is None else checks.positive("alpha", alpha, "It is the largest violation allowed.")
         self.noise_floor = bool(noise_floor)
         if self.alpha is None and not self.noise_floor:
-            raise ValueError("`alpha` = None means as small as the sample can tell, which needs noise_floor=True.")
+            raise ValueError("alpha=None means as small as the sample can resolve, which needs noise_floor=True.")
         self.groups = checks.names(groups)
         self.num_groups = len(self.groups)
         self.grouped = groups is not None  # without groups, `groups` may be left out of every call
@@ -148,15 +148,15 @@ class Head(Float64Module):
 
     @property
     def needs_groups(self) -> bool:
-        """Must every call be given a membership?"""
+        """Must every call pass a membership?"""
         return self.grouped and (self.static or "groups" in self.arguments)
 
     @property
     def may_take_groups(self) -> bool:
-        """May a call be given something that the sets are computed from?"""
+        """May a call pass something that the sets are computed from?"""
         return not self.static and "x" in self.arguments
 
-    # -- what a subclass must give -----------------------------------------------------------------------------------
+    # -- what a subclass must provide -----------------------------------------------------------------------------------
 
     def observe(self, *args: Any, **kwargs: Any) -> None:
         """Turn a batch into statistics and forget the batch."""
@@ -171,12 +171,12 @@ class Head(Float64Module):
         self.mark_unfitted()
 
     def values(self, *args: Any, **kwargs: Any) -> Values:
-        """s and who of a batch, given by the arguments of ``observe`` without ``weight``.
+        """s and who of a batch, from the arguments of ``observe`` without ``weight``.
 
         At the fitted f, or at f0 before the fit. ``softness=None`` gives the hard values that the promise is about; a number is
         the width of soft steps, for values with a derivative.
         """
-        raise NotImplementedError(f"a {type(self).__name__} does not say what its promise is about: write `values`.")
+        raise NotImplementedError(f"a {type(self).__name__} does not say what its promise is about; implement `values`.")
 
     # -- what a subclass may say -------------------------------------------------------------------------------------
 
@@ -185,7 +185,7 @@ class Head(Float64Module):
         return Names(self.promised_groups(), [""])
 
     def promised_groups(self) -> list[str]:
-        """Names of the groups, and of everyone where that is a promise of its own."""
+        """Names of the groups, and of everyone where that is a separate promise."""
         return [*self.groups, EVERYONE] if self.promises_everyone else self.groups
 
     def lacks_everyone(self, member: Tensor) -> bool:
@@ -216,7 +216,7 @@ class Head(Float64Module):
         return {}
 
     def audit_rows(self, **batch: Any) -> dict[str, Tensor]:
-        """Numbers of each example that :meth:`audit_summary` needs besides s, first dimension n."""
+        """Numbers per example that :meth:`audit_summary` needs in addition to s, first dimension n."""
         return {}
 
     def audit_summary(self, tally: measure.Tally) -> dict[str, Any]:
@@ -248,7 +248,7 @@ class Head(Float64Module):
         max_iter: int | None = None,
         **options: Any,
     ) -> _Same:
-        """:meth:`fit_batches` with one batch, given as to ``observe``; returns the head."""
+        """:meth:`fit_batches` with one batch, passed as to ``observe``; returns the head."""
         return self.fit_batches([self.bind(*data, **options)], solver, eta, max_iter)
 
     def fit_batches(
@@ -260,15 +260,15 @@ class Head(Float64Module):
     ) -> _Same:
         """Fit from data that come in batches; returns the head.
 
-        Each batch becomes statistics and is forgotten. Until all is done the head stays as it was: a fit that raises changes
-        nothing, and another thread may go on using the old state. Under ``torch.distributed`` every rank gives its own
+        Each batch becomes statistics and is forgotten. Until the fit is done, the head stays as it was: a fit that raises
+        changes nothing, and another thread may go on using the old state. Under ``torch.distributed`` every rank passes its own
         batches and ends with the same state; an error on one rank is raised on all.
 
         Args:
             batches: an iterable of tuples, or mappings, of the arguments of ``observe``: a ``DataLoader``, a generator.
             solver: ``"exact"``, ``"paper"`` (Algorithm 1) or ``"fresh"`` (Algorithm 2).
             eta: fixed step of the latter two.
-            max_iter: cap on the steps.
+            max_iter: maximum number of steps.
 
         Example:
             >>> masks = torch.rand(200, 8, 8) < 0.5
@@ -304,7 +304,7 @@ class Head(Float64Module):
         found = dict(zip(known, batch, strict=False))
         for name in named:
             if name not in known or name in found:
-                why = "is given twice" if name in found else "is unknown"
+                why = "is passed twice" if name in found else "is unknown"
                 raise TypeError(f"`{name}` {why}: a batch of a {type(self).__name__} is {wanted}.")
         found |= named
         missing = [name for name in (known[0], self.truth) if name and name not in found]
@@ -369,12 +369,14 @@ class Head(Float64Module):
                 raise ValueError("`eta` is the fixed step of solver='paper' or 'fresh'; solver='exact' finds its own.")
         checks.count("max_iter", max_iter, 1)
         if self.alpha is None and solver != "exact":
-            raise ValueError(f"solver={solver!r} goes to `alpha`, and this head was made with alpha=None; give it a number.")
+            raise ValueError(
+                f"solver={solver!r} fits to `alpha`, but this head was made with alpha=None; set `alpha` to a number."
+            )
 
     def goal(self) -> float:
         """alpha, where a number is needed."""
         if self.alpha is None:
-            raise ValueError("this head was made with alpha=None: give `alpha=` a number for this.")
+            raise ValueError("this head was made with alpha=None; pass a number as `alpha=` here.")
         return self.alpha
 
     def mark_fitted(self, report: Report | None, everyone: bool = False) -> None:
@@ -400,7 +402,7 @@ class Head(Float64Module):
     # -- audit -------------------------------------------------------------------------------------------------------
 
     def audit(self, *batch: Any, delta: float = 0.05, **named: Any) -> Audit:
-        """Measure the promise on held-out data, given as to ``observe``, with intervals that hold for every g at once.
+        """Measure the promise on held-out data, passed as to ``observe``, with intervals that hold for every g at once.
 
         Args:
             batch, named: arguments of ``observe``; some heads take more, to measure costs.
@@ -424,7 +426,7 @@ class Head(Float64Module):
         if groups is None:
             raise ValueError(
                 f"`groups` is missing: this head was made for {self.num_groups} groups "
-                f"({checks.listing(self.groups, 4)}); give a membership of shape "
+                f"({checks.listing(self.groups, 4)}); pass a membership of shape "
                 f"(n, {self.num_groups})."
             )
         member = check_groups(self.transform(groups) if is_frame(groups) else groups, n, self.groups)
@@ -439,17 +441,17 @@ class Head(Float64Module):
 
         Args:
             columns: a mapping from name to values, or a frame; see :meth:`torchgmc.Groups.transform`.
-            unknown: a label never seen: "error" refuses, "none" puts the row in no group that asks for this column.
+            unknown: an unseen label: "error" raises, "none" leaves the row out of the groups of this column.
         """
         if self.named_groups is None:
             raise ValueError(
-                f"this {type(self).__name__} does not know how its groups follow from columns: it was saved without them. "
+                f"this {type(self).__name__} cannot compute its groups from columns: it was saved without them. "
                 "Save it with `gmc.save(head, path, groups=groups)`, or use `groups.transform(columns).membership`."
             )
         return self.named_groups.transform(columns, unknown).membership.to(self.fitted.device)
 
     def membership(self, groups: Optional[Tensor], n: int, like: Tensor) -> Tensor:  # noqa: UP045
-        """Membership as float64 (n, a) inside ``forward``: checks shapes alone, so that it scripts and exports."""
+        """Membership as float64 (n, a) inside ``forward``: checks only shapes, so that it scripts and exports."""
         if not self.is_fitted:
             raise RuntimeError("this head is not fitted; call `fit`, or `observe` and `calibrate`, or load its state.")
         if groups is None:
@@ -503,10 +505,10 @@ class Head(Float64Module):
             raise TypeError(f"`{name}` must be floating point, got {value.dtype}; convert it with `.float()`.")
         self._check_place(name, value)
         if isinstance(rows, Tensor) and (rows.dim() == 0 or len(rows) != len(value)):
-            raise ValueError(f"`groups` must have one row per example, as all inputs, got shape {tuple(rows.shape)}.")
+            raise ValueError(f"`groups` must have one row per example, like all inputs, got shape {tuple(rows.shape)}.")
         if has_values(value) and bool(value.detach().isnan().any()):
             place = value.isnan().nonzero()[0].tolist()
-            raise ValueError(f"`{name}` must not be NaN, but {name}{place} is; look for overflow in the model.")
+            raise ValueError(f"`{name}` must not be NaN, but {name}{place} is; check the model for overflow.")
 
     def check_member(self, groups: Any) -> None:
         """Type, device and values of a membership in an eager call: 0 or 1."""
@@ -520,7 +522,7 @@ class Head(Float64Module):
         wrong = (groups != 0) & (groups != 1)
         if bool(wrong.any()):
             raise ValueError(
-                f"`groups` must hold memberships, 0 or 1, but it holds {groups[wrong][0].item()}; a mask of 0 and 255 is "
+                f"`groups` must hold memberships, 0 or 1, but it holds {groups[wrong][0].item()}; for a mask of 0 and 255 pass "
                 "`groups > 0`."
             )
 
@@ -535,12 +537,12 @@ class Head(Float64Module):
     def solve_differentiably(self, *data: Any, **options: Any) -> dict[str, Tensor]:
         """The fitted state as a differentiable function of the scores, where a head has one."""
         raise TypeError(
-            f"a {type(self).__name__} has no smooth optimum to differentiate at: its sets depend on its own output, its fit "
-            "is a sequence of steps that jump with the scores. Train with `gmc.GMCPenalty.for_head(head)`, fit afterwards."
+            f"a {type(self).__name__} has no smooth optimum to differentiate: its sets depend on its own output, and its fit "
+            "is a sequence of steps that jump with the scores. Train with `gmc.GMCPenalty.for_head(head)` and fit afterwards."
         )
 
     def apply_state(self, state: dict[str, Tensor], *args: Any, **kwargs: Any) -> Tensor:
-        """What ``forward`` gives with another fitted state; the head itself, fitted or not, stays as it is.
+        """What ``forward`` returns with another fitted state; the head itself, fitted or not, does not change.
 
         Args:
             state: of :meth:`solve_differentiably`, or fitted buffers by name; derivatives flow through it.
@@ -548,7 +550,7 @@ class Head(Float64Module):
         """
         unknown = sorted(set(state) - set(self._buffers))
         if unknown:
-            raise ValueError(f"`state` has {unknown[0]!r}, which is no buffer of a {type(self).__name__}.")
+            raise ValueError(f"`state` has {unknown[0]!r}, which is not a buffer of {type(self).__name__}.")
         for name, value in state.items():
             self._check_buffer(name, value)
         twin = copy.copy(self)

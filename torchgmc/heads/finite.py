@@ -132,8 +132,8 @@ def check_fit(solver: str, equal: bool, clusters: bool) -> None:
         raise ValueError(f"`finite_sample` has its own fit; solver={solver!r} cannot be used with it.")
     if not equal or clusters:
         raise ValueError(
-            "`finite_sample` rests on examples that may be exchanged: weights and clusters cannot be used with it. Take one "
-            "example per cluster, or finite_sample=False."
+            "`finite_sample` assumes exchangeable examples, so it cannot be used with weights or clusters. Keep one "
+            "example per cluster, or pass finite_sample=False."
         )
 
 

@@ -64,7 +64,7 @@ def _json(flag: str, word: str) -> Any:
 SWITCH = Kind("", lambda flag, word: word)
 TEXT = Kind("TEXT", lambda flag, word: word)
 NUMBER = _kind("NUMBER", "a number", float)
-NUMBERS = _kind("NUMBER[,...]", "numbers with commas between", _one_or_more)
+NUMBERS = _kind("NUMBER[,...]", "numbers separated by commas", _one_or_more)
 PAIR = _kind("LOW,HIGH", "LOW,HIGH", _pair)
 JSON = Kind("FILE", _json)
 
@@ -128,8 +128,10 @@ class Option:
 
 
 # Options that every head of this package has.
-CONDITIONAL = Option("conditional", SWITCH, "Alpha bounds each group's own deviation, not weighted by its share.")
-NOISE_FLOOR = Option("noise_floor", SWITCH, "Go to alpha on the sample, noise included.", named="--no-noise-floor", value=False)
+CONDITIONAL = Option("conditional", SWITCH, "Let alpha bound each group's own deviation, not weighted by its share.")
+NOISE_FLOOR = Option(
+    "noise_floor", SWITCH, "Fit to alpha on the sample, noise included.", named="--no-noise-floor", value=False
+)
 
 
 class Reader(Protocol):

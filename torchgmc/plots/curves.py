@@ -50,7 +50,7 @@ def convergence(
     given: Mapping[str, Any] = report if isinstance(report, Mapping) else {"worst violation": report}
     alpha = None if alpha is None else checks.positive("alpha", alpha, "It is the level to reach.")
     if alpha is not None and not 1e-100 < alpha < 1e100:
-        raise ValueError(f"`alpha` must have a place on the axis, between 1e-100 and 1e100, got {alpha!r}.")
+        raise ValueError(f"`alpha` must lie between 1e-100 and 1e100 to fit on the axis, got {alpha!r}.")
     theme = DARK if dark else LIGHT
     figure, (axes,) = new_figure(theme, (10, 4.6))
     for k, (name, one) in enumerate(given.items()):
@@ -174,7 +174,7 @@ def _cost(audits: Sequence[Audit]) -> str:
     if not audits:
         return "cost"
     if not names:
-        raise ValueError("the audits have no cost; give pairs (worst violation, cost) instead.")
+        raise ValueError("the audits have no cost; pass pairs (worst violation, cost) instead.")
     return next((name for name in names if name.endswith(" after") or name == "mean set size"), names[0])
 
 

@@ -102,7 +102,7 @@ class Results:
 def load(name: str) -> Any:
     """Module of an experiment."""
     if name not in EXPERIMENTS:
-        raise ValueError(f"there is no experiment {name!r}; there is {', '.join(EXPERIMENTS)}, and all.")
+        raise ValueError(f"there is no experiment {name!r}; choose from {', '.join(EXPERIMENTS)} or all.")
     return import_module(EXPERIMENTS[name])
 
 
@@ -110,10 +110,10 @@ def data_root(given: str | Path | None) -> Path:
     """Folder of the data: the one given, else TORCHGMC_DATA."""
     found = given or os.environ.get("TORCHGMC_DATA")
     if not found:
-        raise ValueError("which folder holds the data? Give --data DIR or set TORCHGMC_DATA.")
+        raise ValueError("which folder holds the data? Pass --data DIR or set TORCHGMC_DATA.")
     path = Path(found)
     if not path.is_dir():
-        raise ValueError(f"the folder of the data, {str(path)!r}, does not exist; give another with --data.")
+        raise ValueError(f"the data folder {str(path)!r} does not exist; pass another with --data.")
     return path
 
 
@@ -220,9 +220,9 @@ def _changed(setting: Any, changes: Sequence[str]) -> Any:
             new = value if kind is str else json.loads(value)
             new = tuple(new) if kind is tuple else float(new) if kind is float and type(new) is int else new
         except (ValueError, TypeError) as error:
-            raise ValueError(f"--set {change!r}: {value!r} is no {kind.__name__}.") from error
+            raise ValueError(f"--set {change!r}: {value!r} is not a valid {kind.__name__}.") from error
         if not isinstance(new, kind) or isinstance(new, bool) != (kind is bool):
-            raise ValueError(f"--set {change!r}: {value!r} is no {kind.__name__}.")
+            raise ValueError(f"--set {change!r}: {value!r} is not a valid {kind.__name__}.")
         setting = replace(setting, **{name: new})
     return setting
 
@@ -236,8 +236,9 @@ def _same_settings(folder: Path, settings: dict[str, Any], redo: bool) -> None:
         different = sorted(key for key in {*_flat(old), *_flat(settings)} if _flat(old).get(key) != _flat(settings).get(key))
         if different and not redo:
             raise ValueError(
-                f"{str(folder)!r} holds {len(kept)} seeds run with other settings ({', '.join(different)} differ): results are "
-                "never mixed. Give another --out, the same settings, or --redo to forget those seeds."
+                f"{str(folder)!r} holds {len(kept)} seeds run with other settings ({', '.join(different)} differ), and "
+                f"results are "
+                "never mixed. Use another --out, the same settings, or --redo to discard those seeds."
             )
         if different:
             for file in kept:

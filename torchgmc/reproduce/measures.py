@@ -74,7 +74,7 @@ def measure(
     s = s.double()
     s = s[:, None].expand(-1, len(groups)) if s.dim() == 1 else s
     if s.shape != who.shape:
-        raise ValueError(f"`s` must have shape {tuple(who.shape)} as `who`, got {tuple(s.shape)}.")
+        raise ValueError(f"`s` must have the same shape as `who`, {tuple(who.shape)}, got {tuple(s.shape)}.")
     member = who.double()
     mass = member.mean(0)  # (m,)
     within = (member * s).mean(0)

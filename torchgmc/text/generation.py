@@ -40,11 +40,11 @@ class GMCLogitsProcessor:
         if not isinstance(head, DistributionHead):
             raise TypeError(f"`head` must be a DistributionHead, got {type(head).__name__}.")
         if not head.is_fitted:
-            raise ValueError("`head` is not fitted; call `fit`, `calibrate_masked_lm` or load its state first.")
+            raise ValueError("`head` is not fitted; call `fit` or `calibrate_masked_lm`, or load its state first.")
         checks.option("when", when, WHEN)
         names = None if isinstance(groups, Tensor) else getattr(groups, "names", None)  # older tensors have names too
         if names is not None and list(names) != head.groups:
-            raise ValueError(f"`groups` has the groups {list(names)}, but the head was made for {head.groups}.")
+            raise ValueError(f"`groups` names {list(names)}, but the head was made for {head.groups}.")
         if isinstance(groups, Tensor) and (groups.dim() != 2 or groups.shape[1] != head.num_groups):
             raise ValueError(f"`groups` must have shape (batch, {head.num_groups}), got {tuple(groups.shape)}.")
         if not isinstance(groups, Tensor) and not callable(groups):
@@ -63,7 +63,9 @@ class GMCLogitsProcessor:
         """Scores ``(n, vocabulary)`` of the next token of each row of ``input_ids`` ``(n, t)``, calibrated."""
         checks.ordinary("scores", scores)
         if checks.ordinary("input_ids", input_ids).dim() != 2 or len(input_ids) != len(scores):
-            raise ValueError(f"`input_ids` must have shape ({len(scores)}, t), a row for each score, got {input_ids.shape}.")
+            raise ValueError(
+                f"`input_ids` must have shape ({len(scores)}, t), one row per row of scores, got {input_ids.shape}."
+            )
         self.membership = self._membership(input_ids).to(scores.device)
         return self.head.adjust(scores, self.membership)
 
@@ -72,7 +74,7 @@ class GMCLogitsProcessor:
             rows, times = len(input_ids), len(input_ids) // max(len(self.groups), 1)
             if rows != times * len(self.groups):
                 raise ValueError(
-                    f"`groups` has {len(self.groups)} rows, but `generate` asks for {rows}: give one row per prompt."
+                    f"`groups` has {len(self.groups)} rows, but `generate` asks for {rows}; pass one row per prompt."
                 )
             return self.groups.repeat_interleave(times, dim=0)  # beams and samples of one prompt are neighbours
         if self.when == "all":

@@ -116,21 +116,21 @@ def calibrate_masked_lm(
         ...     attributes=gmc.text.words.ATTRIBUTES, alpha=0.002)
     """
     if groups is None:
-        raise ValueError("`groups` is missing: give the words of each group, a TokenGroups, or a membership.")
+        raise ValueError("`groups` is missing: pass the words of each group, a TokenGroups, or a membership table.")
     _check_sentences(sentences)
     if len(sentences) == 0:
-        raise ValueError("`sentences` is empty: there is nothing to calibrate on.")
+        raise ValueError("`sentences` is empty; pass at least one sentence to calibrate on.")
     find: TokenGroups | Tensor = groups if isinstance(groups, TokenGroups | Tensor) else TokenGroups(tokenizer, groups)
     if isinstance(find, Tensor) and find.shape[:1] != (len(sentences),):
         raise ValueError(f"`groups` must have one row per sentence, {len(sentences)}, got shape {tuple(find.shape)}.")
     if head is None:
         if attributes is None or alpha is None or isinstance(find, Tensor):
-            raise ValueError("without `head`, give `attributes`, `alpha`, and `groups` by their words, to make one.")
+            raise ValueError("pass a `head`, or `attributes`, `alpha` and the words of each group in `groups` to make one.")
         head = DistributionHead(attributes_from_words(tokenizer, attributes), alpha, find.names)
     elif attributes is not None or alpha is not None:
-        raise ValueError("`attributes` and `alpha` belong to the `head` already given; leave them out.")
+        raise ValueError("`attributes` and `alpha` are already set by `head`; do not pass them too.")
     if not isinstance(find, Tensor) and find.names != head.groups:
-        raise ValueError(f"`groups` has the groups {find.names}, but the head was made for {head.groups}.")
+        raise ValueError(f"`groups` names {find.names}, but the head was made for {head.groups}.")
     device = next(model.parameters()).device
     find = find.to(device)
     head.to(device)

@@ -70,7 +70,7 @@ class Quality:
     def compute(self) -> dict[str, float]:
         """Means over all tokens; ``infinite`` is the share of labels that got probability 0."""
         if self.count == 0:
-            raise ValueError("no tokens: call `update` first.")
+            raise ValueError("no tokens yet: call `update` first.")
         means = {name: value / self.count for name, value in self.sums.items()}
         for when in ("before", "after"):
             nll = means[f"NLL {when}"]

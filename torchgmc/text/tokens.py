@@ -105,7 +105,7 @@ class TokenGroups(nn.Module):
             _check_ids(input_ids)
             if input_ids.device != self.final.device:
                 where = f"on {input_ids.device} but the groups are on {self.final.device}"
-                raise ValueError(f"`input_ids` is {where}; move them to one device.")
+                raise ValueError(f"`input_ids` is {where}; move both to one device.")
         if input_ids.dim() != 2:
             raise ValueError(f"`input_ids` must have shape (n, t), one row of tokens per prompt, got {input_ids.shape}")
         length = input_ids.shape[1]
@@ -180,13 +180,15 @@ def attributes_from_words(
             _report_unknown(name, unknown, len(entries))
         if not ids:
             raise ValueError(
-                f"no word of list {name!r} is one token of this tokenizer ({', '.join(map(repr, entries[:5]))}, ...); "
+                f"no word of list {name!r} is a single token for this tokenizer ({', '.join(map(repr, entries[:5]))}, ...); "
                 "use several='first' or other words."
             )
         found[name] = sorted(ids)
     if long:
         action = "left out" if several == "skip" else "represented by their first piece"
-        warnings.warn(f"{len(long)} words are several tokens and were {action}: {', '.join(long)}.", UserWarning, stacklevel=2)
+        warnings.warn(
+            f"{len(long)} words are split into several tokens and were {action}: {', '.join(long)}.", UserWarning, stacklevel=2
+        )
     return found
 
 
@@ -195,7 +197,7 @@ class _Pieces:
 
     def __init__(self, tokenizer: Any) -> None:
         if not hasattr(tokenizer, "convert_ids_to_tokens") or not hasattr(tokenizer, "encode"):
-            raise TypeError(f"`tokenizer` must be a tokenizer of transformers, got {type(tokenizer).__name__}.")
+            raise TypeError(f"`tokenizer` must be a tokenizer from transformers, got {type(tokenizer).__name__}.")
         self.tokenizer = tokenizer
         self.tokens: list[str] = [str(token) for token in tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))]
         self.special = set(tokenizer.all_special_ids)
@@ -287,7 +289,7 @@ def _check_case(case: str) -> None:
 
 def _report_unknown(name: str, missing: list[str], total: int) -> None:
     if len(missing) == total:
-        raise ValueError(f"this tokenizer can write no word of {name!r}: {', '.join(missing[:5])}; give others.")
+        raise ValueError(f"this tokenizer cannot write any word of {name!r}: {', '.join(missing[:5])}; pass other words.")
     warnings.warn(
         f"this tokenizer cannot write {len(missing)} words of {name!r}: {', '.join(missing)}.", UserWarning, stacklevel=4
     )

@@ -168,7 +168,7 @@ def test_formats_and_files(tmp_path):
     loaded = gmc.load(file, mapping=Residual, who=Levels(), projection=Unit())
     assert torch.equal(loaded(f0, x), expected)
     for missing in ({"mapping": Residual}, {"mapping": Residual, "who": Levels()}, {"who": Levels(), "projection": Unit()}):
-        with pytest.raises(ValueError, match="give it again"):
+        with pytest.raises(ValueError, match="pass it again"):
             gmc.load(file, **missing)
     assert torch.equal(copy.deepcopy(head).half()(f0, x), expected)
     assert f"log={len(head.log_step)} steps" in repr(head)
@@ -206,7 +206,7 @@ def test_audit_on_fresh_data():
     unknown = gmc.GMCHead(Residual, 0.01, Levels(), projection=Unit()).fit(*draw())
     assert "guide" in str(unknown.audit(*draw(500, 10)))
     narrow, *_ = fitted(bounds=(-0.1, 0.1))
-    with pytest.raises(ValueError, match="`bounds` = .* must hold for every example, but s reaches from -"):
+    with pytest.raises(ValueError, match="`bounds` = .* must hold for every example, but s ranges from -"):
         narrow.audit(*draw(500, 10))
 
 
@@ -215,8 +215,8 @@ def test_audit_on_fresh_data():
     [
         ({"f0": torch.rand(4, 2, 2)}, "must have shape"),
         ({"f0": torch.tensor([0.1, float("nan"), 0.2, 0.3])}, "finite"),
-        ({"y": torch.rand(3)}, "one row for each"),
-        ({"x": torch.rand(3)}, "one row for each"),
+        ({"y": torch.rand(3)}, "rows, one per example, got shape"),
+        ({"x": torch.rand(3)}, "rows, one per example, got shape"),
         ({"weight": -torch.ones(4)}, "weight"),
     ],
 )
@@ -235,11 +235,11 @@ def test_bad_options():
         gmc.GMCHead(Residual, 0.01, who=torch.ones(2, 2))
     with pytest.raises(ValueError, match="low < high"):
         gmc.GMCHead(Residual, 0.01, bounds=(1.0, 0.0))
-    with pytest.raises(ValueError, match="`who` gives 6 sets"):
+    with pytest.raises(ValueError, match="`who` returned 6 sets"):
         fitted(groups=["a", "b"])
     with pytest.raises(RuntimeError, match="not fitted"):
         gmc.GMCHead(Residual, 0.01)(torch.rand(3))
-    with pytest.raises(ValueError, match="`who` must give membership"):
+    with pytest.raises(ValueError, match="`who` must return a membership"):
         gmc.GMCHead(Residual, 0.01, who=lambda f, x: f[:, 0]).fit(torch.rand(4), torch.rand(4))
     with pytest.raises(ValueError, match="`what` has directions of length 2"):
         gmc.GMCHead(Residual, 0.01, what=[[1.0, 0.0]]).fit(torch.rand(4), torch.rand(4))

@@ -177,14 +177,14 @@ def test_cycle_is_said():
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        ({"f0": torch.zeros(0, 2)}, ValueError, "nothing to calibrate"),
+        ({"f0": torch.zeros(0, 2)}, ValueError, "`f0` has no rows"),
         ({"f0": torch.zeros(60, 2, 2)}, ValueError, r"`f0` must have shape \(n, m\) or \(n,\)"),
         ({"f0": torch.full((60, 2), float("nan"))}, ValueError, r"f0\[0, 0\] is nan"),
         ({"alpha": -1.0}, ValueError, "`alpha`"),
         ({"solver": "sgd"}, ValueError, "`solver` must be one of"),
         ({"eta": 0.1}, ValueError, "solver='exact' finds its own"),
         ({"what": torch.ones(2, 3)}, ValueError, r"`what` must have shape \(u, 2\)"),
-        ({"mapping": lambda f: f[:, :1]}, ValueError, r"`mapping` must give shape \(60, 2\)"),
+        ({"mapping": lambda f: f[:, :1]}, ValueError, r"`mapping` must return shape \(60, 2\)"),
         ({"mapping": lambda f: f / 0}, ValueError, "finite row per example"),
         ({"who": torch.ones(59, 2).bool()}, ValueError, "59 rows but `s` has 60"),
         ({"weight": torch.ones(3)}, ValueError, "`weight` must have shape"),

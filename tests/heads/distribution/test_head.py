@@ -361,7 +361,7 @@ def test_probabilities_are_not_logits(dtype):
     female = torch.arange(60) % 2 == 0
     logits, who = torch.randn(60, 20) + 3.0 * female[:, None], torch.stack([female, ~female], 1)
     head = gmc.DistributionHead({"jobs": [7, 8]}, 0.002, ["female", "male"])
-    with pytest.raises(ValueError, match=r"`logits` are probabilities, it seems.*`.log\(\)`"):
+    with pytest.raises(ValueError, match=r"`logits` look like probabilities .*`probs.log\(\)`"):
         head.fit(logits.softmax(1).to(dtype), who)
     assert head.fit(logits.log_softmax(1), who).is_fitted and head.fit(logits.abs(), who).is_fitted
     mixed = torch.cat([logits[:1].softmax(1), logits[1:]])

@@ -23,14 +23,14 @@ GROUPS = torch.tensor([[1, 0], [1, 0], [1, 1], [0, 1], [0, 1], [1, 1]], dtype=to
         ({"alpha": True}, ValueError, "`alpha`"),
         ({"groups": "women"}, TypeError, r"write \['women'\]"),
         ({"groups": []}, TypeError, "non-empty list of names"),
-        ({"groups": GROUPS}, TypeError, "the membership itself goes to `fit`"),
+        ({"groups": GROUPS}, TypeError, "pass the membership itself to `fit`"),
         ({"groups": ["a", "a"]}, ValueError, "repeated names: 'a'"),
         ({"risk": "dice"}, ValueError, r"`risk` must be one of \['fnr', 'fpr'\] or a MonotoneRisk"),
         ({"num_classes": 0}, ValueError, "`num_classes` must be a whole number of at least 1"),
         ({"range": (1.0, 0.0)}, ValueError, "`range` must be .* low < high"),
         ({"resolution": -1.0}, ValueError, "`resolution` must be a finite number above 0"),
         ({"resolution": 1e-9}, ValueError, "would need .* thresholds; use resolution='exact'"),
-        ({"resolution": "exact", "risk": MonotoneRisk(lambda s, m, t: t)}, ValueError, "a risk of your own needs a step"),
+        ({"resolution": "exact", "risk": MonotoneRisk(lambda s, m, t: t)}, ValueError, "for a custom risk, pass a step"),
         ({"init": math.inf}, ValueError, "`init` must be a finite threshold"),
         ({"jitter": -0.1}, ValueError, "`jitter` must be a finite half-width"),
     ],
@@ -61,8 +61,15 @@ def test_construction(options, error, message):
         (SCORES, MASKS, GROUPS & torch.tensor([True, False]), {}, ValueError, "group 'y' has no examples with a fnr"),
         (SCORES, ~MASKS, GROUPS, {}, ValueError, "6 of 6 images have no relevant pixel"),
         (SCORES, MASKS, GROUPS, {"weight": torch.ones(5)}, ValueError, r"`weight` must have shape \(6,\)"),
-        (SCORES, MASKS, GROUPS, {"weight": -torch.ones(6)}, ValueError, "`weight` must not be negative"),
-        (SCORES, MASKS, GROUPS, {"weight": torch.zeros(6)}, ValueError, "not 0 everywhere"),
+        (
+            SCORES,
+            MASKS,
+            GROUPS,
+            {"weight": -torch.ones(6)},
+            ValueError,
+            "`weight` must be non-negative and not all zero; smallest value: -1.0",
+        ),
+        (SCORES, MASKS, GROUPS, {"weight": torch.zeros(6)}, ValueError, "not all zero; smallest value: 0.0"),
         (SCORES, MASKS, GROUPS, {"weight": torch.full((6,), math.nan)}, ValueError, r"weight\[0\] is nan"),
         (SCORES, MASKS, GROUPS, {"solver": "newton"}, ValueError, "`solver` must be one of 'exact', 'paper', 'fresh'"),
         (SCORES, MASKS, GROUPS, {"eta": 0.1}, ValueError, "solver='exact' finds its own"),
@@ -83,11 +90,11 @@ def test_two_step_fits_that_the_statistics_do_not_support():
     head.observe(SCORES, MASKS, GROUPS)
     with pytest.raises(ValueError, match="`eta` = 0.01 is not a multiple of the step .* resolution=0.01"):
         head.calibrate("paper", eta=0.01)
-    with pytest.raises(ValueError, match="needs examples kept apart: use `fit` or `fit_batches`"):
+    with pytest.raises(ValueError, match="needs the individual examples: use `fit` or `fit_batches`"):
         head.calibrate("fresh", max_iter=5)
     conditional = gmc.ThresholdHead(0.1, 0.01, ["x", "y"], conditional=True)
     conditional.observe(SCORES, MASKS, GROUPS)
-    with pytest.raises(ValueError, match="lies on no lattice; use `fit` or `fit_batches`.*resolution='exact'"):
+    with pytest.raises(ValueError, match="fits no grid of thresholds; use `fit` or `fit_batches`.*resolution='exact'"):
         conditional.calibrate("paper")
     head.calibrate("paper", eta=1 / 1024)
     assert head.is_fitted
@@ -115,7 +122,7 @@ def test_classes_and_devices():
     other = gmc.ThresholdHead(0.1, 0.01, ["x", "y"])
     with pytest.raises(ValueError, match="`groups` is on meta but `scores` is on cpu"):
         other.fit(SCORES, MASKS, GROUPS.to("meta"))
-    with pytest.raises(ValueError, match="`masks` is on meta"):
+    with pytest.raises(ValueError, match="`masks` is on the meta device"):
         other.fit(SCORES, MASKS.to("meta"), GROUPS)
 
 
@@ -142,7 +149,7 @@ def test_masks_of_another_shape_or_of_0_and_255():
     head, scores, masks = gmc.ThresholdHead(0.1, 0.05), torch.rand(9, 1, 4, 4), (torch.rand(9, 1, 4, 4) < 0.5).float()
     for wrong in (255 * masks, (255 * masks).byte()):
         with pytest.raises(
-            ValueError, match=r"hold only 0 and 1, but it holds 255(.0)?; if all but 0 is positive, `masks > 0`"
+            ValueError, match=r"hold only 0 and 1, but it holds 255(.0)?; if every nonzero value is positive, pass `masks > 0`"
         ):
             head.fit(scores, wrong)
     for s, m, advice in (

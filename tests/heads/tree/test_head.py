@@ -158,7 +158,7 @@ def test_bad_data_leave_the_head_as_it_was(change, message):
         ({"sets": {"x": []}}, "non-empty"),
         ({"sets": {"x": ["nowhere"]}}, "no node"),
         ({"sets": [1, 2]}, "mapping"),
-        ({"names": ["a"]}, "one name for each"),
+        ({"names": ["a"]}, "one per node, got 1"),
         ({"init": math.nan}, "init"),
         ({"jitter": -1.0}, "jitter"),
     ],
@@ -189,5 +189,5 @@ def test_a_target_below_the_accuracy_is_named():
     labels = torch.arange(2000) % 8
     probs = (torch.randn(2000, 8) + 2.5 * torch.nn.functional.one_hot(labels, 8)).softmax(1)
     head = gmc.TreeHead({"a": ["p", "q", "r", "s"], "b": ["t", "u", "v", "w"]}, target=0.3, alpha=0.01).fit(probs, labels)
-    assert not head.report.converged and "Even best leaves alone are right for 0." in head.report.message
+    assert not head.report.converged and "Answering only the best leaf is already right for 0." in head.report.message
     assert "Raise `target`" in head.report.message

@@ -210,7 +210,7 @@ def _break(value: Any, kind: str, place: int) -> Any:
 
 
 #: A message names what is wrong: an argument in backticks, or one of these.
-NAMED = ("group ", "call ", "must", "needs", "the model's output", "the model put out", "the batch has", "adapter reads")
+NAMED = ("group ", "call ", "must", "needs", "the model's output", "the model returned", "the batch has", "adapter reads")
 
 
 class Fault(AssertionError):

@@ -80,7 +80,7 @@ def grow(leaves: Sequence[Route], tops: Sequence[str]) -> dict[str, Any]:
     inner = {path[:depth] for path in leaves for depth in range(1, len(path))}
     both = inner & set(leaves)
     if both:
-        raise ValueError(f"{'/'.join(min(both))!r} is a leaf and an inner node.")
+        raise ValueError(f"{'/'.join(min(both))!r} is both a leaf and an inner node.")
     nodes = [*leaves, *sorted(inner, key=lambda path: (-len(path), tops.index(path[0]), path)), ()]
     number = {path: k for k, path in enumerate(nodes)}
     parent = [number[path[:-1]] if path else -1 for path in nodes]
@@ -113,7 +113,7 @@ def wos(path: Path) -> Corpus:
         texts = [" ".join(line.split()) for line in lines("X.txt")]
         leaf = [int(line) for line in lines("Y.txt")]
     if len(texts) != len(leaf):
-        raise ValueError(f"WOS46985 has {len(texts)} texts and {len(leaf)} leaves; they must be as many.")
+        raise ValueError(f"WOS46985 has {len(texts)} texts and {len(leaf)} leaves; the two numbers must agree.")
     documents = [Document(text, known[y]) for text, y in zip(texts, leaf, strict=True)]
     return Corpus(documents, [known[y] for y in sorted(set(leaf))], list(domains))
 

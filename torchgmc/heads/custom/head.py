@@ -59,7 +59,7 @@ class _Plain(nn.Module):
 
     def __prepare_scriptable__(self) -> nn.Module:
         raise TypeError(
-            f"`{self.name}` is a Python function, which TorchScript cannot hold; give the head an nn.Module (or "
+            f"`{self.name}` is a Python function, which TorchScript cannot hold; pass an nn.Module (or "
             "torch.jit.script(function)), or use torch.export."
         )
 
@@ -196,12 +196,12 @@ class GMCHead(Head):
         y = checks.numbers("y", y)
         y = y[:, None] if y.dim() == 1 else y
         if y.dim() == 0 or len(y) != len(f0):
-            raise ValueError(f"`y` must have one row for each of the {len(f0)} examples, got shape {tuple(y.shape)}.")
+            raise ValueError(f"`y` must have {len(f0)} rows, one per example, got shape {tuple(y.shape)}.")
         if self.static:
             x = self.check_groups(x, len(f0), f0.device) if self.grouped or x is None else x
         x = f0 if x is None else checks.numbers("x", x)
         if x.dim() == 0 or len(x) != len(f0):
-            raise ValueError(f"`x` must have one row for each of the {len(f0)} examples, got shape {tuple(x.shape)}.")
+            raise ValueError(f"`x` must have {len(f0)} rows, one per example, got shape {tuple(x.shape)}.")
         for name, value in (("y", y), ("x", x)):
             if value.device != f0.device:
                 raise ValueError(f"`{name}` is on {value.device} but `f0` is on {f0.device}; move them to one device.")
@@ -273,10 +273,11 @@ class GMCHead(Head):
         member: Tensor = self.who(f, x)
         if not isinstance(member, Tensor) or member.dim() not in (2, 3):
             raise ValueError(
-                f"`who` must give membership (n, a) or test functions (n, a, m), got {getattr(member, 'shape', type(member))}."
+                f"`who` must return a membership (n, a) or test functions (n, a, m), got "
+                f"{getattr(member, 'shape', type(member))}."
             )
         if self.grouped and member.shape[1] != self.num_groups:
-            raise ValueError(f"`who` gives {member.shape[1]} sets, but `groups` names {self.num_groups}.")
+            raise ValueError(f"`who` returned {member.shape[1]} sets, but `groups` names {self.num_groups}.")
         return member
 
     def _value(self, f: Tensor, rows: CustomStatistics) -> Tensor:
@@ -357,7 +358,7 @@ class GMCHead(Head):
             f = self(f, rows.x)
         who, s = self._membership(f, rows.x), self._value(f, rows)
         if not bool(s.isfinite().all()):
-            raise ValueError("`mapping` gave NaN or infinite values on these data; look at `f0`, `y` and `x`.")
+            raise ValueError("`mapping` returned NaN or infinite values; check `f0`, `y` and `x`.")
         if who.dim() == 2:
             s = s @ self.directions.to(s).T if self.directed else s
         self._shape = (who.shape[1], s.shape[1], who.dim() == 3)
@@ -371,8 +372,8 @@ class GMCHead(Head):
         least, most = (float(v) for v in tally.s.aminmax())
         if self.bounds and (least < self.bounds[0] - 1e-9 or most > self.bounds[1] + 1e-9):  # intervals would be too short
             raise ValueError(
-                f"`bounds` = ({self.bounds[0]:g}, {self.bounds[1]:g}) must hold for every example, but s reaches from "
-                f"{least:g} to {most:g}; give the range of s, or leave `bounds` out."
+                f"`bounds` = ({self.bounds[0]:g}, {self.bounds[1]:g}) must hold for every example, but s ranges from "
+                f"{least:g} to {most:g}; pass the range of s, or omit `bounds`."
             )
         return {}
 
@@ -394,7 +395,7 @@ class GMCHead(Head):
 
 def _function(name: str, value: Any) -> Callable[..., Any]:
     if isinstance(value, str) and value == CUSTOM:
-        raise ValueError(f"a file holds no functions: give it again, gmc.load(path, {name}=...).")
+        raise ValueError(f"files do not hold functions; pass it again: gmc.load(path, {name}=...).")
     if not callable(value):
         raise TypeError(f"`{name}` must be a function or a module, got {type(value).__name__}.")
     found: Callable[..., Any] = value

@@ -96,7 +96,7 @@ def solve(
     if f.dim() != 2:
         raise ValueError(f"`f0` must have shape (n, m) or (n,), got {tuple(f0.shape)}.")
     if len(f) == 0:
-        raise ValueError("`f0` has no rows: there is nothing to calibrate.")
+        raise ValueError("`f0` has no rows; pass at least one example.")
     weights = checks.weights(weight, len(f), f)
     problem = DenseProblem(f, mapping, who, what, projection, weights, conditional, names)
     if solver != "exact":
@@ -144,11 +144,11 @@ def replay(
     first = _membership(who, f)
     if not isinstance(solution, Solution) or not isinstance(first, Tensor | Cells | Structured):
         wrong, kind = ("who", first) if isinstance(solution, Solution) else ("solution", solution)
-        raise TypeError(f"`{wrong}` must be what `solve` takes or gave, got {type(kind).__name__}.")
+        raise TypeError(f"`{wrong}` must be an input or the result of `solve`, got {type(kind).__name__}.")
     if f.dim() != 2:
         raise ValueError(f"`f0` must have shape (n, m) or (n,), got {tuple(f0.shape)}.")
     if _num_sets(first) != len(solution.scale) and not (isinstance(first, Tensor) and first.dim() == 1):
-        raise ValueError(f"`who` must give the {len(solution.scale)} sets of the solution, got {_num_sets(first)}.")
+        raise ValueError(f"`who` must have the {len(solution.scale)} sets of the solution, got {_num_sets(first)}.")
     width = first.shape[2] if isinstance(first, Tensor) and first.dim() == 3 else f.shape[1]
     violations(first, f.new_zeros(len(f), width))  # raises for sets of the wrong shape
     for index, direction, step in zip(*solution.log, strict=True):
@@ -185,17 +185,17 @@ class DenseProblem:
         self.conditional = conditional
         if bool((self.scale <= 0).any()):
             where = int((self.scale <= 0).nonzero()[0])
-            raise ValueError(f"set {self._name(where)} has no examples; leave it out, or use conditional=False.")
+            raise ValueError(f"set {self._name(where)} has no examples; drop it, or use conditional=False.")
         if not f.shape[1]:
             raise ValueError(f"`f0` must have at least one column, got shape {tuple(f.shape)}.")
         value = self.value(f, weight)
         if value.shape[0] != len(f) or not bool(value.isfinite().all()):
-            raise ValueError(f"`mapping` must give one finite row per example, got shape {tuple(value.shape)}.")
+            raise ValueError(f"`mapping` must return one finite row per example, got shape {tuple(value.shape)}.")
         wide = f.shape[1]
         if what is not None and (what.dim() != 2 or what.shape[1] != wide):
-            raise ValueError(f"`what` must have shape (u, {wide}) as f has {wide} columns, got {tuple(what.shape)}.")
+            raise ValueError(f"`what` must have shape (u, {wide}) because f has {wide} columns, got {tuple(what.shape)}.")
         if value.shape[1:] != (wide,):
-            raise ValueError(f"`mapping` must give shape ({len(f)}, {wide}), like f, got {tuple(value.shape)}.")
+            raise ValueError(f"`mapping` must return shape ({len(f)}, {wide}), like f, got {tuple(value.shape)}.")
         violations(first, value, self.what)  # raises for sets of the wrong shape
 
     def _masses(self, who: Sets) -> Tensor:
@@ -310,7 +310,7 @@ def _num_sets(who: Sets) -> int:
         return who.patterns.shape[1]
     if not isinstance(who, Tensor):
         if not isinstance(who, Structured):
-            raise TypeError(f"`who` must be (or give) a tensor, Cells or Groups, got {type(who).__name__}.")
+            raise TypeError(f"`who` must be (or return) a tensor, Cells or Groups, got {type(who).__name__}.")
         return len(who)
     if who.dim() == 0 or who.layout != torch.strided or who.device.type == "meta":
         raise ValueError(f"`who` must be a dense table (n, a) with values, got {who.layout}, {tuple(who.shape)}, {who.device}.")

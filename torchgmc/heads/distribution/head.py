@@ -111,7 +111,7 @@ class DistributionHead(Head):
         noise_floor: bool = True,
     ) -> None:
         if groups is None:
-            raise ValueError("`groups` is missing: with one group of everyone there is no bias to remove; name the groups.")
+            raise ValueError("`groups` is missing: a single group of all prompts has no bias to remove; name the groups.")
         super().__init__(alpha, groups, conditional, noise_floor=noise_floor)
         self.attributes = _check_attributes(attributes)
         self.geometry = checks.option("geometry", geometry, GEOMETRIES)
@@ -156,7 +156,7 @@ class DistributionHead(Head):
         none = log_mass[:, :0]
         words, counts, masses = self._tail(logits) if self.euclidean else (none, none, none)
         if any(part.counts.shape[1] != counts.shape[1] for part in self._parts[:1]):
-            raise ValueError(f"`logits` have {logits.shape[1]} tokens, another vocabulary than the batches before.")
+            raise ValueError(f"`logits` have {logits.shape[1]} tokens, but earlier batches had another vocabulary.")
         self.keep(MassStatistics(log_mass, member.clone(), weights.clone(), cluster.clone(), words, counts, masses), logits)
 
     def _tail(self, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -190,8 +190,8 @@ class DistributionHead(Head):
             raise TypeError(f"`logits` must be floating point, got {logits.dtype}; convert it with `.float()`.")
         if logits.dim() != 2:
             raise ValueError(
-                f"`logits` must have shape (n, vocabulary), one row per prompt, got {tuple(logits.shape)}; of a sequence "
-                "take the position of the mask, or the last one: logits[:, -1]."
+                f"`logits` must have shape (n, vocabulary), one row per prompt, got {tuple(logits.shape)}; from a sequence "
+                "take the mask position, or the last one: logits[:, -1]."
             )
         if logits.shape[1] <= self.largest:
             raise ValueError(
@@ -200,9 +200,7 @@ class DistributionHead(Head):
             )
         logits = logits.detach()
         if _sum_to_one(logits):
-            raise ValueError(
-                "`logits` are probabilities, it seems: none is negative and each row sums to 1; give their logarithm, `.log()`."
-            )
+            raise ValueError("`logits` look like probabilities (non-negative, rows sum to 1); pass `probs.log()` instead.")
         member = self.check_groups(groups, len(logits), logits.device)
         cluster = self.check_clusters(clusters, len(logits), logits.device)
         return Batch(logits, member, checks.weights(weight, len(logits), logits).detach(), cluster)
@@ -265,8 +263,9 @@ class DistributionHead(Head):
         empty = (share <= 0).nonzero()
         if len(empty):
             raise ValueError(
-                f"group {self.groups[int(empty[0])]!r} has no prompts among the {n} observed ({len(empty)} such in all): "
-                "no promise can be fitted for it. Leave the group out, or calibrate on prompts that have it."
+                f"group {self.groups[int(empty[0])]!r} has no prompts among the {n} observed ({len(empty)} such groups "
+                f"in total), "
+                "so nothing can be fitted for it. Drop the group, or calibrate on prompts that include it."
             )
 
     def _newton_report(self, dual: Dual, found: Projection, k: float, spread: Spread, began: float) -> Report:
@@ -278,7 +277,7 @@ class DistributionHead(Head):
         message = f"the worst |violation| is {worst}. {noise.explain(k, self.noise_floor, [])}"
         if state == "no":
             message += (
-                " The list may have no mass in one of the groups." if found.stalled else " Raise `max_iter`,"
+                " The list may have no probability in one of the groups." if found.stalled else " Raise `max_iter`,"
             ) + " Try a larger `alpha` or more prompts."
         details = {"kl": found.kl, "kl_bound": found.bound, "duality_gap": found.kl - found.bound, "slack": k, "noise": bound}
         seconds = time.perf_counter() - began
@@ -495,7 +494,9 @@ def _check_attributes(attributes: Any) -> dict[str, list[int]]:
             raise TypeError(f"`attributes`[{name!r}] must be a list of token ids, got {tokens!r:.80}.")
         values = tokens.tolist() if isinstance(tokens, Tensor) else list(tokens)
         if not isinstance(name, str) or not values:
-            raise ValueError(f"`attributes` must give every list a name and at least one token id, got {name!r}: {values!r}.")
+            raise ValueError(
+                f"`attributes` must have a name and at least one token id for every list, got {name!r}: {values!r}."
+            )
         wrong = [v for v in values if isinstance(v, bool) or not isinstance(v, int) or v < 0]
         if wrong:
             raise TypeError(
@@ -512,6 +513,6 @@ def _check_rows(logits: Tensor, log_mass: Tensor) -> None:
         row = int(bad.nonzero()[0])
         value = logits[row][~logits[row].isfinite()]
         raise ValueError(
-            f"`logits` must give a distribution in every row, but logits[{row}] has {float(value[0])}; "
-            "look for overflow in the model (only -inf, for tokens that cannot occur, is allowed)."
+            f"`logits` must define a distribution in every row, but logits[{row}] has {float(value[0])}; "
+            "check the model for overflow (only -inf is allowed, for tokens that cannot occur)."
         )

@@ -97,7 +97,7 @@ def mean_probabilities(head: DistributionHead, logits: Tensor, groups: Any) -> t
     count = member.sum(0)
     if not bool((count > 0).all()):
         empty = head.groups[int((count == 0).nonzero()[0])]
-        raise ValueError(f"group {empty!r} has no prompts in `groups`; give prompts of every group.")
+        raise ValueError(f"group {empty!r} has no prompts in `groups`; pass prompts from every group.")
     sums = [logits.new_zeros(head.num_groups, logits.shape[1], dtype=torch.float64) for _ in range(2)]
     rows = max(1, CHUNK // logits.shape[1])
     for start in range(0, len(logits), rows):
@@ -119,7 +119,7 @@ def token_names(names: Any, ids: Sequence[int]) -> list[str]:
         found = [names.get(i, f"token {i}") for i in ids]
     elif isinstance(names, Sequence) and not isinstance(names, str):
         if max(ids) >= len(names):
-            raise ValueError(f"`names` has {len(names)} names, but token {max(ids)} is to be shown; give one for every token.")
+            raise ValueError(f"`names` has {len(names)} names, but token {max(ids)} is shown; pass one name per token.")
         found = [names[i] for i in ids]
     else:
         raise TypeError(f"`names` must be a tokenizer, a sequence or a mapping from ids, got {type(names).__name__}.")

@@ -11,7 +11,7 @@ def _with_ids(given: dict[str, Any], reader: Reader) -> dict[str, Any]:
     if not isinstance(lists, dict) or not lists or not all(isinstance(v, list) and v for v in lists.values()):
         raise ValueError("--attributes must map the name of each list to a list of token ids (or words).")
     if tokenizer is None and any(isinstance(v, str) for values in lists.values() for v in values):
-        raise ValueError("--attributes holds words; name the tokenizer with --tokenizer, or give token ids.")
+        raise ValueError("--attributes holds words; name the tokenizer with --tokenizer, or use token ids.")
     if tokenizer is not None:
         lists = reader.token_ids(tokenizer, lists)
     return {name: value for name, value in given.items() if name != "tokenizer"} | {"attributes": lists}
@@ -29,10 +29,10 @@ TASK = Task(
     options=(
         Option("attributes", JSON, "JSON: the name of each list and its token ids (or words).", required=True),
         Option("tokenizer", TEXT, "Folder of the tokenizer that turns words into token ids."),
-        Option("geometry", choice("kl", "euclidean"), "How far is measured; kl by default."),
+        Option("geometry", choice("kl", "euclidean"), "How changes are measured; kl by default."),
         CONDITIONAL,
         NOISE_FLOOR,
-        Option("temperature", NUMBER, "Divides the logits first."),
+        Option("temperature", NUMBER, "Temperature that divides the logits first."),
     ),
     groups_required=True,
     complete=_with_ids,

@@ -17,8 +17,8 @@ def solve(head: "DistributionHead", logits: Tensor, groups: Any, weight: Any, al
     """See :meth:`torchgmc.DistributionHead.solve_differentiably`."""
     if head.euclidean:
         raise ValueError(
-            "geometry='euclidean' is a sequence of projections, not the optimum of a smooth problem: it has no derivative to "
-            "give. Train with geometry='kl'."
+            "geometry='euclidean' is a sequence of projections, not the optimum of a smooth problem, so it has no "
+            "derivative. Train with geometry='kl'."
         )
     batch = head.check_batch(checks.detached(logits), groups, weight)
     check_some("logits", logits)

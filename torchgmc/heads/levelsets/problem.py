@@ -144,7 +144,7 @@ def check_masses(mass: Tensor, names: list[str]) -> None:
     empty = (mass <= 0).nonzero()
     if len(empty):
         name = names[int(empty[0])]
-        raise ValueError(f"group {name!r} has no examples: no promise can be fitted for it. Leave it out, or add data.")
+        raise ValueError(f"group {name!r} has no examples, so nothing can be fitted for it. Drop it, or add data.")
 
 
 class ResidualProblem(LevelProblem):
@@ -173,6 +173,7 @@ class ResidualProblem(LevelProblem):
     def explain(self, who: int, what: int) -> str:
         """A cell that cannot be mended."""
         return (
-            f"No step along {self.label(who, what)} lowers its violation: f may already be at the edge of its range there. "
+            f"No step along {self.label(who, what)} lowers its violation: the prediction may already be at the edge of "
+            f"its range there. "
             "Try a larger `alpha`, fewer `bins` or more data."
         )

@@ -111,7 +111,7 @@ class ProbabilityHead(Head):
         self.num_classes = None if num_classes is None else checks.count("num_classes", num_classes, 1)
         self.per_class = self.num_classes is not None
         if self.num_classes == 1:
-            raise ValueError("`num_classes` must be at least 2; leave it out for the probability of one event.")
+            raise ValueError("`num_classes` must be at least 2; omit it for the probability of a single event.")
         self.columns = self.num_classes or 1
         self.one_event = not self.per_class
         self.geometry = checks.option("geometry", geometry, GEOMETRIES)

@@ -54,7 +54,7 @@ class Promise:
     """What is asked: |violation| <= alpha on every (group, level set, class), where the sample can tell.
 
     Attributes:
-        alpha: largest violation; None for as small as the sample can tell.
+        alpha: largest violation; None for as small as the sample can resolve.
         edges: inner edges of the level sets, empty for one; see :func:`torchgmc.heads.levelsets.steps.equal_width`.
         euclidean: geometry.
         conditional: violations are divided by P(A).
@@ -398,7 +398,7 @@ def _report(
     met = float(last.abs().flatten()[largest])
     who, what = divmod(worst, last.shape[1])
     place = f"violation {abs(float(last[who, what])):.4g} > {float(tolerance[who, what]):.4g} in {names.label(who, what)}"
-    asked = "as small as the sample can tell" if alpha is None else f"alpha = {alpha:.4g}"
+    asked = "as small as the sample can resolve" if alpha is None else f"alpha = {alpha:.4g}"
     text = f"asked {asked}, met {met:.4g} on the sample (in {names.label(*divmod(largest, last.shape[1]))})."
     if promise.noise_floor:
         text += f" {noise.explain(k, True, [])}"

@@ -12,18 +12,18 @@ def _with_classes(given: dict[str, Any], reader: Reader) -> dict[str, Any]:
 
 TASK = Task(
     name="probability",
-    promise="Probabilities that are right on average for every group, at every level.",
+    promise="Probabilities that are right on average for every group, at every level of the prediction.",
     example="probs.csv --alpha 0.01 --groups sex,age --cut age=30,50 --out head.safetensors",
     scores=("probs", "scores", "p"),
     labels=("y", "labels"),
     label_kind="class",
     output="probs",
-    written="probabilities, in the shape of those given",
+    written="probabilities, in the shape of the input",
     options=(
         Option("bins", whole(0, none=0), "Level sets of the probability, 10 by default; 0: none."),
         Option("geometry", choice("kl", "euclidean"), "Steps in logits (kl, the default) or in probabilities."),
         CONDITIONAL,
-        Option("range", PAIR, "Range of a bounded outcome; scores are then its means."),
+        Option("range", PAIR, "Range of a bounded outcome; the scores then predict its mean."),
         NOISE_FLOOR,
     ),
     complete=_with_classes,

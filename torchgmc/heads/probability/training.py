@@ -56,11 +56,11 @@ def solve(head: "ProbabilityHead", probs: Tensor, y: Tensor, groups: Any, weight
     """See :meth:`torchgmc.ProbabilityHead.solve_differentiably`."""
     if head.euclidean:
         raise ValueError(
-            "geometry='euclidean' clips at 0 and 1 and has no smooth optimum to differentiate at; train with geometry='kl'."
+            "geometry='euclidean' clips at 0 and 1 and has no smooth optimum to differentiate; train with geometry='kl'."
         )
     if head.bins is not None:
         raise ValueError(
-            f"with bins={head.bins} examples jump between level sets as f moves, so that the fit is no smooth function of the "
+            f"with bins={head.bins} examples jump between level sets as f moves, so the fit is not a smooth function of the "
             "scores. Train through a head with bins=None (its offsets), and calibrate one with `bins` afterwards."
         )
     batch = head.check_batch(checks.detached(probs), y, groups, weight)

@@ -117,7 +117,7 @@ class QuantileHead(Head):
         self.num_bins = self.bins or 1
         self.finite_sample, self.patterns = bool(finite_sample), finite.check_patterns(patterns, self.groups)
         if self.finite_sample and self.bins is not None:
-            raise ValueError("`finite_sample` rests on groups that do not depend on the threshold: leave `bins` out.")
+            raise ValueError("`finite_sample` needs groups that do not depend on the threshold; omit `bins`.")
         if init is not None and not (isinstance(init, int | float) and abs(init) < math.inf):
             raise ValueError(f"`init` must be a finite threshold, got {init!r}.")
         self.init = None if init is None else float(init)
@@ -159,7 +159,7 @@ class QuantileHead(Head):
         if batch.rows == 0:
             return
         if any(bool(batch.base[0].isnan()) != bool(part.base[0].isnan()) for part in self._parts[:1]):
-            raise ValueError("`base` must be given with every batch, or with none.")
+            raise ValueError("pass `base` with every batch or with none.")
         self.keep(batch.clone(), batch.scores)
 
     def check_batch(

@@ -10,12 +10,12 @@ TASK = Task(
     output="thresholds",
     written="a threshold for each row",
     options=(
-        Option("target", NUMBER, "Coverage to hold.", required=True),
+        Option("target", NUMBER, "Target coverage.", required=True),
         Option("bins", whole(0, none=0), "Level sets of the threshold; 0, the default: none."),
         CONDITIONAL,
         NOISE_FLOOR,
         Option("init", NUMBER, "Threshold to start from; by default a quantile of all scores."),
-        Option("range", PAIR, "Where the level sets are spread; by default over the scores."),
+        Option("range", PAIR, "Range that the level sets divide; by default that of the scores."),
     ),
     arrays={"base": "Array of thresholds to start from."},
 )

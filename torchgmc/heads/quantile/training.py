@@ -21,7 +21,7 @@ def solve(
     checks.positive("temperature", temperature, "It is the width over which the step 1{score <= q} is smoothed.")
     if head.bins is not None:
         raise ValueError(
-            f"with bins={head.bins} examples jump between level sets as q moves, so that the fit is no smooth function of the "
+            f"with bins={head.bins} examples jump between level sets as q moves, so the fit is not a smooth function of the "
             "scores. Train through a head with bins=None, and calibrate one with `bins` afterwards."
         )
     batch = head.check_batch(checks.detached(scores), groups, weight, checks.detached(base))

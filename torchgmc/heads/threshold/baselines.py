@@ -43,7 +43,7 @@ class ConformalRiskControl(ThresholdHead):
         problem = self._problem()
         assert self.statistics is not None
         if not isinstance(problem, CurveProblem):
-            raise ValueError("conformal risk control works on a lattice of thresholds; leave `resolution` a number.")
+            raise ValueError("conformal risk control works on a grid of thresholds; `resolution` must be a number.")
         n = (int(self.statistics.examples) - self.statistics.excluded).double()  # (C,)
         rising = problem.curve.sum(0) / problem.total[:, None]  # (C, size)
         risk = rising if self.risk.increasing else 1.0 - rising

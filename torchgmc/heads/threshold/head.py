@@ -361,7 +361,7 @@ class ThresholdHead(Head):
 
     def _splits(self, max_iter: int | None) -> Splits:
         if not self._apart:
-            raise ValueError("solver='fresh' needs examples kept apart: use `fit` or `fit_batches` with solver='fresh'.")
+            raise ValueError("solver='fresh' needs the individual examples: use `fit` or `fit_batches` with solver='fresh'.")
         if self.statistics is None:
             raise ValueError("no examples observed: call `observe` (or `fit`) with at least one image first.")
         return Splits(fresh_steps(max_iter, int(self.statistics.examples)), *self.statistics.content())
@@ -393,9 +393,10 @@ class ThresholdHead(Head):
             row, column = empty[0].tolist()
             place = f" of class {column}" if self.per_class else ""
             raise ValueError(
-                f"group {self.groups[row]!r} has no examples with a {self.risk.name}{place} ({len(empty)} such in all; "
-                f"{int(statistics.excluded.max())} of {int(statistics.examples)} images have no relevant pixel): no promise "
-                "can be fitted for it. Leave the group out, or calibrate on data that has it."
+                f"group {self.groups[row]!r} has no examples with a {self.risk.name}{place} ({len(empty)} such groups "
+                f"in total; "
+                f"{int(statistics.excluded.max())} of {int(statistics.examples)} images have no relevant pixel), so nothing "
+                "can be fitted for it. Drop the group, or calibrate on data that includes it."
             )
         return problem
 
@@ -410,13 +411,14 @@ class ThresholdHead(Head):
                 eta = max(1, math.floor(eta / unit)) * unit
         elif unit is not None and (round(eta / unit) == 0 or abs(eta / unit - round(eta / unit)) > 1e-9 * eta / unit):
             raise ValueError(
-                f"`eta` = {eta:g} is not a multiple of the step {unit:g} between the thresholds observed; use `fit` or "
-                f"`fit_batches`, which observe at the right ones, or make the head with resolution={eta:g} (or 'exact')."
+                f"`eta` = {eta:g} is not a multiple of the step {unit:g} between the observed thresholds; use `fit` or "
+                f"`fit_batches`, which observe the right ones, or make the head with resolution={eta:g} (or 'exact')."
             )
         if unit is not None and self.conditional:
             raise ValueError(
-                "with conditional=True a fixed step is eta / P(A), which lies on no lattice; use `fit` or `fit_batches`, which "
-                "keep every score then, or make the head with resolution='exact'."
+                "with conditional=True a fixed step is eta / P(A), which fits no grid of thresholds; use `fit` or "
+                "`fit_batches`, "
+                "which then keep every score, or make the head with resolution='exact'."
             )
         steps = theory.iteration_bound(self.goal(), slope, bound, self.high - self.low + abs(self.init))
         return eta, min(MAX_FIXED_STEPS, max(1, steps))
@@ -522,7 +524,7 @@ class ThresholdHead(Head):
             True
         """
         if type(self).calibrate is not ThresholdHead.calibrate:
-            raise TypeError(f"a {type(self).__name__} is fitted in its own way; train through a ThresholdHead.")
+            raise TypeError(f"a {type(self).__name__} has no differentiable fit; train through a ThresholdHead.")
         return training.solve(self, scores, masks, groups, weight, alpha, temperature)
 
     def values(self, scores: Tensor, masks: Tensor, groups: Any = None, softness: float | None = None) -> Values:
@@ -587,7 +589,7 @@ def _find_risk(risk: Any) -> Risk:
     if not isinstance(risk, str) or risk not in RISKS:
         raise ValueError(
             f"`risk` must be one of {sorted(RISKS)} or a MonotoneRisk(function), got {risk!r}; "
-            "a head saved with a risk of its own is loaded with gmc.load(path, risk=MonotoneRisk(function))."
+            "load a head that was saved with a custom risk with gmc.load(path, risk=MonotoneRisk(function))."
         )
     return RISKS[risk]
 
@@ -597,7 +599,7 @@ def _find_unit(resolution: Any, width: float, risk: Risk) -> float | None:
     if resolution == "exact":
         if isinstance(risk, MonotoneRisk):
             raise ValueError(
-                "resolution='exact' works for 'fnr' and 'fpr'; a risk of your own needs a step between thresholds."
+                "resolution='exact' only works for 'fnr' and 'fpr'; for a custom risk, pass a step between thresholds."
             )
         return None
     if resolution is None:

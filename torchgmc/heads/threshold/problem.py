@@ -73,7 +73,7 @@ class CurveStatistics:
     def __add__(self, other: "CurveStatistics") -> "CurveStatistics":
         """Statistics of both sets of examples; cells of equal membership are joined."""
         if (self.clusters is None) != (other.clusters is None):
-            raise ValueError("`clusters` must be given with every batch, or with none.")
+            raise ValueError("pass `clusters` with every batch or with none.")
         both = torch.cat([self.member, other.member])
         place, patterns = (torch.arange(len(both), device=both.device), both) if self.apart else pattern_ids(both)
 

@@ -4,7 +4,7 @@ from torchgmc.heads.task import CONDITIONAL, NOISE_FLOOR, NUMBER, NUMBERS, PAIR,
 
 TASK = Task(
     name="fnr",
-    promise="The miss rate of masks (or the false alarm rate) at its target for every group.",
+    promise="The miss rate (or false alarm rate) of masks, at the target for every group.",
     example="scores.npz --target 0.075 --alpha 0.005 --groups sex,site --out head.safetensors",
     scores=("scores", "probs", "logits"),
     labels=("masks", "mask", "labels", "y"),
@@ -12,7 +12,7 @@ TASK = Task(
     output="masks",
     written="bool, in the shape of the scores",
     options=(
-        Option("target", NUMBERS, "Rate to hold; with --classes also one per class.", required=True),
+        Option("target", NUMBERS, "Target rate; with --classes also one per class.", required=True),
         Option("risk", choice("fnr", "fpr"), "Rate of misses (the default) or of false alarms."),
         CONDITIONAL,
         NOISE_FLOOR,

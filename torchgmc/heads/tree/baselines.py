@@ -48,7 +48,7 @@ class SplitConformal(TreeHead):
         enough = (n * (1.0 - covered / problem.total) + 1.0) / (n + 1.0) <= 1.0 - self.target + 1e-12
         if not bool(enough.any()):
             raise ValueError(
-                f"no threshold can promise coverage {self.target:g} with n = {int(n)} examples: 1/(n+1) alone is above "
+                f"no threshold can promise coverage {self.target:g} with n = {int(n)} examples: already 1/(n+1) is above "
                 f"{1 - self.target:g}. It needs n >= {math.ceil(1.0 / (1.0 - self.target)) - 1}."
             )
         lam = level[enough.to(torch.int8).argmax()]

@@ -235,7 +235,7 @@ class TreeHead(Head):
         empty = (statistics.member & (statistics.weight > 0)[:, None]).any(0).logical_not().nonzero()
         if len(empty):
             raise ValueError(
-                f"group {self.groups[int(empty[0])]!r} has no examples; leave it out, or calibrate on data that has it."
+                f"group {self.groups[int(empty[0])]!r} has no examples; drop it, or calibrate on data that includes it."
             )
         sets = self._sets(statistics.levels.device)
         options = (self.target, self.conditional, self._allowed(fixed), self.test_functions(), self.init, self.jitter)
@@ -478,7 +478,7 @@ class TreeHead(Head):
             return {}
         from torchgmc import plots
 
-        text = "Coverage of the answers at each node and below it: colour says how far from the target, size how often"
+        text = "Coverage of the answers at each node and below it: colour shows the deviation, size how often it is answered"
         return {text: lambda dark: plots.tree(self, audit, dark=dark)}
 
     # -- files -------------------------------------------------------------------------------------------------------

@@ -32,7 +32,7 @@ def _with_tree(given: dict[str, Any], reader: Reader) -> dict[str, Any]:
 
 TASK = Task(
     name="tree",
-    promise="The coverage of answers on a label tree at its target for every set of answers.",
+    promise="The coverage of answers on a label tree, at the target for every set of answers.",
     example="probs.npz --tree tree.json --target 0.9 --alpha 0.025 --out head.safetensors",
     scores=("probs", "scores"),
     labels=("labels", "label", "y"),
@@ -41,9 +41,9 @@ TASK = Task(
     output="nodes",
     written="node ids, leaves first",
     options=(
-        Option("target", NUMBER, "Coverage to hold.", required=True),
+        Option("target", NUMBER, "Target coverage.", required=True),
         Option("tree", JSON, "JSON of nested names, paths or parents; else arrays `parents` and `names` of the data."),
-        Option("sets", choice("nodes"), "Every node by itself, not the branches below the root."),
+        Option("sets", choice("nodes"), "Make each node its own set, instead of the branches below the root."),
         CONDITIONAL,
         NOISE_FLOOR,
         Option("init", NUMBER, "Threshold to start from."),

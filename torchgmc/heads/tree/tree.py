@@ -161,13 +161,13 @@ def _read(parents: Any, names: Sequence[str] | None) -> tuple[list[int], list[st
                 f"`parents`[{node}] must be another node, 0 to {len(found) - 1}, or -1 for the root, got {parent}."
             )
     if names is not None and (isinstance(names, str) or not isinstance(names, Iterable)):
-        raise TypeError(f"`names` must be a list with one name for each node, got {names!r:.80}.")
+        raise TypeError(f"`names` must be a list with one name per node, got {names!r:.80}.")
     labels = [str(node) for node in range(len(found))] if names is None else [str(name) for name in names]
     if len(labels) != len(found):
-        raise ValueError(f"`names` must have one name for each of the {len(found)} nodes, got {len(labels)}.")
+        raise ValueError(f"`names` must have {len(found)} names, one per node, got {len(labels)}.")
     twice = sorted({name for name in labels if labels.count(name) > 1})[:4] if len(set(labels)) < len(labels) else []
     if twice:
-        raise ValueError(f"`names` has repeated names: {', '.join(map(repr, twice))}; each node needs its own.")
+        raise ValueError(f"`names` has repeated names: {', '.join(map(repr, twice))}; each node needs its own name.")
     return found, labels
 
 
@@ -199,10 +199,10 @@ def _unnest(tree: Any, above: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
 
 def _from_paths(paths: list[tuple[str, ...]], names: Sequence[str] | None) -> tuple[list[int], list[str]]:
     if names is not None:
-        raise ValueError("`names` belongs to `parents` as an array; nested dicts and paths hold the names themselves.")
+        raise ValueError("pass `names` only when `parents` is an array; nested dicts and paths already hold the names.")
     routes = [tuple(str(part) for part in path) for path in paths]
     if len(set(routes)) < len(routes) or not all(routes):
-        raise ValueError("`parents` names a leaf twice, or gives an empty path; each leaf needs a path of its own.")
+        raise ValueError("`parents` names a leaf twice or has an empty path; each leaf needs its own path.")
     ids: dict[tuple[str, ...], int] = {route: leaf for leaf, route in enumerate(routes)}
     ids[()] = len(routes)
     parents = [-2] * len(routes) + [-1]
@@ -228,7 +228,8 @@ def _check_leaves(children: list[list[int]], num_leaves: int, names: list[str]) 
     for node in range(num_leaves):
         if children[node]:
             raise ValueError(
-                f"`parents` must number the {num_leaves} leaves 0 to {num_leaves - 1}, as the columns of the scores, but node "
+                f"`parents` must number the {num_leaves} leaves 0 to {num_leaves - 1}, like the columns of the scores, "
+                f"but node "
                 f"{node} ({names[node]!r}) has children; renumber the nodes."
             )
 
