@@ -70,7 +70,7 @@ def column(**parts: Any) -> dict[str, Any]:
         (
             changed(schema=SCHEMA + 1),
             ValueError,
-            f"has schema {SCHEMA + 1}, this version of torchgmc reads up to {SCHEMA}; upgrade",
+            f"has schema {SCHEMA + 1}, but this version of torchgmc reads up to {SCHEMA}; upgrade",
         ),
         (changed(columns=3), ValueError, "is not the output of `Groups.to_dict`"),
         (changed(columns=[]), ValueError, "is not the output of `Groups.to_dict`"),
