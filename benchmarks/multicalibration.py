@@ -223,7 +223,7 @@ def _timed(fit: Fit, data: Problem, alpha: float) -> tuple[Predict, tuple[float,
 
 
 def measure(name: str, kind: str, n: int, alpha: float, threads: int, fresh: int, out: Any) -> None:
-    """One method on one problem, in a process of its own; numbers go to the queue ``out``."""
+    """One method on one problem, in a separate process; numbers go to the queue ``out``."""
     torch.set_num_threads(threads)
     package, fit, _, rows = METHODS[name]
     for module in MODULES.get(package or "", []):
@@ -249,7 +249,7 @@ def measure(name: str, kind: str, n: int, alpha: float, threads: int, fresh: int
 def run_one(
     name: str, kind: str, n: int, alpha: float, threads: int, limit: float, fresh: int = TEST
 ) -> dict[str, float] | None:
-    """`measure` in a process of its own, stopped after ``limit`` seconds; what is known by then."""
+    """`measure` in a separate process, stopped after ``limit`` seconds; what is known by then."""
     context = multiprocessing.get_context("spawn")
     queue = context.Queue()
     os.environ["OMP_NUM_THREADS"] = str(threads)  # of the child, and so of every method

@@ -46,7 +46,7 @@ def unet(size: int, batch: int, encoder: str) -> tuple[nn.Module, gmc.Calibrated
 
 
 def encoder(layers: int, hidden: int, vocabulary: int, batch: int, length: int, masked: bool) -> Any:
-    """A masked language model, calibrated at the mask alone or at every position."""
+    """A masked language model, calibrated only at the mask or at every position."""
     from transformers import BertConfig, BertForMaskedLM
 
     config = BertConfig(

@@ -18,7 +18,7 @@ class Row:
         work: what was done, with its size.
         unit: of the figures, where possible a ratio measured in the same run ("passes over the scores").
         ours: the figure; None if it could not be measured here.
-        target: the figure to reach, in words.
+        target: the figure to reach, as text.
         reached: whether it was; None if that cannot be said (small sizes: the targets are for the full ones).
         naive: the same work done plainly.
         peers: other packages: a figure, or a word ("not installed", "> 600 s").

@@ -3,7 +3,7 @@
     python -m benchmarks.search            # a few minutes; 100,000 groups at n = 1,000,000
     python -m benchmarks.search --small    # seconds
 
-Each line is measured in a process of its own (with ``--small`` all share one), so that its peak memory is its own. Times
+Each line is measured in a separate process (with ``--small`` all share one), so that its peak memory is its own. Times
 are the best of three. *search* is one call of ``gmc.violations(groups, s)``; *first* is the first call, which also lays out the
 tables; *build* is ``Groups.from_columns``. *pass* is the least any search must do: read every code and every s once and add
 each s to some cell (numpy, one thread), and *ratio* is search / pass. *peak* is the memory of the whole process, torch and
@@ -92,7 +92,7 @@ def measure(n: int, columns: int, levels: int, u: int, dense: bool) -> dict[str,
 
 
 def case(n: int, columns: int, levels: int, u: int, dense: bool, apart: bool) -> dict[str, float]:
-    """One measurement, in a process of its own if ``apart``."""
+    """One measurement, in a separate process if ``apart``."""
     if not apart:
         return measure(n, columns, levels, u, dense)
     text = json.dumps({"n": n, "columns": columns, "levels": levels, "u": u, "dense": dense})
@@ -101,7 +101,7 @@ def case(n: int, columns: int, levels: int, u: int, dense: bool, apart: bool) ->
 
 
 def line(n: int, columns: int, levels: int, u: int = 1, apart: bool = True) -> None:
-    """One line, in processes of its own if ``apart``."""
+    """One line, in separate processes if ``apart``."""
     got = case(n, columns, levels, u, False, apart)
     plain = f"{'no room':>8} {'':>8}"
     if n * got["groups"] * 9 <= DENSE_BYTES:  # bool and float64

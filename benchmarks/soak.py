@@ -5,7 +5,7 @@
     python -m benchmarks.soak --calls 20000                      # a first look
 
 Every call brings another example. Heads whose statistics are sums per cell of equal group membership (`threshold`, `conformal`)
-must stay as they are after the first tenth, up to 8 MB of the allocator's own; the others keep a row an example, and may hold
+must stay as they are after the first tenth, up to 8 MB of the allocator's own; the others keep a row per example, and may hold
 three times those rows (joining two pieces needs both and their sum). The exit code is 1 if one grows more.
 """
 

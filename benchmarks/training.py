@@ -59,7 +59,7 @@ SIZES = {
 
 
 def fit(model: nn.Module, loss: Loss, data: Batch, size: Size, rate: float, seed: int) -> nn.Module:
-    """Adam with a rate that falls to 0; batches depend on the seed alone, so that every method sees the same ones."""
+    """Adam with a rate that falls to 0; batches depend only on the seed, so that every method sees the same ones."""
     rng = torch.Generator().manual_seed(seed)
     optimizer = torch.optim.Adam(model.parameters(), rate)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, size.steps)

@@ -55,7 +55,7 @@ def active() -> bool:
 
 @contextlib.contextmanager
 def local() -> Iterator[None]:
-    """Inside, a fit uses this process's data alone, and no other rank need take part.
+    """Inside, a fit uses only this process's data, and no other rank needs to take part.
 
     Example:
         >>> with local():
@@ -73,7 +73,7 @@ def local() -> Iterator[None]:
 def together() -> Iterator[None]:
     """An error that one rank raises inside is raised on every rank: there as it is, elsewhere as a :class:`PeerError`.
 
-    ``fit`` and the Lightning callback use it. Around a loop of your own::
+    ``fit`` and the Lightning callback use it. Around your own loop::
 
         with gmc.distributed.together():
             for scores, masks, groups in loader:

@@ -2,7 +2,7 @@
 
 Heads and :func:`torchgmc.violations` are plain functions of tensors, so that ``torch.func`` takes them as they are:
 ``vmap(lambda w: gmc.violations(who, s, weight=w))(weights)`` measures every bootstrap resample, ``grad`` and ``jacrev`` go
-through a soft ``forward``, and ``functional_call`` runs a head with buffers of your own.
+through a soft ``forward``, and ``functional_call`` runs a head with your own buffers.
 """
 
 from collections.abc import Sequence
@@ -58,7 +58,7 @@ def stack(heads: Sequence[Head]) -> dict[str, Tensor]:
     Logs of different length are filled up with steps of 0, which move nothing (a projection is applied once more).
 
     Args:
-        heads: fitted heads of one kind that differ in what was fitted alone: other alphas, targets or data.
+        heads: fitted heads of the same class that differ only in what was fitted: other alphas, targets or data.
     """
     if not isinstance(heads, Sequence) or not all(isinstance(head, Head) for head in heads):
         raise TypeError(f"`heads` must be a list of heads, got {type(heads).__name__}.")

@@ -43,7 +43,7 @@ class CalibrationCallback(Callback):
     The calibration loader goes through the module in eval and inference mode, under the trainer's precision, on every rank of
     the strategy (each example once); ``head`` observes, calibrates, and is attached: ``pl_module.calibrated``. Violations
     before and after go to every logger, with a figure where the logger takes one. The head is part of checkpoints and comes
-    back with them; checkpoints that already hold the final weights are written anew with the fitted head.
+    back with them; checkpoints that already hold the final weights are rewritten with the fitted head.
 
     It runs in ``on_train_end``, where the module is still on its device and the process group is alive.
 
@@ -55,7 +55,7 @@ class CalibrationCallback(Callback):
         replace_forward: afterwards ``pl_module(...)`` itself is calibrated.
         monitor: measure the violations during each validation epoch too, and log ``"<name>/worst"`` for EarlyStopping or
             ModelCheckpoint to watch.
-        sharded: the loader already gives every rank examples of its own; by default each rank takes its share of them.
+        sharded: the loader already gives every rank its own examples; by default each rank takes its share of them.
         name: prefix of what is logged.
         options: of ``head.fit_batches``, e.g. ``solver="paper"``.
 
@@ -139,7 +139,7 @@ class CalibrationCallback(Callback):
     on_test_start = on_predict_start = on_validation_start
 
     def on_train_end(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
-        """Calibrate; write checkpoints of these very weights anew."""
+        """Calibrate; rewrite checkpoints of these very weights."""
         loader = self._find_loader(trainer, pl_module)
         _warn_of_training_data(trainer, loader)
         self.calibrate(trainer, pl_module, loader)
@@ -331,7 +331,7 @@ def _callbacks(path: Path) -> dict[str, Any]:
         raise FileNotFoundError(f"no file {str(path)!r} to load a head from.")
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # of a file of another kind, which is refused below
+            warnings.simplefilter("ignore", UserWarning)  # of a file of another kind, which raises below
             content = torch.load(path, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
         raise ValueError(f"{path.name!r} is not a readable checkpoint: {str(error).splitlines()[0]}") from error

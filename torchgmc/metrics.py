@@ -27,7 +27,7 @@ class GroupViolation(Metric):  # type: ignore[misc]  # a class of an optional pa
         groups: names of the groups, or how many there are.
         num_outputs: u, the number of columns of s.
         mapping: s as a function of ``preds`` and ``target``: ``"residual"`` for preds - target, ``"centered"`` for
-            preds - E preds (no target: do groups differ?), or a function of your own that returns ``(n,)`` or ``(n, u)``;
+            preds - E preds (no target: do groups differ?), or your own function that returns ``(n,)`` or ``(n, u)``;
             NaN leaves a value out.
         conditional: divide by the group's own mass: its own deviation.
         kwargs: of ``torchmetrics.Metric``.
@@ -69,7 +69,7 @@ class GroupViolation(Metric):  # type: ignore[misc]  # a class of an optional pa
         """Add a batch.
 
         Args:
-            preds: ``(n,)`` or ``(n, u)``, or whatever a mapping of your own takes.
+            preds: ``(n,)`` or ``(n, u)``, or whatever your own mapping takes.
             target: the same shape, for ``"residual"``.
             groups: membership ``(n, a)``; left out for one group of everyone.
             weight: ``(n,)``.
@@ -115,7 +115,7 @@ class GroupViolation(Metric):  # type: ignore[misc]  # a class of an optional pa
     def violations(self) -> Tensor:
         """Signed violations ``(a, u)``, float32; 0 for a group without examples.
 
-        Of this rank alone, except inside ``compute``, which adds the ranks up.
+        On this rank only, except inside ``compute``, which adds up all ranks.
         """
         tiny = torch.finfo(torch.float64).tiny
         sums = self.sums

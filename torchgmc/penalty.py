@@ -35,14 +35,14 @@ class GMCPenalty(Float64Module):
     The smooth maximum lies between max\|V\| - T log(2\|G\|) and max\|V\|, and is 0 where every violation is. It reaches every g
     at once, with weights that single out the worst as T -> 0.
 
-    **Rare groups.** A batch may hold none of a group, or one. So sums decay from batch to batch instead of starting anew:
+    **Rare groups.** A batch may hold none of a group, or one. So sums decay from batch to batch instead of starting over:
     :math:`S_t = \rho S_{t-1} + \sum_{\text{batch}} 1_A s`, as do the masses, and V is measured on them: about 1/(1 - rho)
     batches. The *value* of V is the running one, its *derivative* that of the batch:
 
     .. math:: \nabla \text{loss} = \sum_{a,k} \frac{\partial \text{loss}}{\partial V_{ak}}\Big|_{\text{running}}\;
               \nabla \hat V^{\text{batch}}_{ak}
 
-    Why not the batch alone (rho = 0)? Its loss is a nonlinear function of a noisy V, E[V^2] = (E V)^2 + Var V: it punishes
+    Why not just the batch (rho = 0)? Its loss is a nonlinear function of a noisy V, E[V^2] = (E V)^2 + Var V: it punishes
     the noise of small groups, and the two factors above, measured on the same few examples, are correlated. With decay the
     batch is but a share 1 - rho of the running sums, and so much smaller is that bias; a lone member of a rare group is pulled
     by what is known of its group, not by its own luck. The price is a *stale* bias: older batches were measured with older
@@ -58,7 +58,7 @@ class GMCPenalty(Float64Module):
 
     Args:
         mapping: s as a function of the batch: ``"residual"`` (preds - target), ``"centered"`` (preds - E preds: do groups
-            differ?), or a function of your own that gives ``(n,)`` or ``(n, u)``, differentiable (hard steps teach nothing; see
+            differ?), or your own function that returns ``(n,)`` or ``(n, u)``, differentiable (hard steps teach nothing; see
             the heads' ``values`` for soft ones), NaN for a value to leave out; it may give
             :class:`~torchgmc.engine.values.Values` for sets that depend on f. :meth:`for_head` takes those of a head.
         groups: names of the groups, or how many there are; None for one group of everyone.

@@ -3,7 +3,7 @@
     $ torchgmc demo fnr --out torchgmc-demo --seed 1
     $ torchgmc demo all --out torchgmc-demo
 
-``all`` runs each in a folder of its own below ``--out``.
+``all`` runs each in its own folder below ``--out``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""``torchgmc export``: a fitted head alone, as a file that runs where torchgmc is not installed.
+"""``torchgmc export``: a fitted head without a model, as a file that runs where torchgmc is not installed.
 
     $ torchgmc export head.safetensors --format onnx --out head.onnx
 

@@ -26,7 +26,7 @@ from torchgmc.groups.groups import Groups
 
 __all__ = ["Membership"]
 
-#: What to do about a column, in words of the command line.
+#: What to do about a column, as options of the command line.
 _REMEDIES = {
     "floats": "bin it with --cut {0}=EDGE,EDGE",
     "missing": "fill it in, or make a group '{0}=missing' of such rows with --missing level",
@@ -96,7 +96,7 @@ class Membership:
                 overall=how.overall,
                 spelled=True,
             )
-            groups.to_dict()  # a label that no file can hold is refused before the fit
+            groups.to_dict()  # a label that no file can hold raises before the fit
         return cls(groups, named)
 
     def of(self, block: Block, unknown: str = "error") -> Tensor:

@@ -1,4 +1,4 @@
-"""What commands print: tables on stdout, progress and warnings on stderr, JSON alone where it is asked for."""
+"""What commands print: tables on stdout, progress and warnings on stderr, only JSON with ``--json``."""
 
 from __future__ import annotations
 

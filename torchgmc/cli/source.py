@@ -1,4 +1,4 @@
-"""The rows of a file, block by block, as the arguments of a head: which arrays are read, and what becomes of them."""
+"""The rows of a file, block by block, as the arguments of a head: which arrays are read, and what is made of them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def task_of(kind: type[gmc.Head]) -> Task:
 
 
 def further_arrays() -> dict[str, str]:
-    """Arrays that some task reads besides scores, truth and weights, and a line of help for each."""
+    """Arrays that some task reads in addition to scores, truth and weights, and a line of help for each."""
     found = [task_of(kind) for kind in tasks().values()]
     return {role: f"{text.rstrip('.')} ({task.name})." for task in found for role, text in task.arrays.items()}
 

@@ -101,7 +101,7 @@ def _write_csv(part: Path, name: str, blocks: Iterator[Array], shape: tuple[int,
         lines.writerow([name] if len(shape) == 1 else [f"{name}[{k}]" for k in range(shape[1])])
         for block in blocks:
             values = block.astype(np.int8) if dtype.kind == "b" else block
-            # As the numbers of their own type are written: 0.1 stays 0.1 in float32.
+            # Written in the precision of their type: 0.1 stays 0.1 in float32.
             cells = values.astype(str) if dtype.kind == "f" else values
             if dtype.kind == "U":
                 cells = np.array([_harmless(cell) for cell in values.ravel().tolist()])

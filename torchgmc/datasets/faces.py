@@ -116,7 +116,7 @@ class FASSEG(Dataset[tuple[Any, Any]]):
     def subjects(self) -> Tensor:
         """Who is in the picture, numbered from 0: split by this, not by image.
 
-        Subjects are known for the multipose images; a frontal image counts as a person of its own (at least
+        Subjects are known for the multipose images; a frontal image counts as a separate person (at least
         one person is in two of them).
         """
         known = [s or f"image {k}" for k, s in enumerate(self.metadata["subject"])]

@@ -61,7 +61,7 @@ def train(
     *,
     cycle: bool = False,
 ) -> nn.Module:
-    """AdamW, one step a batch (a tensor of rows); returns the same model, in evaluation mode.
+    """AdamW, one step per batch (a tensor of rows); returns the same model, in evaluation mode.
 
     Args:
         loss: of a batch; None where there is nothing to learn.

@@ -86,7 +86,7 @@ class Result:
         return result
 
     def findings(self) -> dict[str, Any]:
-        """What belongs to this demonstration alone, as JSON types."""
+        """What belongs only to this demo, as JSON types."""
         return {}
 
     def to_dict(self) -> dict[str, Any]:

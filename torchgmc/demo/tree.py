@@ -196,7 +196,7 @@ def _page(result: TreeResult, head: gmc.TreeHead) -> Page:
         ],
         numeric=columns,
     )
-    root = 'The root, which says nothing, belongs to "all" alone.'
+    root = 'The root, which says nothing, belongs only to "all".'
     bars = plots.deviation(result.audits, setting.alpha, title=title)
     return {"deviation.png": plots.png(bars), "tree.png": plots.png(shelves)}, {
         "title": f"Right {100 * setting.target:g} % of the time whatever the answer, not on average",

@@ -33,7 +33,7 @@ class Batch(NamedTuple):
 class Adapter:
     r"""Scores out of a model's output, and the head's result back into it.
 
-    Without options it keeps to :math:`\text{attach}(m, h)(x, g) = h(m(x), g)`: the head sees what the model puts out. What is
+    Without options it keeps to :math:`\text{attach}(m, h)(x, g) = h(m(x), g)`: the head sees what the model returns. What is
     found out by itself: the field of a dict (``"out"`` of torchvision) or of a ``ModelOutput`` (``logits``), and, where the
     head wants probabilities and the model is known to give logits (torchvision, transformers, timm,
     segmentation-models-pytorch without an activation), the sigmoid or softmax between. Nothing is guessed from values.
@@ -131,7 +131,7 @@ class Adapter:
             raw = raw.sigmoid()
         elif self.activation == "softmax":
             dim = -1 if raw.dim() == 3 else 1
-            raw = raw.softmax(dim) if raw.shape[dim] > 1 else raw.sigmoid()  # of one class alone it would be 1
+            raw = raw.softmax(dim) if raw.shape[dim] > 1 else raw.sigmoid()  # of a single class it would be 1
         if self.channel is not None:
             if raw.dim() < 2 or not -raw.shape[1] <= self.channel < raw.shape[1]:
                 raise ValueError(f"`channel` = {self.channel} is out of range for scores of shape {tuple(raw.shape)}.")
@@ -250,7 +250,7 @@ class Adapter:
     def apply(
         self, head: nn.Module, scores: Tensor, member: Tensor | None, inputs: Mapping[str, Tensor], **softness: Any
     ) -> Tensor:
-        """The head's result for these scores; where ``position`` says so, at one position of a text alone.
+        """The head's result for these scores; where ``position`` says so, only at one position of a text.
 
         ``softness``: mode and temperature, where the head is not to give its hard answer.
         """
@@ -335,7 +335,7 @@ def adapt(model: nn.Module, head: Head, adapter: Adapter | None) -> Adapter:
 
 
 def gives_logits(model: nn.Module) -> bool:
-    """Is the model known (by where it comes from, never by values) to put out logits?"""
+    """Is the model known (by where it comes from, never by values) to return logits?"""
     package = type(model).__module__.split(".")[0]
     if package == "segmentation_models_pytorch":
         last = getattr(model, "segmentation_head", [nn.Identity()])[-1]

@@ -30,7 +30,7 @@ def attach(
     Args:
         model: any module whose output is scores: a tensor, a dict with ``"out"`` (torchvision segmentation), a transformers
             ``ModelOutput``, a LightningModule's output.
-        head: a head of this package, fitted or yet to be fitted on what this model puts out.
+        head: a head of this package, fitted, or to be fitted on this model's output.
         groups: where the membership ``(n, a)`` comes from at a call:
 
             - None: an argument, the last positional one or ``groups=`` (for a :class:`~torchgmc.GMCHead` whose sets depend on f
@@ -38,7 +38,7 @@ def attach(
             - a str: the key of a batch, ``model(**batch)`` or ``model(batch)``;
             - a module or function: computed from the model's own (first) input, e.g. ``TokenGroups`` or a classifier.
         adapter: how scores come out of the output and the result goes back; found by itself for the models above.
-        mode: what the head puts out: ``"hard"`` (its answer), ``"soft"`` or ``"straight_through"`` (see its ``forward``),
+        mode: what the head returns: ``"hard"`` (its answer), ``"soft"`` or ``"straight_through"`` (see its ``forward``),
             through which the model can be trained. :meth:`CalibratedModel.soften` changes it later. Files hold ``"hard"``.
         temperature: of the soft modes.
 
@@ -82,7 +82,7 @@ class CalibratedModel(nn.Module):
 
     Attributes:
         model, head: the parts; ``group_source``: the module that computes the membership, or None.
-        mode, temperature: what the head puts out, see :meth:`soften`.
+        mode, temperature: what the head returns, see :meth:`soften`.
     """
 
     def __init__(self, model: nn.Module, head: Head, groups: Any, adapter: Adapter) -> None:
@@ -96,7 +96,7 @@ class CalibratedModel(nn.Module):
         self._looked = False  # at the range of the first scores
 
     def soften(self, mode: str = "straight_through", temperature: float = 0.1) -> "CalibratedModel":
-        """From now on put out the head's result in this mode; returns the model. ``soften("hard")`` goes back.
+        """From now on, return the head's result in this mode; returns the model. ``soften("hard")`` goes back.
 
         The mode does not follow ``train()`` and ``eval()``, and is not part of the state: an exported file always gives the
         hard answer. To cool the model down, call it again with a lower temperature.

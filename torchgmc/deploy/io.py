@@ -17,7 +17,7 @@ from torchgmc.engine.files import write_file
 from torchgmc.groups.groups import Groups
 from torchgmc.heads.base import Head
 
-#: Version of the file layout. A file of a later schema is refused.
+#: Version of the file layout. A file with a later schema raises.
 SCHEMA = 1
 _KEY = "torchgmc"
 #: Name of the tensor of keys of the calibration data, in files that were asked to hold it.

@@ -58,7 +58,7 @@ def place(name: str, value: Any, size: int) -> int:
     """A whole number, also of numpy or a tensor, that counts ``size`` examples from 0, or from the end.
 
     Raises:
-        IndexError: there is no such example, by which Python ends a loop over a data set.
+        IndexError: for an example out of range; it ends a Python loop over a data set.
     """
     try:
         number = operator.index(value)
@@ -188,7 +188,7 @@ def binary(name: str, given: Any, like: Tensor) -> Tensor:
 
 
 def _about_channels(name: str, value: Tensor, like: Tensor) -> str:
-    """What to do where shapes differ in a dimension of channels alone."""
+    """What to do when shapes differ only in a channel dimension."""
     more = like.dim() - value.dim()
     if more == 1 and like.shape[1] == 1:
         return "; drop the channel with `scores.squeeze(1)`"

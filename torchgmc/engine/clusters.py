@@ -74,5 +74,5 @@ def deal_clusters(parts: int, cluster: Tensor, *content: Tensor) -> Tensor:
 
 
 def parts_of(keys: Tensor, parts: int) -> Tensor:
-    """Part of each key, int64 ``(n,)``, by the key alone: where the others are not known, as they come in batches."""
+    """Part of each key, int64 ``(n,)``, from the key only: the other keys are unknown when they come in batches."""
     return (mix64(keys.clone()) >> 20).remainder(parts)

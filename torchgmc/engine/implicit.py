@@ -35,7 +35,7 @@ from torchgmc.engine.search import MAX_ELEMENTS
 
 __all__ = ["CellProblem", "SoftPinball", "cell_sums", "check_members", "check_some", "minimise", "optimum", "slack_of"]
 
-#: Newton steps at the most.
+#: Maximum number of Newton steps.
 STEPS = 200
 #: Violation by which the optimality conditions may be missed: on the way, at the end, and where rounding stops the steps.
 WARM, FINE, MISSED = 1e-3, 1e-12, 1e-7
@@ -149,7 +149,7 @@ class _Optimum(torch.autograd.Function):
 def _solve(hessian: Tensor, active: Tensor, right: Tensor) -> Tensor:
     """H_SS^+ right_S, and 0 for the offsets that are not active."""
     diagonal = hessian.diagonal().detach()
-    # The inactive rows are replaced by a multiple of the identity, of a size that leaves the rank of the others alone.
+    # The inactive rows are replaced by a multiple of the identity, of a size that does not change the rank of the others.
     filler = diagonal.mean().clamp_min(torch.finfo(hessian.dtype).tiny)
     keep = active.to(hessian.dtype)
     block = keep[:, None] * hessian * keep + torch.diag((1 - keep) * filler)

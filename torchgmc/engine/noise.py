@@ -42,7 +42,7 @@ FIXED = 1.5
 #: A violation of fewer standard errors counts as noise, and one of more does not, whatever k was chosen.
 LEAST, MOST = 2.0, 3.0
 FOLDS = 5
-#: A group with fewer examples on either side of its threshold is too small to have one of its own.
+#: A group with fewer examples on either side of its threshold is too small to get its own.
 FEWEST = 5.0
 #: Standard errors by which k = infinity may be worse and is kept.
 KEEP = 2.0

@@ -45,7 +45,7 @@ class Folded:
         return self.mass.sum()
 
     def columns(self) -> Tensor:
-        """Groups with an offset of their own: some but not all of the mass, int64."""
+        """Groups that get their own offset: some but not all of the weight, int64."""
         inside = self.member.double().T @ self.mass.sum(0)
         return ((inside > 0) & (inside < self.total * (1 - 1e-12))).nonzero()[:, 0]
 

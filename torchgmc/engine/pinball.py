@@ -213,9 +213,9 @@ def _interior(
     start: Tensor,
     enough: float = GAP,
 ) -> Solution:
-    """Primal-dual steps on min h^T a with X^T a = b, 0 <= a <= w, each problem with scores and cells ``(B, M)`` of its own.
+    """Primal-dual steps on min h^T a with X^T a = b, 0 <= a <= w, each problem with its own scores and cells ``(B, M)``.
 
-    The term s |theta| is a score 0 with the weight 2 s in a cell of its own, and s less of the linear part.
+    The term s |theta| is a score 0 with the weight 2 s in a separate cell, minus s in the linear part.
     """
     many, count, rows = len(linear), linear.shape[1], len(design)
     own = torch.arange(rows, rows + count, device=weight.device).expand(many, count)

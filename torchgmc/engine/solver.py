@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SOLVERS = ("exact", "paper", "fresh")
-#: Steps where `max_iter` is not given: exact ones; fixed ones; and fixed ones whose number theory bounds, at the most.
+#: Default `max_iter`: for exact steps, for fixed steps, and the most that is allowed for fixed steps bounded by theory.
 EXACT_STEPS, FIXED_STEPS, MAX_FIXED_STEPS = 1_000, 10_000, 100_000
 
 
@@ -153,7 +153,7 @@ class Problem(Protocol):
         ...
 
     def explain(self, who: int, what: int) -> str:
-        """Why no step along g mends its violation, and what to try."""
+        """Why no step along g reduces its violation, and what to try."""
         ...
 
 
@@ -236,7 +236,7 @@ class _Search:
         self.blocked = torch.zeros_like(before, dtype=torch.bool)
         self.history: list[Tensor] = []  # worst |violation| before each step
         self.excess: list[Tensor] = []  # worst |violation| / tolerance before each step
-        self.active: list[Tensor] = []  # was there anything to mend?
+        self.active: list[Tensor] = []  # was there anything to fix?
         self.prints: list[Tensor] = []  # fingerprints of f, to detect a cycle
         self.log: list[tuple[Tensor, Tensor, Tensor]] = []
         self.best: tuple[int, float, Tensor] = (0, float("inf"), problem.state())
@@ -269,7 +269,7 @@ class _Search:
         self.log.append((who, what, step))
 
     def until_done(self, max_iter: int, patience: int) -> str:
-        """Step until nothing is left to mend; returns the reason for stopping."""
+        """Step until nothing is left to fix; returns the reason for stopping."""
         seen: dict[int, int] = {}
         before, t = self.problem.state(), 0
         while t < max_iter:

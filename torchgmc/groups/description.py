@@ -9,7 +9,7 @@ import numpy as np
 from torchgmc.groups.columns import Codes, Column
 from torchgmc.groups.sums import Combo
 
-#: Version of the layout. A later one is refused.
+#: Version of the layout. A later one raises.
 SCHEMA = 1
 
 

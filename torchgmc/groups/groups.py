@@ -98,15 +98,15 @@ class Groups:
 
         Args:
             columns: a mapping from name to n values (list, tuple, array, tensor, series), or a pandas or polars frame.
-            intersections: up to how many columns a group combines; 2 gives all pairs of levels of two columns too.
+            intersections: largest number of columns a group may combine; 2 adds all pairs of levels of two columns.
             bins: the inner edges per numeric column: ``{"age": [30, 50]}`` gives age<30, 30<=age<50 and age>=50.
-            quantiles: the number of about equally large bins per numeric column.
+            quantiles: number of bins of about equal size, per numeric column.
             min_size: groups with fewer rows are too small.
-            small: what becomes of them: "error" refuses, "drop" leaves them out, "merge" first joins the small labels
-                of a column into "column=other" and small bins with their neighbours, then leaves out what is still
+            small: how to treat them: "error" raises, "drop" drops them, "merge" first joins the small labels
+                of a column into "column=other" and small bins with their neighbours, then drops what is still
                 small. Dropping and merging warn.
-            missing: None and NaN: "error" refuses, "level" makes the group "column=missing".
-            overall: put a group "all" of all rows first.
+            missing: None and NaN: "error" raises, "level" makes the group "column=missing".
+            overall: add a group "all" of all rows, first.
 
         Returns:
             Groups of n rows.
@@ -175,7 +175,7 @@ class Groups:
         overall: bool = False,
         spelled: bool = False,
     ) -> "Groups":
-        """:meth:`from_columns` of rows that come in blocks, each forgotten when it has been counted.
+        """:meth:`from_columns` for rows that come in blocks, each forgotten once it has been counted.
 
         Args:
             blocks: an iterable of what :meth:`from_columns` takes as ``columns``.
@@ -235,7 +235,7 @@ class Groups:
 
         Args:
             columns: as in :meth:`from_columns`; columns that are not needed are ignored.
-            unknown: a label never seen: "error" refuses, "none" puts the row in no group that asks for this column.
+            unknown: an unseen label: "error" raises, "none" leaves the row out of the groups of this column.
             start: number of the first row in messages, for rows out of many.
 
         Returns:
@@ -358,7 +358,7 @@ class Groups:
         r"""Sum of the values over the rows of each group, :math:`\sum_i 1\{x_i \in A_a\} v_{ik}`, by counting.
 
         Rows are added up in joint tables over several columns; the groups are read from their margins. Time is a few dozen
-        passes over the rows whatever the number of groups, memory O(a u) besides the values. Sums are accumulated
+        passes over the rows whatever the number of groups, memory O(a u) on top of the values. Sums are accumulated
         in float64; on a GPU they are not bitwise reproducible.
 
         Args:

@@ -35,6 +35,6 @@ def listing_of_terms(columns: Sequence[Column], refused: list[tuple[Combo, Codes
 
 
 def names_differ(columns: Sequence[Column]) -> bool:
-    """Whether the levels alone show that no two groups share a name: a name then tells its levels, these their columns."""
+    """Whether the levels show that no two groups share a name: a name then identifies its levels, and these their columns."""
     levels = [level for column in columns for level in column.levels]
     return len(set(levels)) == len(levels) and not any("&" in level for level in levels)

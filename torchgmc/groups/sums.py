@@ -65,7 +65,7 @@ def cover(combos: Sequence[Combo], radices: Sequence[int], n: int) -> Cover:
     """Few joint tables of at most :data:`JOINT` cells such that each combination lies in one of them.
 
     Greedy: start from the longest combination left, add the column that completes the most combinations for the cells it
-    costs, until no column fits. A combination above the limit has a table of its own up to ``8 n`` (:data:`SINGLE` at
+    costs, until no column fits. A combination above the limit has a separate table up to ``8 n`` (:data:`SINGLE` at
     most) cells.
 
     Args:
@@ -237,7 +237,7 @@ class Tables:
     ) -> None:
         self.codes, self.levels, self.gaps, self.blocks = codes, levels, gaps, blocks
         self.place = {combo: i for i, (combo, _) in enumerate(blocks)}
-        # Rows without a level go to a cell of their own, the first of the column.
+        # Rows without a level go to a separate cell, the first of the column.
         self.radices = [size + gap for size, gap in zip(levels, gaps, strict=True)]
         self.cells = codes + torch.tensor(gaps, dtype=codes.dtype, device=codes.device)[:, None] if any(gaps) else codes
         plan = plan or cover(list(self.place), self.radices, codes.shape[1])

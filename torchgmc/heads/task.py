@@ -182,7 +182,7 @@ class Task:
         label_kind: ``"mask"``, of the shape of the scores; ``"class"``, ids of the columns of the scores, or outcomes of one
             event; ``"tokens"``, ids of tokens.
         label_names: from the head to names that may stand in the labels instead of ids.
-        options: flags of its own.
+        options: its own flags.
         arrays: further arguments of ``observe`` that are read from the file if they are named, and a line of help for each.
         groups_required: the head makes no sense without groups.
         complete: arguments of the constructor, from those given and from what the reader knows.

@@ -1,8 +1,8 @@
 """Figures for slides and reports (extra ``report``).
 
-Every function returns a :class:`matplotlib.figure.Figure` of its own and never touches pyplot, so no backend is chosen, no
+Every function returns a new :class:`matplotlib.figure.Figure` and never touches pyplot, so no backend is chosen, no
 window opens and nothing leaks between threads. Colours are those of Okabe and Ito, which colour-blind readers can tell
-apart, and each series has a marker of its own as well. Text is 12 points or more at slide size. ``dark=True`` draws for a dark
+apart, and each series has its own marker. Text is 12 points or more at slide size. ``dark=True`` draws for a dark
 page.
 
 ==================  ====================================================  ==============================================

@@ -101,7 +101,7 @@ def tradeoff(
     """What a smaller alpha costs: a point for every alpha, from large to small, of one or several methods.
 
     Args:
-        series: a name and its points, or the points alone: audits of the heads of :func:`torchgmc.func.sweep`, or pairs (worst
+        series: names and their points, or just points: audits of the heads of :func:`torchgmc.func.sweep`, or pairs (worst
             violation, cost). A cost that is infinite is drawn as an open mark at the upper edge.
         start: the unprocessed model: its audit, or its worst violation and cost.
         bias: name of the horizontal axis.
@@ -169,7 +169,7 @@ def _logarithmic(axes: Any, values: Sequence[float]) -> None:
 
 
 def _cost(audits: Sequence[Audit]) -> str:
-    """The cost to show: the first of those measured after calibration, else the first."""
+    """The cost that is shown: the first one measured after calibration, else the first."""
     names = [name for audit in audits for name in audit.cost]
     if not audits:
         return "cost"

@@ -52,7 +52,7 @@ def new_figure(theme: Theme, size: tuple[float, float], rows: int = 1, columns: 
         figsize=size, layout="constrained", facecolor=theme.paper
     )
     figure.set_layout_engine("constrained", w_pad=0.08, h_pad=0.08)
-    # Notebooks show a figure that was made without pyplot as its name alone, unless it can draw itself.
+    # Notebooks show only the name of a figure made without pyplot, unless it can draw itself.
     figure._repr_png_ = partial(png, figure, dpi=80)  # type: ignore[attr-defined]
     panels: list[Axes] = list(figure.subplots(rows, columns, squeeze=False).ravel())
     for axes in panels:

@@ -51,7 +51,7 @@ def bars(
         part: which data.
         methods: in order; those without rows are left out.
         alpha: drawn as a line.
-        paper: the paper's own mean deviations by method and group, drawn in a panel of their own.
+        paper: the paper's own mean deviations by method and group, drawn in a separate panel.
         title: of the figure.
     """
     panels = []

@@ -93,7 +93,7 @@ def prepare(data: Path, out: Path, bar: Bar, setting: Setting) -> Prepared:
         make = partial(fold_scores, faces, fold, k, setting, bar)
         mark = {**settings, "fold number": k, "torch": torch.__version__}
         scores[fold == k] = cached(out / f"scores-{k}.safetensors", mark, make)["scores"]
-    # The noise is a function of the image, so it may be added once; the heads then need none of their own.
+    # The noise is a function of the image, so it may be added once; the heads then need no noise.
     values = torch.cat([hashing.add(part.float(), setting.jitter) for part in torch.split(scores, 16)])
     masks, valid = faces.face, faces.valid
     names, member = _groups(faces)

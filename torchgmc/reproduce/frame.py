@@ -139,7 +139,7 @@ def fingerprint(settings: Mapping[str, Any]) -> str:
 def cached(path: Path, settings: Mapping[str, Any], make: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
     """Tensors of a safetensors file made with these settings; made, and written whole or not at all, if it is not there.
 
-    A file made with other settings is made anew.
+    A file made with other settings is rebuilt.
 
     Example:
         >>> import tempfile, pathlib

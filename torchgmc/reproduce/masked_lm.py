@@ -50,7 +50,7 @@ def list_tokens(tokenizer: Any, words: Mapping[str, Sequence[str]]) -> dict[str,
 
 @contextmanager
 def _at(model: Any, where: Tensor, kept: list[Tensor]) -> Iterator[None]:
-    """The last layer sees the masked places alone, and notes what it saw."""
+    """The last layer sees only the masked places, and notes what it saw."""
 
     def choose(_: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor]:
         kept.append(inputs[0][where])

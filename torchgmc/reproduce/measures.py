@@ -110,7 +110,7 @@ def measure(
 
 
 def noise(centred: Tensor, num_calibration: int | None = None, clusters: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
-    """Mean |deviation| that sampling alone gives: of an oracle, of a fitted predictor, and the oracle's largest.
+    """Mean |deviation| due to sampling alone: of an oracle, of a fitted predictor, and the oracle's largest.
 
     Args:
         centred: contributions of the test examples to each deviation, centred in each group, ``(n, m)``.

@@ -66,7 +66,7 @@ def summarize(rows: Sequence[Mapping[str, Any]], methods: Sequence[str], ours: S
     """Means, standard deviations and errors over the seeds, the worst group of each seed, paired differences.
 
     Args:
-        rows: of all seeds, each with ``seed``; those of a part with a tolerance of its own have ``alpha``.
+        rows: of all seeds, each with ``seed``; those of a part with its own tolerance have ``alpha``.
         methods: in the order to show.
         ours: those compared with every other one.
         alpha: the tolerance that ``beyond`` counts against.

@@ -198,7 +198,7 @@ def _notes(
         + "; ".join(f"{part} {value:.4f}, {alpha[part]:g}" for part, value in worst.items())
         + f". Alpha is {setting.alpha:g}, or {setting.rule:g} of the worst bias where that is less (the paper's rule).",
         "euclidean: the paper's projections onto the simplex, with its fixed step (`paper`) or exact ones (`exact`); kl: ours. "
-        "oracle: kl fitted on the test prompts too; what it shows on test is no one's fault.",
+        "oracle: kl fitted on the test prompts too; what it shows on test is not a fault of the fit.",
         f"Costs are of {setting.masked} randomly masked words a seed, in sentences that did not calibrate: NLL is the true "
         "negative log-likelihood in nats. A label at probability 0 makes it infinite: such labels are counted, and left out of "
         "NLL and of its increase. `printed` is the figure the paper prints, the cross-entropy of softmax(p).",
@@ -299,7 +299,7 @@ def evaluate(
     heads: Mapping[str, gmc.DistributionHead | None],
     labels: Tensor | None = None,
 ) -> dict[str, dict[str, Tensor]]:
-    """What each head gives on some rows, one number a row.
+    """What each head returns on some rows, one number per row.
 
     Args:
         prepared: see :func:`prepare`.
@@ -421,7 +421,7 @@ def contributions(q: Tensor, member: Tensor) -> Tensor:
 
     The deviation is a covariance, :math:`\frac1n \sum_i (1_A(x_i) - \bar 1_A)(q_i - \bar q)`; to first order its error is the
     mean of the terms of this sum, centred. The group's own mean, not the mean of all, is taken off its members (and that of the
-    others off the others): an oracle's groups all have the same one, and a bias is no noise.
+    others off the others): an oracle's groups all have the same one, and a bias is not noise.
 
     Args:
         q: ``(n, u)``.

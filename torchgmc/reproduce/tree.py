@@ -38,8 +38,8 @@ class Setting:
             mass-weighted view the step is the theorem's.
         steps: cap on those fixed steps.
         parts: which trees: ``"wos"``, ``"newsgroups"``, ``"amazon"``.
-        kind: ``"scores"`` of one classifier, or ``"crossfit"`` (Web of Science alone).
-        limit: first examples of each tree alone; 0 for all.
+        kind: ``"scores"`` of one classifier, or ``"crossfit"`` (Web of Science only).
+        limit: only the first examples of each tree; 0 for all.
     """
 
     target: float = 0.95

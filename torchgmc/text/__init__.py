@@ -1,4 +1,4 @@
-"""Language models: groups from the words of a prompt, generation and masked prediction without bias, and what it costs.
+"""Language models: groups from the words of a prompt, generation and masked prediction without bias, and its cost.
 
 Nothing here imports transformers: tokenizers and models are used through the few methods they share.
 """

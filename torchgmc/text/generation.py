@@ -15,16 +15,16 @@ class GMCLogitsProcessor:
 
     ``model.generate(**inputs, logits_processor=[GMCLogitsProcessor(head, groups)])``. transformers calls it before its own
     temperature, top-k and top-p: the promise is about the distribution before those. Where the head changes nothing, the
-    scores pass bit by bit, so the text is the same token for token.
+    scores pass through unchanged, so the text is the same token for token.
 
     Args:
         head: a fitted head.
         groups: a :class:`TokenGroups` (or another module from input ids to membership), or the membership of the batch
             itself, ``(batch, a)``, bool.
-        when: with a module, ``"prompt"`` decides the group from the prompt alone, ``"all"`` anew at each step from
-            everything so far, what was generated included.
-        prompt_length: tokens of the (padded) prompt. By default it is noticed: a call that does not go on, one token longer,
-            from the last call with the same prompt starts a new text; ``reset`` says so explicitly.
+        when: with a module, ``"prompt"`` decides the group from the prompt only, ``"all"`` again at each step from
+            everything so far, including the generated text.
+        prompt_length: tokens of the (padded) prompt. Detected by default: a call that does not continue the last one by one
+            token with the same prompt starts a new text; ``reset`` starts one explicitly.
 
     Attributes:
         membership: of the rows of the last call, ``(n, a)``: who was shifted; None before.

@@ -37,15 +37,15 @@ def masked_logits(
     progress: bool = True,
     text: str = "read",
 ) -> Iterator[MaskedBatch]:
-    """Logits at every mask, batch by batch, sentences of like length together (so that little is computed on padding).
+    """Logits at every mask, batch by batch, with sentences of similar length together (so that little is spent on padding).
 
     Args:
         model: a masked language model, put in evaluation mode while it runs.
         tokenizer: its tokenizer.
         sentences: each with at least one mask token.
         batch_size: sentences at a time.
-        max_length: longest sentence in tokens; a longer one raises. What the model takes by default.
-        progress: show a bar, when rich is installed and stderr is a terminal.
+        max_length: longest sentence in tokens; a longer one raises. By default the model's limit.
+        progress: show a progress bar if rich is installed and stderr is a terminal.
         text: what the bar says.
     """
     _check_sentences(sentences)
@@ -101,8 +101,8 @@ def calibrate_masked_lm(
     Args:
         model: a masked language model of transformers.
         tokenizer: its tokenizer.
-        sentences: each with one mask token or more; every mask is a prompt of its own.
-        head: the head to fit; or give ``attributes`` and ``alpha`` to make one.
+        sentences: each with one or more mask tokens; every mask counts as a separate prompt.
+        head: the head to fit; or pass ``attributes`` and ``alpha`` to make one.
         groups: words of each group, a :class:`TokenGroups`, or the membership of the sentences ``(len(sentences), a)``.
         attributes: words of each list (see :func:`attributes_from_words`).
         alpha: largest violation allowed.

@@ -25,7 +25,7 @@ class TokenGroups(nn.Module):
     - *Case* (``case="smart"``): a word in lower case also counts with a capital letter or in capitals; a word written with
       a capital (``Rose``) counts only as written. ``case="exact"``: every word only as written. An uncased tokenizer
       cannot tell ``Rose`` from ``rose``.
-    - Words of several pieces count when all pieces follow each other. The pieces are those of the word alone, after a space
+    - Words of several pieces count when all pieces follow each other. The pieces are those of the word by itself, after a space
       and after a quotation mark. A piece that holds both punctuation and letters hides a word: GPT-2 cuts ``'man`` into
       ``'m`` and ``an``.
 
@@ -70,7 +70,7 @@ class TokenGroups(nn.Module):
 
     def _build(self, found: dict[tuple[int, ...], set[int]], pieces: "_Pieces") -> None:
         """A tree of pieces, level by level: the first by its token, the others by (node before, token)."""
-        width = len(pieces.tokens) + 1  # the last is no piece: it fills rows up
+        width = len(pieces.tokens) + 1  # the last is not a piece: it pads rows
         self.width = width
         self.longest = max(map(len, found))
         node: dict[tuple[int, ...], int] = {}
@@ -109,11 +109,11 @@ class TokenGroups(nn.Module):
         if input_ids.dim() != 2:
             raise ValueError(f"`input_ids` must have shape (n, t), one row of tokens per prompt, got {input_ids.shape}")
         length = input_ids.shape[1]
-        blank = self.width - 1  # a token that is no piece, around every row
+        blank = self.width - 1  # padding around every row, not a piece
         ids = nn.functional.pad(input_ids.clamp(0, blank).long(), [1, self.longest], value=float(blank))  # (n, 1 + t + longest)
         joins, ends = self.joins[ids][:, 1:], self.ends[ids]
         before, ids = ends[:, :length], ids[:, 1:]
-        # A piece that would join what stands before it starts no word, unless nothing that it could join stands there.
+        # A piece that would join what stands before it does not start a word, unless there is nothing it could join.
         begins = ~(joins[:, :length] & before)
         node = torch.where(begins, self.first[ids[:, :length]], torch.full_like(ids[:, :length], -1))  # (n, t)
         # The word ends here if the next piece does not go on with it; node -1 is the last row of `final`, no word.
@@ -147,7 +147,7 @@ def attributes_from_words(
 
     A word counts through every token that is that word and begins it: in BERT's vocabulary ``doctor``, in GPT-2's
     ``Ġdoctor`` and ``ĠDoctor``, not the bare ``doctor``, which may go on with another word. A word of several pieces
-    has no token of its own.
+    has no token.
 
     Args:
         tokenizer: of transformers, fast or slow.
@@ -233,7 +233,7 @@ class _Pieces:
         return not self.joins[token]
 
     def forms(self, word: str, case: str) -> list[tuple[int, ...]]:
-        """The word in every case that counts, alone, after a space and after a quotation mark; without unknown pieces."""
+        """The word in every case that counts: by itself, after a space and after a quotation mark; without unknown pieces."""
         variants = {word}
         if case == "smart" and word == word.lower():
             variants |= {word.capitalize(), word.upper()}

@@ -3,7 +3,7 @@
 All are taken as printed in the appendix ("De-Biased Text Generation") of "Fair Risk Control: A Generalized Framework for
 Calibrating Multi-group Fairness Risks", without its repeated entries and with its
 oddities: ``governer`` is its spelling, ``family`` is in two lists, ``adult``, ``host``, ``miss``, ``Ham`` are indicators.
-Where it names a source of its own, that is said beside the list.
+Where the paper names its own source, so does the comment beside the list.
 """
 
 __all__ = ["ATTRIBUTES", "INDICATORS", "SOURCES", "TEMPLATES", "template_prompts"]

@@ -1,4 +1,4 @@
-"""A head for a mapping of your own: any s, any sets or test functions, any projection."""
+"""A head for your own mapping: any s, any sets or test functions, any projection."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace

@@ -60,7 +60,7 @@ class DistributionHead(Head):
         temperature: divides the logits first.
         cells: for ``euclidean``, numbers per prompt that stand for the tokens outside all lists: tokens of nearly equal
             probability (6 % with 512 cells) share one. A vocabulary with no more such tokens is kept exactly; None keeps every
-            token of any vocabulary, which takes n x vocabulary numbers. It matters for the fit alone: the head applies
+            token of any vocabulary, which takes n x vocabulary numbers. It only matters for the fit: the head applies
             the steps exactly.
 
     Shapes: ``fit(logits (n, vocabulary), groups (n, a))``; ``head(logits (n, ..., vocabulary), groups (n, a))`` ->
@@ -290,7 +290,7 @@ class DistributionHead(Head):
         details = {"examples": self.statistics.rows, "atoms": len(self.atom_lists), **report.details}
         self.mean_membership.copy_(dual.mean)
         if theta is not None:
-            self.offsets.copy_(theta / dual.scale[:, None])  # forward multiplies by W - EW alone
+            self.offsets.copy_(theta / dual.scale[:, None])  # forward multiplies only by W - EW
         elif log is not None:
             self._write_log(Log(log.who, log.what, log.step / dual.scale[log.who]))
         parts = {name: getattr(report, name) for name in Report.__dataclass_fields__}

@@ -123,5 +123,5 @@ def token_names(names: Any, ids: Sequence[int]) -> list[str]:
         found = [names[i] for i in ids]
     else:
         raise TypeError(f"`names` must be a tokenizer, a sequence or a mapping from ids, got {type(names).__name__}.")
-    # Pieces of words begin with marks of their own: "Ġ" (GPT) and "▁" (sentencepiece) stand for a blank.
+    # Pieces of words begin with special marks: "Ġ" (GPT) and "▁" (sentencepiece) stand for a blank.
     return [str(name).lstrip("Ġ▁") or str(name) for name in found]

@@ -9,7 +9,7 @@ because :math:`E\langle p - Ep, g\rangle = E\langle p, g - Eg\rangle` is linear 
 .. math:: D(\theta) = E \log Z_\theta(x) + \alpha \|\theta\|_1
 
 whose smooth part has minus the violation as its gradient, so that its optimality conditions are |violation| <= alpha. Tokens
-with the same list memberships (an *atom*) move together: D depends on h through the mass of each atom alone.
+with the same list memberships (an *atom*) move together: D depends on h only through the mass of each atom.
 """
 
 import math
@@ -74,7 +74,7 @@ def log_masses(logits: Tensor, ids: Tensor, atom: Tensor, num_atoms: int, temper
         temperature: divides the logits.
 
     Returns:
-        Shape ``(n, m)``, float64; the masses of a row sum to 1. NaN for a row that is no distribution.
+        Shape ``(n, m)``, float64; the masses of a row sum to 1. NaN for a row that is not a distribution.
 
     Example:
         >>> found = atoms([[0]])

@@ -15,10 +15,10 @@ WIDE = 1 << 24
 class LevelProblem:
     """f in coordinates z ``(n, C)``; g = 1{x in A, f_c(x) in level set k} e_c / scale_A; violations ``(a, b C)``.
 
-    A subclass gives s. The violations are kept up to date from the examples that moved alone (see
+    A subclass defines s. The violations are updated from only the examples that moved (see
     :class:`~torchgmc.heads.levelsets.steps.Table`); on a device other than the CPU, where picking rows would wait for the
     device,
-    they are made anew.
+    they are recomputed.
 
     Args:
         z: coordinates of f0, float64 ``(n, C)``.
@@ -64,7 +64,7 @@ class LevelProblem:
         raise NotImplementedError  # abstract
 
     def explain(self, who: int, what: int) -> str:
-        """Why no step along g mends its violation, and what to try."""
+        """Why no step along g reduces its violation, and what to try."""
         raise NotImplementedError  # abstract
 
     def check_groups(self) -> None:
@@ -171,7 +171,7 @@ class ResidualProblem(LevelProblem):
         return violation / (self.smoothness * norm.clamp_min(1e-300))
 
     def explain(self, who: int, what: int) -> str:
-        """A cell that cannot be mended."""
+        """A cell that cannot be fixed."""
         return (
             f"No step along {self.label(who, what)} lowers its violation: the prediction may already be at the edge of "
             f"its range there. "

@@ -150,7 +150,7 @@ class Table:
     r"""Sums of w s over every (group, level set, column), kept while f moves.
 
     After a step only the examples that moved have another s or level set: their old part is taken off and their new part is
-    added. Every ``REFRESH`` updates, or when more than a quarter moved, the table is made anew, so rounding does not add up.
+    added. Every ``REFRESH`` updates, or when more than a quarter moved, the table is recomputed, so rounding does not add up.
 
     Args:
         member: membership ``(n, a)``, bool or floating.
@@ -170,7 +170,7 @@ class Table:
         self.age = 0
 
     def update(self, rows: Tensor, move: Callable[[], None]) -> None:
-        """Call ``move``, which changes f of ``rows`` alone, and keep the table up to date."""
+        """Call ``move``, which changes f of ``rows`` only, and keep the table up to date."""
         self.age += 1
         if self.age >= self.REFRESH or 4 * len(rows) > len(self.member):
             move()

@@ -416,7 +416,7 @@ class ProbabilityHead(Head):
 
     @property
     def with_means(self) -> bool:
-        """Tables have columns for all levels together: the mean of every group is a promise of its own."""
+        """Tables have columns for all levels together: the mean of every group is a separate promise."""
         return self.num_bins > 1 and len(self.log_who) == 0
 
     def _cells(self, means: bool) -> list[str]:

@@ -133,7 +133,7 @@ class Columns:
         return total.view(self.shape[1], parts, self.shape[0], -1).permute(1, 2, 0, 3).contiguous()
 
     def losses(self, theta: Tensor, part: Tensor) -> Tensor:
-        """Mean loss of each part of the examples with a Theta of its own, ``(parts, p, 1 + a, C)``: ``(parts,)``."""
+        """Mean loss of each part of the examples with its own Theta, ``(parts, p, 1 + a, C)``: ``(parts,)``."""
         parts = len(theta)
         sums, mass = self.z.new_zeros(parts), self.z.new_zeros(parts)
         for k in range(parts):

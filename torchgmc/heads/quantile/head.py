@@ -252,7 +252,7 @@ class QuantileHead(Head):
         everyone = self.lacks_everyone(examples.member)
         before = self._problem(examples, z, edges, unit, everyone)
         before.check_groups()
-        own = not bool(examples.base.isnan().any())  # a start of its own for each example
+        own = not bool(examples.base.isnan().any())  # each example has its own start
         found, level = self._offsets(examples, own, unit)
         lift, snapped = _snapped(found, unit)
         (self.shift if own else self.base).fill_(lift)

@@ -93,7 +93,7 @@ class QuantileProblem(LevelProblem):
         return max(float((share / self.mass.clamp_min(1e-300)[:, None]).max()) / width, 1e-6)
 
     def explain(self, who: int, what: int) -> str:
-        """Atoms, few examples, or level sets that examples leave as soon as they are mended."""
+        """Atoms, few examples, or level sets that examples leave as soon as they are fixed."""
         inside, _ = self.cell(torch.tensor(who, device=self.z.device), torch.tensor(what, device=self.z.device))
         count = int(inside.sum())
         return (

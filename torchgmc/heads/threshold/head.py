@@ -575,7 +575,7 @@ class ThresholdHead(Head):
         return threshold_tables(self)
 
     def config(self) -> dict[str, Any]:
-        """Arguments that rebuild this head; a risk of your own is named, not stored."""
+        """Arguments that rebuild this head; a custom risk is named, not stored."""
         return super().config() | {"risk": self.risk.name, "range": self._range}
 
     def extra_repr(self) -> str:

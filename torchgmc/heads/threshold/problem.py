@@ -58,7 +58,7 @@ class CurveStatistics:
         powers: sums of w^2 R^p for p = 0 to 3 at ``POINTS`` thresholds, ``(4, c, C, POINTS)``.
         examples: number of examples seen; ``excluded``: of them, without a relevant pixel, per class.
         clusters: sums by cluster; None where every example is its own.
-        apart: every example is a cell of its own.
+        apart: every example is its own cell.
     """
 
     member: Tensor

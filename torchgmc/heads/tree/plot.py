@@ -55,7 +55,7 @@ def tree(
     Args:
         head: the fitted head.
         audit: its audit, which has counted the answers at each node.
-        below: a node stands for itself and everything below it, as the promises do by default; False for itself alone.
+        below: a node stands for itself and everything below it, as the promises do by default; False: only for itself.
         rows: most rows to draw.
         title: of the figure.
         dark: draw for a dark page.

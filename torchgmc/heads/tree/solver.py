@@ -2,7 +2,7 @@ r"""Coverage on a label tree as a GMC problem: f = lambda(x), s = 1{the answer c
 
 s is the slope in lambda of the pinball loss :math:`(\lambda - r)_+ - \sigma\lambda`, r being the level at which the answer
 starts to cover y: coverage grows with lambda. The sets depend on the answers, so a step can move examples out of the set it was
-meant to mend. :func:`descend` therefore re-measures every promise after every possible step before it takes one.
+meant to fix. :func:`descend` therefore re-measures every promise after every possible step before it takes one.
 """
 
 import time
@@ -31,7 +31,7 @@ BEYOND = 0.01
 MARGIN = 0.5
 #: Loss of precision (as a share of "always the root") that is free when the gain of a step is weighed against it.
 FREE = 0.02
-#: A step may not take a set below this share of the examples that could answer with it: emptying it would "mend" it.
+#: A step may not take a set below this share of the examples that could answer with it: emptying it would "fix" it.
 KEEP = 0.1
 
 
@@ -318,7 +318,7 @@ class TreeProblem:
     ) -> tuple[Tensor, Tensor]:
         """Gain of each point. A step must go the way of Algorithm 1 for its own members, and must not empty a set.
 
-        Otherwise a set that covers too much could be "mended" by passing its surest answers to the root.
+        Otherwise a set that covers too much could be "fixed" by passing its surest answers to the root.
         """
         sums, masses = self.sweep(rows, others, points)
         after, _, lost = self.merit(sums, masses)
@@ -331,7 +331,7 @@ class TreeProblem:
 def _parts(tree: Tree, sets: Tensor) -> tuple[Tensor, list[list[int]]]:
     """Moves beyond the promised sets: the topmost nodes of each set, and the rest of it; bool (V, extra).
 
-    Moving the topmost nodes alone lets the solver pass the least certain answers of a set on to a broader node, which no shift
+    Moving only the topmost nodes lets the solver pass the least certain answers of a set on to a broader node, which no shift
     of the whole set can do. The second result lists, for each promised set, the moves that lie inside it.
     """
     parents = torch.tensor(tree.parents)
@@ -356,11 +356,11 @@ def _parts(tree: Tree, sets: Tensor) -> tuple[Tensor, list[list[int]]]:
 
 
 def descend(problem: TreeProblem, max_iter: int) -> Report:
-    """Greedy damped steps: of all shifts of the moves near the worst promises, the one that mends most per lost precision.
+    """Greedy damped steps: of all shifts of the moves near the worst promises, the one that fixes most per lost precision.
 
     The merit is the sum over all promises of the squared excess over their tolerance, re-measured after the move with the sets
     it leads to; each step lowers it, so nothing cycles. Lost precision is the mean log size of the answers: without it,
-    answering "root" to everybody would mend every set but one by emptying it. Kept is the last lambda that meets every promise
+    answering "root" to everybody would fix every set but one by emptying it. Kept is the last lambda that meets every promise
     or, if none does, the last whose worst violation is no worse than at the start.
     """
     started = time.perf_counter()
