@@ -38,7 +38,7 @@ def same(found: gmc.Head, want: gmc.Head, atol: float = 1e-9) -> None:
 def test_fit_and_fit_batches(entry: Entry, options):
     data = entry.data(200, 3).observe
     if entry.make().alpha is None and "solver" in options:
-        with pytest.raises(ValueError, match="goes to `alpha`, and this head was made with alpha=None"):
+        with pytest.raises(ValueError, match="fits to `alpha`, but this head was made with alpha=None"):
             entry.make().fit(*data, **options)
         return
     whole = entry.make().fit(*data, **options)
@@ -86,7 +86,7 @@ def test_lightning(entry: Entry, options, tmp_path):
     data = entry.data(60, 3).observe
     head = entry.make()
     if head.alpha is None and "solver" in options:
-        with pytest.raises(ValueError, match="goes to `alpha`, and this head was made with alpha=None"):
+        with pytest.raises(ValueError, match="fits to `alpha`, but this head was made with alpha=None"):
             gmc.lightning.CalibrationCallback(head, None, **options)
         return
     bound = head.bind(*data)
