@@ -150,8 +150,7 @@ def _probs(probs: Tensor) -> Tensor:
             )
             raise ValueError(
                 f"`probs` must hold probabilities, with rows that sum to 1, got {found}; pass logits as "
-                f"`logits.softmax(1)`, and "
-                "treat labels that are not mutually exclusive (sigmoid outputs) one at a time."
+                "`logits.softmax(1)`, and treat labels that are not mutually exclusive (sigmoid outputs) one at a time."
             )
     return probs
 

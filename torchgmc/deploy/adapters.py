@@ -34,8 +34,8 @@ class Adapter:
     r"""Scores out of a model's output, and the head's result back into it.
 
     Without options it keeps to :math:`\text{attach}(m, h)(x, g) = h(m(x), g)`: the head sees what the model returns. What is
-    found out by itself: the field of a dict (``"out"`` of torchvision) or of a ``ModelOutput`` (``logits``), and, where the
-    head wants probabilities and the model is known to give logits (torchvision, transformers, timm,
+    found automatically: the field of a dict (``"out"`` of torchvision) or of a ``ModelOutput`` (``logits``), and, where the
+    head needs probabilities and the model is known to return logits (torchvision, transformers, timm,
     segmentation-models-pytorch without an activation), the sigmoid or softmax between. Nothing is guessed from values.
 
     Args:
@@ -350,8 +350,7 @@ def _activation(model: nn.Module, head: Head, channel: int | None) -> str:
             return "sigmoid"
         raise ValueError(
             f"the model outputs logits for {classes} classes, but the head needs probabilities: if the classes are "
-            f"mutually exclusive, "
-            "use adapter=Adapter(activation='softmax'), else 'sigmoid'; or fit the head on logits."
+            "mutually exclusive, use adapter=Adapter(activation='softmax'), else 'sigmoid'; or fit the head on logits."
         )
     return "softmax"
 

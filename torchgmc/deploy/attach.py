@@ -186,8 +186,7 @@ class CalibratedModel(nn.Module):
         )
 
     def _look(self, scores: Tensor) -> None:
-        """Once, in eager mode: are these the probabilities the head needs? (If not, raise an error; never guess that "
-        "they are logits.)"""
+        """Once, in eager mode: are these the probabilities the head needs? (If not, raise; never guess at logits.)"""
         if self._looked or self.wants != "probs" or torch.compiler.is_compiling() or torch._C._is_tracing():
             return
         low, high = (float(v) for v in scores.detach().aminmax()) if scores.numel() else (0.0, 1.0)

@@ -188,8 +188,7 @@ def minimise(problem: CellProblem, slack: Tensor, *inputs: Tensor) -> Tensor:
         raise RuntimeError(
             f"the optimum was not reached: a violation misses its condition by {float(found.missed):.2g}, an offset by "
             f"{float(ahead):.2g}. There may be no finite optimum (all outcomes of a group are equal, or a list has no "
-            f"probability in a "
-            "group); raise `alpha` or `temperature`, or use more data."
+            "probability in a group); raise `alpha` or `temperature`, or use more data."
         )
     least = _solve(matrix, active, matrix @ theta.flatten()).view_as(theta)
     same = bool(((least.sign() == theta.sign()) | (slack == 0)).all())
@@ -271,8 +270,7 @@ def check_members(groups: list[str], share: Tensor) -> None:
     if len(empty):
         raise ValueError(
             f"group {groups[int(empty[0])]!r} has no examples in this batch ({len(empty)} such groups in total), so its "
-            f"offset has "
-            "nothing to be fitted to. Use larger (or stratified) batches, or drop the group."
+            "offset has nothing to be fitted to. Use larger (or stratified) batches, or drop the group."
         )
 
 

@@ -36,9 +36,8 @@ def _plain(name: str, label: Any) -> Any:
     if value is None or isinstance(value, str | bool | int) or (isinstance(value, float) and math.isfinite(value)):
         return value
     raise TypeError(
-        f"column `{name}` has the label {label!r}, a {type(label).__name__}, which JSON cannot hold; make the groups "
-        f"from text, "
-        "integers or booleans."
+        f"column `{name}` has the label {label!r}, a {type(label).__name__}, which JSON cannot hold; make the groups from "
+        "text, integers or booleans."
     )
 
 

@@ -237,8 +237,7 @@ def _same_settings(folder: Path, settings: dict[str, Any], redo: bool) -> None:
         if different and not redo:
             raise ValueError(
                 f"{str(folder)!r} holds {len(kept)} seeds run with other settings ({', '.join(different)} differ), and "
-                f"results are "
-                "never mixed. Use another --out, the same settings, or --redo to discard those seeds."
+                "results are never mixed. Use another --out, the same settings, or --redo to discard those seeds."
             )
         if different:
             for file in kept:

@@ -263,9 +263,8 @@ class DistributionHead(Head):
         empty = (share <= 0).nonzero()
         if len(empty):
             raise ValueError(
-                f"group {self.groups[int(empty[0])]!r} has no prompts among the {n} observed ({len(empty)} such groups "
-                f"in total), "
-                "so nothing can be fitted for it. Drop the group, or calibrate on prompts that include it."
+                f"group {self.groups[int(empty[0])]!r} has no prompts among the {n} observed ({len(empty)} such groups in "
+                "total), so nothing can be fitted for it. Drop the group, or calibrate on prompts that include it."
             )
 
     def _newton_report(self, dual: Dual, found: Projection, k: float, spread: Spread, began: float) -> Report:

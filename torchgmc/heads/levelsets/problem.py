@@ -173,7 +173,6 @@ class ResidualProblem(LevelProblem):
     def explain(self, who: int, what: int) -> str:
         """A cell that cannot be fixed."""
         return (
-            f"No step along {self.label(who, what)} lowers its violation: the prediction may already be at the edge of "
-            f"its range there. "
-            "Try a larger `alpha`, fewer `bins` or more data."
+            f"No step along {self.label(who, what)} lowers its violation: the prediction may already be at the edge of its "
+            "range there. Try a larger `alpha`, fewer `bins` or more data."
         )

@@ -393,10 +393,9 @@ class ThresholdHead(Head):
             row, column = empty[0].tolist()
             place = f" of class {column}" if self.per_class else ""
             raise ValueError(
-                f"group {self.groups[row]!r} has no examples with a {self.risk.name}{place} ({len(empty)} such groups "
-                f"in total; "
-                f"{int(statistics.excluded.max())} of {int(statistics.examples)} images have no relevant pixel), so nothing "
-                "can be fitted for it. Drop the group, or calibrate on data that includes it."
+                f"group {self.groups[row]!r} has no examples with a {self.risk.name}{place} ({len(empty)} such groups in "
+                f"total; {int(statistics.excluded.max())} of {int(statistics.examples)} images have no relevant pixel), so "
+                "nothing can be fitted for it. Drop the group, or calibrate on data that includes it."
             )
         return problem
 
@@ -417,8 +416,7 @@ class ThresholdHead(Head):
         if unit is not None and self.conditional:
             raise ValueError(
                 "with conditional=True a fixed step is eta / P(A), which fits no grid of thresholds; use `fit` or "
-                "`fit_batches`, "
-                "which then keep every score, or make the head with resolution='exact'."
+                "`fit_batches`, which then keep every score, or make the head with resolution='exact'."
             )
         steps = theory.iteration_bound(self.goal(), slope, bound, self.high - self.low + abs(self.init))
         return eta, min(MAX_FIXED_STEPS, max(1, steps))

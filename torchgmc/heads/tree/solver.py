@@ -231,9 +231,8 @@ class TreeProblem:
         if self.jitter == 0.0 and spread < 0.01 and at_most < self.target:
             return (
                 "The root's score is the same for everyone (an atom), so a threshold sends everyone to the root or no "
-                "one, and below "
-                f"the root at most {at_most:.4g} can be covered against the target {self.target:g}: the promise is unreachable "
-                "without noise. Make the head with jitter=0.005."
+                f"one, and below the root at most {at_most:.4g} can be covered against the target {self.target:g}: the "
+                "promise is unreachable without noise. Make the head with jitter=0.005."
             )
         group, chosen = divmod(who, self.promised)
         inside = self.sets[self.nodes(), chosen] & self.stats.member[:, group]
@@ -241,9 +240,8 @@ class TreeProblem:
         narrowest = float(weight @ (self.stats.leaves == self.stats.labels).double() / weight.sum())
         if float(self.violations()[who, 0]) > 0 and narrowest > self.target:
             return (
-                f"Answering only the best leaf is already right for {narrowest:.4g} of {self.label(who, 0)}, more than "
-                f"the target "
-                f"{self.target:g}: nothing narrower can be answered. Raise `target`, or drop the set."
+                f"Answering only the best leaf is already right for {narrowest:.4g} of {self.label(who, 0)}, more than the "
+                f"target {self.target:g}: nothing narrower can be answered. Raise `target`, or drop the set."
             )
         return (
             "No step lowers the violations further: too few examples, promises that pull against each other, or scores that "

@@ -228,9 +228,8 @@ def _check_leaves(children: list[list[int]], num_leaves: int, names: list[str]) 
     for node in range(num_leaves):
         if children[node]:
             raise ValueError(
-                f"`parents` must number the {num_leaves} leaves 0 to {num_leaves - 1}, like the columns of the scores, "
-                f"but node "
-                f"{node} ({names[node]!r}) has children; renumber the nodes."
+                f"`parents` must number the {num_leaves} leaves 0 to {num_leaves - 1}, like the columns of the scores, but "
+                f"node {node} ({names[node]!r}) has children; renumber the nodes."
             )
 
 
