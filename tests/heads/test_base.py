@@ -29,3 +29,16 @@ def test_groups_where_a_membership_belongs():
     other = gmc.Groups.from_columns({"place": ["a", "b"] * 50})
     with pytest.raises(ValueError, match="place=a"):
         head(probs, other)
+
+
+def test_heads_without_alpha_say_so():
+    heads = [
+        gmc.ThresholdHead(0.1, None),
+        gmc.QuantileHead(0.9, None),
+        gmc.ProbabilityHead(None, ["a"]),
+        gmc.TreeHead([2, 2, -1], 0.9, None),
+        gmc.DistributionHead({"one": [0]}, None, ["a", "b"]),
+        gmc.GMCHead(lambda f, y: f - y, None),
+    ]
+    for head in heads:
+        assert "alpha=None" in repr(head)

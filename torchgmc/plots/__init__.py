@@ -18,12 +18,17 @@ figure              shows                                                 of
 ==================  ====================================================  ==============================================
 """
 
-from torchgmc.heads.distribution.plot import words
-from torchgmc.heads.tree.plot import tree
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from torchgmc.plots.curves import convergence, tradeoff
 from torchgmc.plots.groups import deviation, thresholds
 from torchgmc.plots.pictures import masks
 from torchgmc.plots.style import DARK, LIGHT, MARKERS, Theme, new_figure, png, set_legend, set_title
+
+if TYPE_CHECKING:
+    from torchgmc.heads.distribution.plot import words
+    from torchgmc.heads.tree.plot import tree
 
 __all__ = [
     "DARK",
@@ -42,3 +47,14 @@ __all__ = [
     "tree",
     "words",
 ]
+
+#: Figures of one head lie with it and are drawn with what is here: they are imported when first used.
+_OF_HEADS = {"words": "distribution", "tree": "tree"}
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        if name in _OF_HEADS:
+            value = globals()[name] = getattr(import_module(f"torchgmc.heads.{_OF_HEADS[name]}.plot"), name)
+            return value
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

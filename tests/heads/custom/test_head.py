@@ -79,7 +79,8 @@ def test_replay_is_the_solution():
     """The head on the data of the fit is the f that gmc.solve ends with."""
     f0, y, x = (t.double() for t in draw())
     for solver, eta in (("exact", None), ("paper", 0.01)):
-        head = gmc.GMCHead(Residual, 0.01, Levels(), projection=Unit()).fit(f0, y, x, solver=solver, eta=eta)
+        head = gmc.GMCHead(Residual, 0.01, Levels(), projection=Unit(), noise_floor=False)
+        head.fit(f0, y, x, solver=solver, eta=eta)
         mapping = Residual(y[:, None])
         who = Levels()
         direct = gmc.solve(f0, mapping, lambda f, who=who: who(f, x), alpha=0.01, projection=Unit(), solver=solver, eta=eta)
@@ -93,7 +94,7 @@ def test_static_sets_collapse_to_one_line_per_set(n, a, seed):
     member = torch.rand(n, a, generator=g) < 0.5
     member[:a] |= torch.eye(a, dtype=torch.bool)
     f0, y = torch.rand(n, generator=g).double(), torch.randint(2, (n,), generator=g).double()
-    head = gmc.GMCHead(Residual, 0.005, groups=[f"g{j}" for j in range(a)]).fit(f0, y, member)
+    head = gmc.GMCHead(Residual, 0.005, groups=[f"g{j}" for j in range(a)], noise_floor=False).fit(f0, y, member)
     assert len(head.log_step) <= a
     shift = torch.zeros(n, dtype=torch.float64)
     for who, step in zip(head.log_who.tolist(), head.log_step.tolist(), strict=True):
@@ -138,7 +139,8 @@ def test_outcome_indistinguishability_against_sampled_outcomes():
         return torch.stack([top * (x > 0)[:, None], top * (x <= 0)[:, None]], 1)
 
     onehot = torch.nn.functional.one_hot(y, 3)
-    head = gmc.GMCHead(Residual, 0.003, distinguishers, projection=gmc.projections.simplex).fit(p, onehot, x)
+    head = gmc.GMCHead(Residual, 0.003, distinguishers, projection=gmc.projections.simplex, noise_floor=False)
+    head.fit(p, onehot, x)
     assert head.report.converged and float(head.report.violations_before.abs().max()) > 0.02
     f = head(p, x)
     torch.testing.assert_close(f.sum(1), torch.ones(n, dtype=torch.float64))

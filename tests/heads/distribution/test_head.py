@@ -2,6 +2,7 @@
 
 import copy
 import math
+import re
 from itertools import pairwise
 
 import numpy as np
@@ -33,7 +34,8 @@ def ones(n):
 def test_the_promise_holds_for_the_output_itself(solver, geometry, conditional):
     logits, member, lists = draw(n=60)
     weight = torch.rand(60, dtype=torch.float64) + 0.2
-    head = make(lists, 0.01, geometry=geometry, conditional=conditional).fit(logits, member, weight=weight, solver=solver)
+    head = make(lists, 0.01, geometry=geometry, conditional=conditional, noise_floor=False)
+    head.fit(logits, member, weight=weight, solver=solver)
     p = head(logits, member).exp()
     loop = violation_loop(p, member, lists, weight, conditional)
     before = violation_loop(torch.softmax(logits, 1), member, lists, weight, conditional)
@@ -49,7 +51,7 @@ def test_kl_keeps_ratios_and_every_token_and_is_nearer_than_euclidean():
     logits, member, lists = draw(n=60)
     audits, heads = {}, {}
     for geometry in ("kl", "euclidean"):
-        heads[geometry] = make(lists, 0.002, geometry=geometry).fit(logits, member, solver="exact")
+        heads[geometry] = make(lists, 0.002, geometry=geometry, noise_floor=False).fit(logits, member, solver="exact")
         audits[geometry] = heads[geometry].audit(logits, member)
     before, after = torch.log_softmax(logits, 1), heads["kl"](logits, member)
     assert torch.isfinite(after).all()
@@ -143,7 +145,7 @@ def test_sequences_get_the_shift_of_their_prompt():
 def test_impossible_tokens_stay_impossible():
     logits, member, lists = draw()
     logits[:, 11] = -torch.inf
-    head = make(lists).fit(logits, member)
+    head = make(lists, noise_floor=False).fit(logits, member)
     assert bool((head(logits, member)[:, 11] == -torch.inf).all())
     assert head.report.converged
 
@@ -155,7 +157,7 @@ def test_adjust_keeps_the_normaliser_and_is_the_identity_without_offsets():
     torch.testing.assert_close(torch.log_softmax(out, 1), head(logits, member))
     torch.testing.assert_close(torch.logsumexp(out, 1), torch.logsumexp(logits, 1))
     for geometry in ("kl", "euclidean"):
-        idle = make(lists, 1.0, geometry=geometry).fit(logits, member)
+        idle = make(lists, 1.0, geometry=geometry, noise_floor=False).fit(logits, member)
         assert torch.equal(idle.adjust(logits.float(), member), logits.float())
 
 
@@ -348,12 +350,14 @@ def test_not_reaching_alpha_is_said():
     member = torch.arange(12)[:, None] % 3 == torch.arange(3)
     logits[member[:, 0], 0] = -torch.inf
     logits[~member[:, 0], 1:] = -torch.inf
-    head = make([[0]], 0.01).fit(logits, member)
+    head = make([[0]], 0.01, noise_floor=False).fit(logits, member)
     assert not head.report.converged
     assert "> 0.01 in group" in head.report.message
+    many = make([[0]], 0.01).fit(logits.repeat(9, 1), member.repeat(9, 1))  # now the sample can tell
+    assert many.report.reached == "no" and re.search(r"is 0.2\d* > 0.\d+ in group", many.report.message)
     _, member, lists = draw()
-    short = make(lists, 1e-5).fit(draw()[0], member, max_iter=1)
-    assert not short.report.converged and "raise `max_iter`" in short.report.message
+    short = make(lists, 1e-5, noise_floor=False).fit(draw()[0], member, max_iter=1)
+    assert not short.report.converged and "Raise `max_iter`" in short.report.message
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])

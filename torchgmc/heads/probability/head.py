@@ -67,7 +67,7 @@ class ProbabilityHead(Head):
         >>> probs = torch.sigmoid(torch.logit(truth) - groups[:, 0] * 1.0)  # blind to the first group
         >>> head = gmc.ProbabilityHead(alpha=0.005, groups=["a", "b", "c"]).fit(probs, y, groups)
         >>> head.report.reached, head(probs, groups).shape
-        ('noise', torch.Size([4000]))
+        ('alpha', torch.Size([4000]))
         >>> bool(((head(probs, groups) - truth).square().mean() < 0.1 * (probs - truth).square().mean()))
         True
     """

@@ -248,21 +248,20 @@ class QuantileHead(Head):
     def _exact(self, examples: QuantileStatistics, edges: Tensor, unit: float, max_iter: int) -> tuple[Report, bool]:
         """Offsets of all groups at once, then steps on the level sets for what is left."""
         began = time.perf_counter()
-        _, z = self._begin(examples, unit)
+        start, z = self._begin(examples, unit)
         everyone = self.lacks_everyone(examples.member)
         before = self._problem(examples, z, edges, unit, everyone)
         before.check_groups()
         own = not bool(examples.base.isnan().any())  # each example has its own start
         found, level = self._offsets(examples, own, unit)
         lift, snapped = _snapped(found, unit)
+        origin = levelsets.snap(examples.base, unit)[:, None] if own else 0.0
+        problem = self._problem(examples, origin + lift + (examples.member.double() @ snapped)[:, None], edges, unit, everyone)
+        if not self.noise_floor and bool(problem.violations().abs().max() > before.violations().abs().max()):
+            lift, snapped = 0.0 if own else start, torch.zeros_like(snapped)  # the offsets moved level sets for the worse
+            problem = self._problem(examples, z, edges, unit, everyone)
         (self.shift if own else self.base).fill_(lift)
         self.offsets.copy_(-snapped)
-        z = (
-            (levelsets.snap(examples.base, unit)[:, None] if own else 0.0)
-            + lift
-            + (examples.member.double() @ snapped)[:, None]
-        )
-        problem = self._problem(examples, z, edges, unit, everyone)
         steps, history = 1, [before.violations().abs().max(), problem.violations().abs().max()]
         fixed, noise_of = self._noise(problem, level)
         message = self._explain(found, examples)

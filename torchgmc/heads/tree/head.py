@@ -77,10 +77,10 @@ class TreeHead(Head):
         >>> list(head.sets)
         ['Civil', 'Medical', 'all']
 
-        Fitted on 1,000 documents of a model that is right two times in three:
+        Fitted on 2,000 documents of a model that is right two times in three:
 
-        >>> labels = torch.randint(4, (1000,))
-        >>> logits = torch.randn(1000, 4) + 1.5 * torch.nn.functional.one_hot(labels, 4)
+        >>> labels = torch.randint(4, (2000,))
+        >>> logits = torch.randn(2000, 4) + 1.5 * torch.nn.functional.one_hot(labels, 4)
         >>> head = gmc.TreeHead(tree, target=0.9, alpha=0.025).fit(logits.softmax(1), labels)
         >>> head.report.converged, bool(head.report.violations_after.abs().max() <= 0.025)
         (True, True)
@@ -290,7 +290,7 @@ class TreeHead(Head):
             report.seconds,
             report.message + _warning(details["answers: root"]),
             details,
-            reached(problem.violations(), self.alpha, problem.noise()) if report.reached != "alpha" or self.noise_floor else "",
+            reached(problem.violations(), self.alpha, problem.noise()),
         )
         self.mark_fitted(report)
 
@@ -496,8 +496,9 @@ class TreeHead(Head):
         """Options and state."""
         kind = ", conditional" if self.conditional else ""
         groups = f", groups={self.num_groups}" if self.grouped else ""
+        alpha = "None" if self.alpha is None else f"{self.alpha:g}"
         return (
-            f"target={self.target:g}, alpha={self.alpha:g}{kind}, leaves={self.num_leaves}, nodes={self.num_nodes}, "
+            f"target={self.target:g}, alpha={alpha}{kind}, leaves={self.num_leaves}, nodes={self.num_nodes}, "
             f"sets={len(self.sets)}{groups}, log={len(self.shifts)} rounds, fitted={self.is_fitted}"
         )
 
