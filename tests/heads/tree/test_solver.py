@@ -138,6 +138,16 @@ def test_the_sweep_measures_every_shift():
         problem.lam = start
 
 
+def test_what_a_fit_to_alpha_reaches_the_noise_rule_reaches_too():
+    """Of three sets not every one can be within its noise (the root covers always): then alpha is what counts."""
+    for seed in (1, 4, 8):
+        g = torch.Generator().manual_seed(seed)
+        labels = torch.randint(4, (1000,), generator=g)
+        probs = (torch.randn(1000, 4, generator=g) + 1.5 * torch.nn.functional.one_hot(labels, 4)).softmax(1)
+        heads = [gmc.TreeHead([4, 4, 5, 5, 6, 6, -1], 0.9, 0.025, noise_floor=floor) for floor in (False, True)]
+        assert [head.fit(probs, labels).report.reached for head in heads] == ["alpha", "alpha"]
+
+
 def test_restart_at_a_solution_takes_no_step():
     probs, labels = sample(2000, 4)
     everyone = {"all": list(range(16))}

@@ -85,7 +85,7 @@ class TreeHead(Head):
         >>> head.report.converged, bool(head.report.violations_after.abs().max() <= 0.025)
         (True, True)
         >>> head(logits.softmax(1)).shape
-        torch.Size([1000])
+        torch.Size([2000])
     """
 
     base: Tensor
@@ -215,6 +215,11 @@ class TreeHead(Head):
         problem = self._problem(solver != "exact")
         if solver == "exact":
             report = descend(problem, max_iter or EXACT_STEPS)
+            if self.noise_floor and self.alpha is not None and self._reached(problem) == "no":
+                other = self._problem(True)  # sets that pull against each other below alpha need not do so at alpha
+                again = descend(other, max_iter or EXACT_STEPS)
+                if self._reached(other) != "no":
+                    problem, report = other, again
         else:
             splits = None
             if solver == "fresh":
@@ -223,6 +228,9 @@ class TreeHead(Head):
             report = run(problem, self.goal(), solver, eta or self._fixed_step(problem), steps, splits=splits).report
         self.write(problem, report)
         return self
+
+    def _reached(self, problem: TreeProblem) -> str:
+        return reached(problem.violations(), self.alpha, problem.noise())
 
     def _allowed(self, fixed: bool) -> float | None:
         """alpha, or None where the noise of each promise decides."""
@@ -290,7 +298,7 @@ class TreeHead(Head):
             report.seconds,
             report.message + _warning(details["answers: root"]),
             details,
-            reached(problem.violations(), self.alpha, problem.noise()),
+            self._reached(problem),
         )
         self.mark_fitted(report)
 
