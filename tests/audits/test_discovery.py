@@ -157,3 +157,30 @@ def test_what_is_refused(change, message):
     options = {"columns": {"sex": ["f", "m"] * 20}, "s": [0.1] * 40, "min_size": 5} | change
     with pytest.raises(ValueError, match=message):
         gmc.find_groups(**options)
+
+
+@pytest.mark.filterwarnings("ignore:.*also used to calibrate")
+def test_the_sign_is_that_of_the_heads():
+    """Too high is positive in both, with the same numbers: prediction - outcome, coverage - target, risk - target."""
+    n, columns = 400, {"sex": ["f", "m"] * 200}
+    groups = gmc.Groups.from_columns(columns)
+    female = groups.membership[:, 0]
+    as_it_is = {"alpha": 1.0, "groups": groups.names, "noise_floor": False}
+    probs, y = torch.where(female, 0.7, 0.3), torch.arange(n) % 4 < 2
+    residuals = torch.where(female, -1.0, 1.0)
+    pixels = torch.where(female, 0.3, 0.7)[:, None].expand(n, 4)
+    for head, batch in (
+        (gmc.ProbabilityHead(bins=None, **as_it_is), {"probs": probs, "y": y}),  # predicts too much for f
+        (gmc.QuantileHead(0.5, init=0.0, **as_it_is), {"scores": residuals}),  # covers too much of f
+        (
+            gmc.ThresholdHead(0.5, init=0.5, **as_it_is),
+            {"scores": pixels, "masks": torch.ones(n, 4) > 0},
+        ),  # misses too much of f
+    ):
+        head.fit(**batch, groups=groups)
+        found = gmc.find_groups(columns, head.values(**batch, groups=groups).s[:, 0], depth=1)
+        audit = head.audit(**batch, groups=groups).view("conditional")
+        estimates = dict(zip(audit.table["group"], audit.table["estimate"], strict=True))
+        for row in found.rows():
+            assert row["estimate"] == pytest.approx(estimates[row["group"]], abs=1e-6)
+            assert (row["estimate"] > 0.1) is (row["group"] == "sex=f") and abs(row["estimate"]) > 0.1

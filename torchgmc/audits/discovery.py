@@ -84,15 +84,14 @@ def find_groups(
 ) -> Discovery:
     r"""Whom did we forget? The intersections of up to ``depth`` columns where s deviates most from 0.
 
-    s is risk minus target of each row (a miss rate minus 0.1, outcome minus predicted probability, ...). Every level of every
-    column and every intersection that occurs is searched, by counting: time is a few dozen passes over the rows, and no
-    membership table is made.
+    s is the error of each row with the sign of heads and audits, positive where it is too high: risk - target, coverage -
+    target, prediction - outcome (``head.values(...).s``). Every level of every column and every intersection that occurs is
+    searched, by counting: time is a few dozen passes over the rows, and no membership table is made.
 
     Intervals are those of an audit (:meth:`torchgmc.audits.intervals.Moments.intervals`) with a union bound over **all**
-    candidate
-    groups and both views, so that picking the worst of them stays honest: with probability at least 1 - delta no
-    interval of any searched group misses its mean, and no group within alpha is called violated. Which groups are
-    candidates is decided by the columns alone, never by s.
+    candidate groups and both views, so that picking the worst of them stays honest: with probability at least 1 - delta no
+    interval of any searched group misses its mean, and no group within alpha is called violated. The candidates depend only
+    on the columns, never on s.
 
     Args:
         columns: labels and numbers, as in :meth:`torchgmc.Groups.from_columns`.
