@@ -1,7 +1,7 @@
 """Many processes, one fit: statistics are gathered and added in the order of the ranks, so every rank ends with the same state.
 
 Every exchange starts with a small header, in which a rank may also say that it failed. So an error on one rank is raised on all
-of them, with its message, instead of leaving the others to wait. Only tensors travel, nothing is pickled.
+of them, with its message, instead of letting the others wait. Only tensors travel, nothing is pickled.
 """
 
 import contextlib
@@ -34,7 +34,7 @@ _ALIGN = 8  # bytes; every tensor starts at a multiple, so that its bytes can be
 
 
 class PeerError(RuntimeError):
-    """Another rank failed, or stopped answering; the message is its own."""
+    """Another rank failed or stopped responding; the message is that rank's."""
 
 
 class _Traffic:
@@ -141,7 +141,7 @@ def reduce(statistics: Any, signature: str = "", device: torch.device | None = N
         statistics: a dataclass with ``+`` whose fields are tensors, types, plain values, or lists, dicts and dataclasses of
             them; None for a rank without examples.
         signature: must be equal on all ranks, e.g. a head's configuration.
-        device: where a rank that has no statistics of its own wants the sum.
+        device: where a rank without statistics puts the sum.
 
     Returns:
         The sum, or None if no rank has any. Without a process group, ``statistics`` itself.
@@ -233,7 +233,7 @@ def _check_signatures(signatures: list[str]) -> None:
 
 
 def signature(head: "Head", solver: str = "exact", eta: float | None = None, max_iter: int | None = None) -> str:
-    """What must be alike on all ranks of a fit: the head and the options of ``calibrate``."""
+    """What must be the same on all ranks of a fit: the head and the options of ``calibrate``."""
     config = json.dumps(head.config(), sort_keys=True, default=str)
     return f"{head.kind()} {config}, solver={solver!r}, eta={eta!r}, max_iter={max_iter!r}"
 

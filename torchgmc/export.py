@@ -1,4 +1,4 @@
-"""Files that run where torchgmc is not installed: TorchScript, torch.export and ONNX, each read back and compared."""
+"""Files that run without torchgmc: TorchScript, torch.export and ONNX, each read back and compared."""
 
 import contextlib
 import io
@@ -38,12 +38,12 @@ def export(
     """Write a calibrated model to one file that runs without torchgmc.
 
     The file maps the inputs of the example, in their order, to the head's result: mask, probabilities, log-probabilities or
-    nodes (for a :class:`~torchgmc.QuantileHead`: scores and thresholds). The number of examples is free; so is the image size,
-    or the length of a text, where the model allows it. Afterwards the file is read back and compared with the eager model on
-    the example and on another number of examples; if they differ, it is removed and an error raised.
+    nodes (for a :class:`~torchgmc.QuantileHead`: scores and thresholds). The number of examples is dynamic; so is the image
+    size, or the length of a text, where the model allows it. Afterwards the file is read back and compared with the eager
+    model on the example and on another number of examples; if they differ, it is removed and an error raised.
 
     Args:
-        model: what :func:`torchgmc.attach` made, with a fitted head.
+        model: the result of :func:`torchgmc.attach`, with a fitted head.
         path: the file; replaced only when the new one is complete and verified.
         format: ``"torchscript"`` (scripted; traced where the model cannot be scripted, which is logged), ``"torch.export"`` or
             ``"onnx"`` (extra ``onnx``).
@@ -80,7 +80,7 @@ def export(
 
 
 def metadata(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """What an exported file says of itself: version, head, alpha, target, groups, names of the inputs and format."""
+    """The metadata of an exported file: version, head, alpha, target, groups, names of the inputs and format."""
     name = str(checks.path("path", path))
     for reader in (read_torchscript, _read_export, _read_onnx):
         with contextlib.suppress(Exception):

@@ -1,6 +1,6 @@
 """Many fitted states of one head at once: one per alpha from the same statistics, and one vectorised forward for all of them.
 
-Heads and :func:`torchgmc.violations` are plain functions of tensors, so that ``torch.func`` takes them as they are:
+Heads and :func:`torchgmc.violations` are plain functions of tensors, so they work with ``torch.func``:
 ``vmap(lambda w: gmc.violations(who, s, weight=w))(weights)`` measures every bootstrap resample, ``grad`` and ``jacrev`` go
 through a soft ``forward``, and ``functional_call`` runs a head with your own buffers.
 """
@@ -23,7 +23,7 @@ def sweep(head: H, alphas: Sequence[float], **options: Any) -> list[H]:
     """Calibrate once per alpha on the statistics the head has observed; no data is looked at again.
 
     Args:
-        head: a head after ``observe`` (or ``fit``); it stays as it is.
+        head: a head after ``observe`` (or ``fit``); it does not change.
         alphas: the alphas.
         options: of ``calibrate``.
 
@@ -55,7 +55,7 @@ def sweep(head: H, alphas: Sequence[float], **options: Any) -> list[H]:
 def stack(heads: Sequence[Head]) -> dict[str, Tensor]:
     """The fitted buffers of all heads with a first dimension for the heads, for ``torch.func.vmap``.
 
-    Logs of different length are filled up with steps of 0, which move nothing (a projection is applied once more).
+    Logs of different lengths are padded with steps of 0, which change nothing (a projection is applied once more).
 
     Args:
         heads: fitted heads of the same class that differ only in what was fitted: other alphas, targets or data.

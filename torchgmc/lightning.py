@@ -42,18 +42,18 @@ class CalibrationCallback(Callback):
 
     The calibration loader goes through the module in eval and inference mode, under the trainer's precision, on every rank of
     the strategy (each example once); ``head`` observes, calibrates, and is attached: ``pl_module.calibrated``. Violations
-    before and after go to every logger, with a figure where the logger takes one. The head is part of checkpoints and comes
-    back with them; checkpoints that already hold the final weights are rewritten with the fitted head.
+    before and after go to every logger, with a figure if the logger takes one. The head is saved in and restored from
+    checkpoints; checkpoints that already hold the final weights are rewritten with the fitted head.
 
     It runs in ``on_train_end``, where the module is still on its device and the process group is alive.
 
     Args:
         head: the head to fit.
         dataloader: calibration data: a loader, or None for ``calibration_dataloader()`` of the datamodule or the module.
-        adapter: how scores come out of the output and how a batch divides; see :class:`~torchgmc.Adapter`.
+        adapter: how to read scores from the output and how to split a batch; see :class:`~torchgmc.Adapter`.
         groups: a batch key, or a module that computes the membership from the model's input; by default the batch's ``groups``.
-        replace_forward: afterwards ``pl_module(...)`` itself is calibrated.
-        monitor: measure the violations during each validation epoch too, and log ``"<name>/worst"`` for EarlyStopping or
+        replace_forward: make ``pl_module(...)`` itself return the calibrated result.
+        monitor: also measure the violations in each validation epoch, and log ``"<name>/worst"`` for EarlyStopping or
             ModelCheckpoint to watch.
         sharded: the loader already gives every rank its own examples; by default each rank takes its share of them.
         name: prefix of what is logged.
@@ -128,7 +128,7 @@ class CalibrationCallback(Callback):
             self.attach(pl_module)
 
     def on_fit_start(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
-        """Say early what is missing."""
+        """Raise early if something is missing."""
         self._find_loader(trainer, pl_module)
         self._head.to(pl_module.device)
 
@@ -226,7 +226,7 @@ class CalibrationCallback(Callback):
     # -- watching ----------------------------------------------------------------------------------------------------
 
     def on_validation_epoch_start(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
-        """Begin to watch; the forward hook saves a second pass through the model."""
+        """Start monitoring; the forward hook saves a second pass through the model."""
         if not self.monitor or trainer.sanity_checking:
             return
         from torchgmc.metrics import for_head
@@ -246,7 +246,7 @@ class CalibrationCallback(Callback):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        """Add a batch to what is watched."""
+        """Add a batch to the monitor."""
         if not self.monitor or trainer.sanity_checking:
             return
         divided = self._divide(batch, self.groups)
@@ -340,7 +340,7 @@ def _callbacks(path: Path) -> dict[str, Any]:
 
 
 def head_from_checkpoint(path: str | os.PathLike[str], name: str = "calibration", **options: Any) -> Head:
-    """The head that a :class:`CalibrationCallback` left in a Lightning checkpoint, for use without Lightning's trainer.
+    """The head that a :class:`CalibrationCallback` saved in a Lightning checkpoint, for use without a trainer.
 
     Args:
         path: the ``.ckpt`` file; read without unpickling code.

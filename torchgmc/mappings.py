@@ -15,7 +15,7 @@ from torchgmc.engine import checks
 
 @runtime_checkable
 class Mapping(Protocol):
-    """What the solver needs of s: its value, and the potential whose gradient it is."""
+    """What the solver needs to know about s: its value, and the potential whose gradient it is."""
 
     def value(self, f: Tensor, weight: Tensor) -> Tensor:
         """s of every example, shape ``(n, l)``, with expectations under ``weight`` (n,)."""
@@ -103,7 +103,7 @@ class MissRate:
     Args:
         scores: shape ``(n, m)``, one row of pixels per image.
         masks: positive pixels, bool, shape ``(n, m)``; at least one per row.
-        target: the miss rate wished for.
+        target: the target miss rate.
     """
 
     def __init__(self, scores: Tensor, masks: Tensor, target: float) -> None:

@@ -29,7 +29,7 @@ class GroupViolation(Metric):  # type: ignore[misc]  # a class of an optional pa
         mapping: s as a function of ``preds`` and ``target``: ``"residual"`` for preds - target, ``"centered"`` for
             preds - E preds (no target: do groups differ?), or your own function that returns ``(n,)`` or ``(n, u)``;
             NaN leaves a value out.
-        conditional: divide by the group's own mass: its own deviation.
+        conditional: divide by the group's mass, to get its own deviation.
         kwargs: of ``torchmetrics.Metric``.
 
     Example:
@@ -71,7 +71,7 @@ class GroupViolation(Metric):  # type: ignore[misc]  # a class of an optional pa
         Args:
             preds: ``(n,)`` or ``(n, u)``, or whatever your own mapping takes.
             target: the same shape, for ``"residual"``.
-            groups: membership ``(n, a)``; left out for one group of everyone.
+            groups: membership ``(n, a)``; omit it for one group of everyone.
             weight: ``(n,)``.
         """
         if not callable(self.mapping):
@@ -132,8 +132,8 @@ class GroupViolation(Metric):  # type: ignore[misc]  # a class of an optional pa
 def for_head(head: Head, **kwargs: Any) -> "HeadViolation":
     """A metric that is updated with what ``head.observe`` takes and measures the violations that ``head`` bounds.
 
-    A head that is not fitted yet is measured as the model is (at f0), so that training can be watched before there is anything
-    to calibrate.
+    A head that is not fitted yet measures the model as it is (at f0), so that you can monitor training before you
+    calibrate.
 
     Example:
         >>> head = gmc.ThresholdHead(target=0.1, alpha=0.01, groups=["dark", "light"])
@@ -156,7 +156,7 @@ class HeadViolation(GroupViolation):
         self.__dict__["head"] = head  # watched, not owned: its buffers are not a state of this metric
 
     def update(self, *batch: Any, **named: Any) -> None:
-        """Add a batch, given as to ``head.observe``."""
+        """Add a batch, passed as to ``head.observe``."""
         bound = self.head.bind(*batch, **named)
         weight = bound.pop("weight", None)
         with torch.no_grad():

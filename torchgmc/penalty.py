@@ -24,7 +24,7 @@ _SUMS = ("sums", "mass", "total_sums", "total")
 
 
 class GMCPenalty(Float64Module):
-    r"""How far a model is from its promise, as a loss to add to its own.
+    r"""How far a model is from its promise, as a loss to add to the training loss.
 
     .. math:: V_{ak} = E[1_A(x)\, s_k] \;\; \text{(divided by } P(A) \text{ if conditional)} \qquad
               \text{loss} = \begin{cases}
@@ -44,14 +44,14 @@ class GMCPenalty(Float64Module):
 
     Why not just the batch (rho = 0)? Its loss is a nonlinear function of a noisy V, E[V^2] = (E V)^2 + Var V: it punishes
     the noise of small groups, and the two factors above, measured on the same few examples, are correlated. With decay the
-    batch is but a share 1 - rho of the running sums, and so much smaller is that bias; a lone member of a rare group is pulled
-    by what is known of its group, not by its own luck. The price is a *stale* bias: older batches were measured with older
+    batch is only a share 1 - rho of the running sums, which makes that bias as much smaller; a single member of a rare group is
+    pulled by what is known about its group, not by chance. The price is a *stale* bias: older batches were measured with older
     parameters, off by about the change of V over 1/(1 - rho) steps. It vanishes as training converges.
 
     **Many processes.** Sums are added over the ranks, so that every rank has the loss of the whole batch. The derivative of a
     rank's own examples is multiplied by the number of ranks, because DistributedDataParallel *averages* gradients: together
     they are the gradient of one process with all the examples, whatever the shares of the ranks. Every rank must call it
-    equally often; inside :func:`torchgmc.distributed.local` a rank is on its own.
+    equally often; inside :func:`torchgmc.distributed.local` a rank uses only its own batch.
 
     Sums are kept in float64 whatever the precision of training, in buffers of the ``state_dict``. In ``eval()`` mode they are
     used but not changed.
@@ -147,7 +147,7 @@ class GMCPenalty(Float64Module):
         Args:
             head: the head; it is read, not owned.
             softness: T of a soft step, in the units of the scores; the head's :meth:`~torchgmc.Head.softness` by default.
-            options: of :class:`GMCPenalty`. ``groups``, ``conditional`` and ``alpha`` are the head's unless given.
+            options: of :class:`GMCPenalty`. ``groups``, ``conditional`` and ``alpha`` default to the head's.
         """
         if not isinstance(head, Head):
             raise TypeError(f"`head` must be a torchgmc head, got {type(head).__name__}.")
@@ -194,7 +194,7 @@ class GMCPenalty(Float64Module):
         """The loss of a batch.
 
         Args:
-            batch: what the mapping takes, or the head's ``observe``; the groups may be the last of it.
+            batch: the arguments of the mapping, or of the head's ``observe``; the groups may come last.
             groups: membership ``(n, a)``.
             weight: weight of each example, ``(n,)``.
             named: further arguments of the head's ``observe``.

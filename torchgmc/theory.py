@@ -157,7 +157,7 @@ def sample_size(
     magnitude: float = 1.0,
     functional: bool = False,
 ) -> int:
-    r"""Samples that Algorithm 2 needs in all: 2T splits of :func:`split_size` each.
+    r"""Total number of samples that Algorithm 2 needs: 2T splits of :func:`split_size` each.
 
     .. math:: 2T \Big\lceil \frac{2 M^2}{(\alpha/4)^2} \log \frac{2 |G| T}{\delta} \Big\rceil
 

@@ -1,7 +1,7 @@
 """Parts of a self-contained HTML page: tables, pictures, sections, and the frame around them.
 
 No script, no font and no picture is fetched: figures are inlined, and follow the reader's light or dark setting. Every
-text is escaped. The frame with its style is ``page.html``. A file appears whole or not at all.
+text is escaped. The frame with its style is ``page.html``. A file is written completely or not at all.
 """
 
 from __future__ import annotations

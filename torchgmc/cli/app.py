@@ -1,4 +1,4 @@
-"""The list of commands, and how errors leave: one line, no traceback."""
+"""The list of commands, and how errors are shown: one line, no traceback."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class _Ended(BaseException):
 
 @contextmanager
 def _ended_gently() -> Iterator[None]:
-    if threading.current_thread() is not threading.main_thread():  # signals are the main thread's
+    if threading.current_thread() is not threading.main_thread():  # only the main thread gets signals
         yield
         return
 

@@ -2,8 +2,8 @@
 
     $ torchgmc apply head.safetensors new.npz --out calibrated.npz
 
-The array written is that of the head's task; ``torchgmc apply --help`` lists them. The ending of ``--out`` chooses the format.
-The file appears whole or not at all, also when the command is interrupted.
+The head's task decides which array is written; ``torchgmc apply --help`` lists them. The suffix of ``--out`` chooses the
+format. The file is written completely or not at all, also when the command is interrupted.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def apply(
     if names and task.result_names is None:
         raise ValueError(f"--names: {str(head)!r} holds a {type(fitted).__name__}, whose results have no names.")
     stored = {role: array for role, array in notes.get("arrays", {}).items() if role in ("scores", *task.arrays)}
-    # Thresholds by groups need no scores; but somebody must say how many rows there are.
+    # Thresholds by groups need no scores, but something must say how many rows there are.
     counted = fitted.takes == "groups" and (fitted.grouped or any(own[role] for role in task.arrays))
     wanted = () if counted else ("scores",)
     source = open_source(fitted, notes | {"arrays": stored}, data, own, groups, wanted, chunk, unknown)

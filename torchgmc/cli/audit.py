@@ -2,7 +2,7 @@
 
     $ torchgmc audit head.safetensors test.npz --delta 0.05 --report audit.html
 
-Exit code 0: what ``--require`` asks for is so. 1: it is not. 2: bad input.
+Exit code 0: the audit meets ``--require``. 1: it does not. 2: bad input.
 
 ================  ==========================================================================================
 ``--require``     exit code 1 if

@@ -5,11 +5,11 @@
 
 One subcommand for each head that has a :class:`~torchgmc.heads.task.Task`, with the options of that head and those that all
 share. The file is read in blocks of rows, each turned into statistics and forgotten, so it may be larger than memory: once for
-the values of the group columns, once for the fit, once for the audit of the rows held out. The head is that of the Python
-interface; its file also keeps how groups follow from columns, and under ``notes`` which arrays were read.
+the values of the group columns, once for the fit, once for the audit of the rows held out. The head is the same as from the
+Python interface; its file also keeps how groups follow from columns, and under ``notes`` which arrays were read.
 
-Exit code 0: the head was written (a fit that did not reach alpha is said on stderr; ``--strict`` makes it 1). 1: it was
-written, and the audit of the rows held out found a violation. 2: nothing was written.
+Exit code 0: the head was written (a warning on stderr says if the fit did not reach alpha; with ``--strict`` that is exit code
+1). 1: it was written, and the audit of the rows held out found a violation. 2: nothing was written.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ def _own(kind: type[gmc.Head]) -> list[options.Parameter]:
 
 
 class Tasks(TyperGroup):
-    """The tasks; the form of version 0.1, ``calibrate DATA --task TASK``, is understood for a while."""
+    """The tasks; the form of version 0.1, ``calibrate DATA --task TASK``, still works for a while."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Words of the new form."""

@@ -23,7 +23,7 @@ Rows = npt.NDArray[np.bool_]
 
 
 def held_out(total: int, how: options.HoldingOut) -> Rows | None:
-    """Which rows are kept back; None for none."""
+    """Which rows are held out; None for none."""
     if not how.holdout:
         return None
     held = np.zeros(total, dtype=bool)

@@ -1,8 +1,8 @@
 """Groups from columns of a file, block by block, and the same groups again from another file.
 
 A column of text, integers or booleans gives one group per value (``sex=f``); a column of numbers is cut at edges; a matrix of
-booleans ``(n, a)`` is a membership as it is. How groups follow from columns is written into the head's file
-(:meth:`torchgmc.Groups.to_dict`): so ``audit`` and ``apply`` need the same columns and no more.
+booleans ``(n, a)`` is a membership as it is. How groups are computed from columns is written into the head's file
+(:meth:`torchgmc.Groups.to_dict`), so ``audit`` and ``apply`` need only the same columns.
 
 Values are compared by how they are written: 3 in an ``.npz`` is 3 in a ``.csv``.
 """

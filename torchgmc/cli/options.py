@@ -48,7 +48,7 @@ class Showing:
 
 @dataclass(frozen=True)
 class Grouping:
-    """How groups are made of columns; see :meth:`torchgmc.Groups.from_columns`."""
+    """How groups are made from columns; see :meth:`torchgmc.Groups.from_columns`."""
 
     groups: GroupColumns = None
     group_names: Annotated[str | None, _GROUPS("Names of the columns of a membership matrix.", "NAME[,...]")] = None
@@ -72,7 +72,7 @@ class Solving:
 
 @dataclass(frozen=True)
 class HoldingOut:
-    """Rows that are kept back and audited."""
+    """Rows that are held out and audited."""
 
     holdout: Annotated[float, _AUDIT("Share of the rows held out for the audit.", "NUMBER")] = 0.0
     seed: Annotated[int, _AUDIT("Random seed for the rows held out.", "INTEGER", min=0)] = 0
@@ -87,7 +87,7 @@ class HoldingOut:
 def option(
     name: str, flag: str, help: str, metavar: str = "TEXT", required: bool = False, section: str | None = None
 ) -> Parameter:
-    """A parameter of a command; one without a metavar is a switch, and is None if it is not given."""
+    """A parameter of a command; one without a metavar is a switch, and is None if omitted."""
     kind: Any = str if metavar else bool
     note: Any = Annotated[kind if required else kind | None, told(help, metavar or None, flag, rich_help_panel=section)]
     return Parameter(name, Parameter.KEYWORD_ONLY, default=Parameter.empty if required else None, annotation=note)

@@ -27,7 +27,7 @@ def reproduce(
     ] = None,
     redo: Annotated[bool, typer.Option("--redo", help="Discard seeds that were run with other settings.")] = False,
 ) -> None:
-    """Train what is needed once, run every seed, write tables and figures beside the paper's own.
+    """Train what is needed once, run every seed, and write tables and figures next to the paper's.
 
     Run it again after an interruption: finished seeds are kept.
 

@@ -138,7 +138,7 @@ class Source:
         return total
 
     def without(self, *roles: str) -> Source:
-        """The same without some arrays."""
+        """The same source without some arrays."""
         return replace(self, arrays={role: name for role, name in self.arrays.items() if role not in roles})
 
     # -- what a task may ask for ---------------------------------------------------------------------------------------------
@@ -242,7 +242,7 @@ def _whole(name: str, values: Array, start: int) -> Array:
 
 
 def _ids(name: str, values: Array, names: Sequence[str], start: int) -> Array:
-    """Ids of names; what is not text, or begins with no name, is taken for ids already."""
+    """Ids of names; values that are not text, or start with no known name, are taken as ids."""
     if values.dtype.kind not in "OU" or values.tolist()[:1][0] not in names:
         return values
     ids = {known: k for k, known in enumerate(names)}

@@ -113,7 +113,7 @@ def block_rows(bytes_per_row: int, rows: int | None) -> int:
 
 
 def to_numbers(name: str, values: Array, start: int = 0) -> Array:
-    """Numbers in the machine's own byte order, or an error that shows the first value that is none."""
+    """Numbers in the machine's own byte order, or an error that shows the first value that is not a number."""
     if values.dtype.kind in "biuf":
         return np.ascontiguousarray(values.astype(values.dtype.newbyteorder("="), copy=False))
     flat = values.reshape(len(values), -1)
@@ -241,7 +241,7 @@ class _Rows:
         self.shape, fortran, self.dtype = _read_header(file)
         self.whole: Array | None = None
         self.done = 0
-        if fortran and len(self.shape) > 1:  # rows are scattered over the file: there is no other way
+        if fortran and len(self.shape) > 1:  # rows are scattered over the file, so it must be read at once
             self.whole = self._read(self.shape[::-1]).T
 
     def take(self, rows: int) -> Array:

@@ -1,4 +1,4 @@
-"""Output files: one array, written block by block; the file appears whole or not at all."""
+"""Output files: one array, written block by block; the file is written completely or not at all."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _TYPES = {"b1": "BOOL", "i8": "I64", "f8": "F64", "f4": "F32", "f2": "F16"}
 
 
 def check_file(option: str, path: Path | None, *inputs: Path, suffixes: tuple[str, ...] = ()) -> None:
-    """Whether a file can be written there, said before any work."""
+    """Check before any work that a file can be written there."""
     if path is None:
         return
     if path.is_dir():

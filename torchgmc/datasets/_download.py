@@ -1,4 +1,4 @@
-"""Where a data set is: in the compact layout, or made into it from the published files, fetched if asked for."""
+"""Find a data set in the compact layout, or convert the published files to it, downloaded on request."""
 
 import sys
 import threading
@@ -40,7 +40,7 @@ def locate(
         convert: writes the compact layout from them.
         what: name of the data, for messages.
         download: fetch the published files.
-        packages: what ``convert`` needs; said before the download, not after it.
+        packages: what ``convert`` needs; checked before the download.
     """
     for place in (root / folder, root):
         if all((place / name).is_file() for name in needed):

@@ -28,12 +28,12 @@ class FASSEG(Dataset[tuple[Any, Any]]):
     race are not public and are not guessed here: groups come from the pose and from what is measured in the pixels.
 
     Args:
-        root: the folder of the data, or of all data; the environment variable ``TORCHGMC_DATA`` if omitted.
-        subset: ``"set118"`` (118 images as in the paper; which ones it does not say, so this choice is a guess), ``"frontal"``
-            (70), ``"multipose"`` (275, 15 subjects) or ``"all"``.
+        root: the folder of this data set, or of all data; the environment variable ``TORCHGMC_DATA`` if omitted.
+        subset: ``"set118"`` (118 images as in the paper, which does not say which ones, so this choice is a guess),
+            ``"frontal"`` (70), ``"multipose"`` (275, 15 subjects) or ``"all"``.
         download: fetch the published files (some hundred MB) from github.com/massimomauro/FASSEG-repository and convert
-            them, unless they are there. The repository states no licence and asks to be cited.
-        transform: applied to an image, a uint8 tensor ``(3, 192, 192)``, when it is taken out by its index.
+            them, unless they are already there. The repository has no licence and asks to be cited.
+        transform: applied to an image, a uint8 tensor ``(3, 192, 192)``, when it is indexed.
         target_transform: the same for a label map, ``(192, 192)``.
 
     Attributes:
@@ -127,7 +127,7 @@ class FASSEG(Dataset[tuple[Any, Any]]):
         """Columns of the metadata, as :meth:`torchgmc.Groups.from_columns` takes them.
 
         Among them: ``pose_bucket`` (frontal, half, profile), ``pose_side``, ``set``, ``split`` and, in thirds of this set,
-        ``ita_tercile_set`` (colour of the skin in an uncalibrated photograph: no race), ``hair_frac_tercile_set``,
+        ``ita_tercile_set`` (skin colour in an uncalibrated photograph, not race), ``hair_frac_tercile_set``,
         ``image_L_tercile_set`` (brightness).
         """
         if isinstance(columns, str):

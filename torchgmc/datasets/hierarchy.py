@@ -37,11 +37,12 @@ class HierarchicalText(Dataset[tuple[Any, int]]):
     """Documents with labels in a tree.
 
     Args:
-        root: the folder of the data, or of all data; the environment variable ``TORCHGMC_DATA`` if omitted.
+        root: the folder of this data set, or of all data; the environment variable ``TORCHGMC_DATA`` if omitted.
         name: ``"wos"`` (Web of Science, 134 leaves, 7 parents), ``"newsgroups"`` (20 leaves, 6 parents) or ``"amazon"``
             (three levels).
-        download: fetch the published files and convert them, unless they are there. Scores of a model do not come with them.
-        transform: applied to a text when it is taken out by its index.
+        download: fetch the published files and convert them, unless they are already there. They do not include a model's
+            scores.
+        transform: applied to a text when it is indexed.
 
     Attributes:
         texts, labels: per document; leaf ids, int64.

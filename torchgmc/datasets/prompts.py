@@ -35,12 +35,12 @@ class GenderPrompts(Dataset[tuple[Any, Tensor]]):
     """Sentences that mention women, men or both, with one ``[MASK]``.
 
     Args:
-        root: the folder of the data, or of all data; the environment variable ``TORCHGMC_DATA`` if omitted.
+        root: the folder of this data set, or of all data; the environment variable ``TORCHGMC_DATA`` if omitted.
         part: ``"prompts"``: an attribute word is masked; ``"templates"``: the paper's templates; ``"random_mask"``: any
             word but a gendered one is masked, to measure what de-biasing costs.
         download: fetch the corpora (sent_debias and WikiText-2, without its training part) and find the prompts, unless
-            they are there. The output of a model does not come with them.
-        transform: applied to a text when it is taken out by its index.
+            they are there. They do not include a model's output.
+        transform: applied to a text when it is indexed.
 
     Attributes:
         texts: per prompt, with one ``[MASK]``.

@@ -1,4 +1,4 @@
-"""Demonstrations that need no download: data drawn on the fly, a model trained in a minute, a report at the end."""
+"""Demos that need no download: data drawn on the fly, a model trained in a minute, a report at the end."""
 
 from __future__ import annotations
 

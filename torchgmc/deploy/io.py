@@ -33,7 +33,8 @@ def save(
 ) -> Path:
     """Write a head's configuration and fitted state to one safetensors file.
 
-    The file appears whole or not at all: it is written beside ``path`` and renamed. It tells nothing about who was in the data.
+    The file is written completely or not at all: it is written beside ``path`` and renamed. It tells nothing about who was in
+    the data.
 
     Args:
         head: any head.

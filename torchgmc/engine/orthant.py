@@ -62,7 +62,7 @@ def minimise(
         slack: lambda >= 0, ``(a, u)``; an offset with 0 may change its sign freely, one with infinity stays at 0.
         theta: offsets to begin with.
         enough: largest violation of a condition.
-        max_iter: cap on the steps.
+        max_iter: maximum number of steps.
     """
     slack = slack.clamp_max(torch.finfo(slack.dtype).max)  # times 0 it is 0
     point = look(theta)

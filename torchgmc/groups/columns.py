@@ -25,7 +25,7 @@ class ColumnError(ValueError):
     Attributes:
         column: its name.
         kind: ``"floats"``, ``"missing"`` or ``"unknown"``.
-        problem: what is wrong, without the remedy: outside Python there are other words for that.
+        problem: what is wrong, without the remedy, which differs outside Python.
     """
 
     def __init__(self, column: str, kind: str, problem: str, remedy: str) -> None:
@@ -42,7 +42,7 @@ class Column:
         levels: a group name per level, such as ``"sex=female"`` or ``"30<=age<50"``.
         labels: the level of every known label (several share one after a merge); the key ``None`` is a missing value.
         edges: of a numeric column; level k holds ``edges[k - 1] <= value < edges[k]``. None for a column of labels.
-        spelled: values are compared by how they are written: the text "3" is the label 3, or the number.
+        spelled: values are compared as text: "3" matches the label 3 and the number 3.
 
     Example:
         >>> groups = gmc.Groups.from_columns({"age": [25, 61, 40]}, bins={"age": [30, 50]})
@@ -259,7 +259,7 @@ def fit_labels(name: str, array: npt.NDArray[Any], merge_below: int, missing: st
     refuse_floats(name, array, known)
     if len(known) < len(labels) and missing == "error":
         _raise_missing(name, inverse == labels.index(None))
-    with contextlib.suppress(TypeError):  # labels of a type without an order stay as they come
+    with contextlib.suppress(TypeError):  # labels of a type without an order keep their order
         known.sort(key=lambda label: (type(label).__name__, label))
     order = known + [None] * (len(known) < len(labels))
     levels = [f"{name}=missing" if label is None else f"{name}={label}" for label in order]

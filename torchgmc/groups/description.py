@@ -1,4 +1,4 @@
-"""How groups follow from columns, in JSON types: what a file keeps of them. No row is in it."""
+"""How groups are computed from columns, in JSON types: what a file stores about them, without any rows."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -42,7 +42,7 @@ def _plain(name: str, label: Any) -> Any:
 
 
 def restore(found: Any) -> tuple[tuple[Column, ...], list[tuple[Combo, Codes]]]:
-    """What :func:`describe` was given."""
+    """The arguments of :func:`describe`."""
     if not isinstance(found, Mapping):
         raise TypeError(f"`found` must be the output of `Groups.to_dict`, got {type(found).__name__}.")
     schema = found.get("schema", SCHEMA)

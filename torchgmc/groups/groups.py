@@ -180,7 +180,7 @@ class Groups:
         Args:
             blocks: an iterable of what :meth:`from_columns` takes as ``columns``.
             intersections, bins, min_size, small, missing, overall: as in :meth:`from_columns`.
-            spelled: values are compared by how they are written, as in a text file: a column of "3" and "12" holds
+            spelled: values are compared as text, as in a text file: a column of "3" and "12" holds
                 integers, and :meth:`transform` then knows 3 and "3".
 
         Returns:
@@ -199,7 +199,7 @@ class Groups:
         return groups.as_spelled() if spelled else groups
 
     def as_spelled(self) -> "Groups":
-        """The same groups, which :meth:`transform` finds by how values are written: "3" is the label 3, or the number.
+        """The same groups, where :meth:`transform` compares values as text: "3" matches the label 3 and the number 3.
 
         Example:
             >>> groups = Groups.from_columns({"site": [3, 7]})
@@ -210,7 +210,7 @@ class Groups:
         return Groups(columns, self.codes, self._blocks, self._gaps, self._plan)
 
     def to_dict(self) -> dict[str, Any]:
-        """How these groups follow from columns, in JSON types; no row is in it. :meth:`from_dict` reads it.
+        """How these groups are computed from columns, in JSON types, without any rows. :meth:`from_dict` reads it.
 
         Example:
             >>> list(Groups.from_columns({"sex": ["f", "m"]}).to_dict())
@@ -220,7 +220,7 @@ class Groups:
 
     @classmethod
     def from_dict(cls, found: Mapping[str, Any]) -> "Groups":
-        """The groups that :meth:`to_dict` described, on no rows; :meth:`transform` gives them on new ones.
+        """The groups that :meth:`to_dict` described, without rows; :meth:`transform` computes them for new rows.
 
         Example:
             >>> groups = Groups.from_dict(Groups.from_columns({"sex": ["f", "m"]}).to_dict())
@@ -236,7 +236,7 @@ class Groups:
         Args:
             columns: as in :meth:`from_columns`; columns that are not needed are ignored.
             unknown: an unseen label: "error" raises, "none" leaves the row out of the groups of this column.
-            start: number of the first row in messages, for rows out of many.
+            start: number of the first row, for messages.
 
         Returns:
             Groups with the same names, on the new rows and on the device of these groups.
@@ -285,7 +285,7 @@ class Groups:
         return tuple(term_name(self.columns, term) for term in self.terms)
 
     def name(self, index: int) -> str:
-        """Name of one group, without making those of all.
+        """Name of one group, without building all names.
 
         Example:
             >>> Groups.from_columns({"sex": ["f", "m", "f"]}).name(1)
@@ -490,13 +490,13 @@ class Groups:
 
 
 def check_groups(groups: Any, n: int, names: Sequence[str] | None = None) -> Tensor:
-    """The membership table a caller meant, or an error that says what to pass instead.
+    """The membership table that was passed, in any accepted form, or an error that says what to pass instead.
 
     Args:
         groups: :class:`Groups`, or a bool table of shape ``(n, a)``: tensor, array or nested list; 0 and 1 of any
-            number type will do.
+            number type are accepted.
         n: the number of rows it must have.
-        names: the names of the a groups it must have; None leaves a open.
+        names: the names of the a groups it must have; None for any number.
 
     Returns:
         bool, shape ``(n, a)``, on the device of ``groups``.

@@ -1,4 +1,4 @@
-"""Groups from rows that come in blocks: which values occur, and together with which others, is all that is kept."""
+"""Groups from rows that come in blocks: only which values occur, and which occur together, is kept."""
 
 import re
 from collections import Counter

@@ -1,4 +1,4 @@
-"""Combinations of groups: groups overlap, so it is their combinations that have a threshold each."""
+"""Combinations of groups: groups overlap, so each combination has its own threshold."""
 
 import math
 from typing import TYPE_CHECKING, Any

@@ -1,4 +1,4 @@
-"""What a command line has to know about a head. It lives with the head: a new task is one file, and its head.
+"""What the command line needs to know about a head. It lives with the head: a new task is one file beside it.
 
 A head with a :class:`Task` (the class attribute ``task``) is calibrated by ``torchgmc calibrate NAME``, and its files are
 understood by ``torchgmc audit``, ``apply`` and ``export``. A head without one is used from Python.
@@ -99,15 +99,15 @@ def number_or(other: str) -> Kind:
 
 @dataclass(frozen=True)
 class Option:
-    """A flag of ``torchgmc calibrate NAME``; one that is not given leaves the default to the head.
+    """A flag of ``torchgmc calibrate NAME``; if omitted, the head's default applies.
 
     Attributes:
         argument: of the head's constructor, unless :attr:`Task.complete` makes something else of it.
         kind: of the word.
         help: one line.
         named: the flag, if it is not that of the argument.
-        value: what a switch gives.
-        required: must it be given?
+        value: what a switch stands for.
+        required: must it be passed?
     """
 
     argument: str
@@ -135,7 +135,7 @@ NOISE_FLOOR = Option(
 
 
 class Reader(Protocol):
-    """What a task may ask for, to complete the arguments of a head.
+    """What a task may read to complete the arguments of a head.
 
     Attributes:
         path: of the file that is calibrated on.
@@ -184,8 +184,8 @@ class Task:
         label_names: from the head to names that may stand in the labels instead of ids.
         options: its own flags.
         arrays: further arguments of ``observe`` that are read from the file if they are named, and a line of help for each.
-        groups_required: the head makes no sense without groups.
-        complete: arguments of the constructor, from those given and from what the reader knows.
+        groups_required: the head needs groups.
+        complete: arguments of the constructor, from those passed and from what the reader knows.
         result_names: from the head to the names of results that are ids.
     """
 

@@ -35,7 +35,7 @@ def convergence(
 
     Args:
         report: a fitted head or its report, or a name and one of these for each of several fits.
-        alpha: draws the level to reach; that of the (first) head if a head is given.
+        alpha: draw this target level; by default that of the (first) head.
         title: of the figure.
         dark: draw for a dark page.
 
@@ -98,7 +98,7 @@ def tradeoff(
     title: str | None = None,
     dark: bool = False,
 ) -> Figure:
-    """What a smaller alpha costs: a point for every alpha, from large to small, of one or several methods.
+    """The cost of a smaller alpha: a point for every alpha, from large to small, for one or several methods.
 
     Args:
         series: names and their points, or just points: audits of the heads of :func:`torchgmc.func.sweep`, or pairs (worst
@@ -157,7 +157,7 @@ def tradeoff(
 
 
 def _logarithmic(axes: Any, values: Sequence[float]) -> None:
-    """A logarithmic axis with readable ticks, where all values have a place on one."""
+    """A logarithmic axis with readable ticks, if all values fit on one."""
     if not values or min(values) <= 0:
         return
     ticker = require("matplotlib.ticker", extra="report")

@@ -39,13 +39,13 @@ def deviation(
     title: str | None = None,
     dark: bool = False,
 ) -> Figure:
-    """Deviation of every group with its interval, for one or several heads, beside the band of what was promised.
+    """Deviation of every group with its interval, for one or several heads, against the promised band.
 
     Args:
         audits: an audit, a comparison, or a name for each of several audits, drawn in this order; groups of one name share a
             row. Largest group first.
         alpha: half-width of the band; the first audit's if omitted.
-        top: show so many rows, those that are worst under any audit; None for all.
+        top: number of rows to show, those that are worst in any audit; None for all.
         title: of the figure.
         dark: draw for a dark page.
 
@@ -112,15 +112,15 @@ def thresholds(
 ) -> Figure:
     """Threshold of each combination of groups, for one or several heads.
 
-    Groups overlap, so it is their combinations that have a threshold each: "female + site 2". A head's dashed line is the one
-    threshold it began with.
+    Groups overlap, so each combination of groups has its own threshold: "female + site 2". A head's dashed line is its
+    starting threshold.
 
     Args:
         heads: a fitted :class:`~torchgmc.ThresholdHead` (baselines are such) or :class:`~torchgmc.QuantileHead`, or a name and
             one of these for each of several; all with the same groups.
-        groups: membership ``(n, a)`` of examples whose combinations to show, the most frequent first. If omitted those of the
-            calibration examples, or each group by itself if the (first) head no longer has them.
-        top: show so many combinations.
+        groups: membership ``(n, a)`` of examples; their combinations are shown, the most frequent first. If omitted, those of
+            the calibration examples, or each group by itself if the (first) head no longer has them.
+        top: number of combinations to show.
         title: of the figure.
         dark: draw for a dark page.
 

@@ -98,7 +98,7 @@ def png(figure: Figure, *, dpi: int = 144) -> bytes:
 
 
 def safe(text: str) -> str:
-    """A text that matplotlib shows as it is: a dollar begins no formula, an underscore in front hides no series."""
+    """Text that matplotlib shows as it is: dollar signs start no formula, a leading underscore hides no series."""
     text = text.replace("$", r"\$")
     return f" {text}" if text.startswith("_") else text
 
@@ -109,17 +109,17 @@ def shorten(text: str, length: int = 38) -> str:
 
 
 def signed(value: float, _: int | None = None) -> str:
-    """A tick's label; rounding leaves no -0."""
+    """A tick's label; rounding never gives -0."""
     return f"{value:+.3g}".replace("-", "\N{MINUS SIGN}") if abs(value) > 1e-12 else "0"
 
 
 def share(value: float) -> str:
-    """0.123 -> 12 %; what is there is never 0 %."""
+    """0.123 -> 12 %; only 0 is shown as 0 %."""
     return "<1 %" if 0 < value < 0.005 else f"{100 * value:.0f} %"
 
 
 def spread(values: Sequence[float], room: float = 0.08) -> tuple[float, float]:
-    """Limits of an axis with some air around the values."""
+    """Limits of an axis with some margin around the values."""
     low, high = min(values), max(values)
     air = room * max(high - low, 1e-3 * max(abs(low), abs(high), 1e-9))
     return low - air, high + air

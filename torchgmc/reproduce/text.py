@@ -91,7 +91,7 @@ class Setting:
         rule: alpha is at most this share of the worst bias of the unprocessed model.
         strength: by how much the biased model's logits of the stereotypes' words move, up or down, on average.
         masked: randomly masked words to measure the cost on, in each seed; none of a sentence that calibrates.
-        max_steps: cap on the fixed steps of `paper`; tens are enough for all prompts, thousands are taken for a few.
+        max_steps: maximum number of fixed steps of `paper`; tens are enough for all prompts, thousands are taken for a few.
         limit: no more prompts, templates and masked words than this; 0 for all.
     """
 

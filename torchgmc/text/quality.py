@@ -1,4 +1,4 @@
-"""What de-biasing costs and brings: likelihood, divergence, tokens lost, and the bias table in the paper's form."""
+"""Costs and benefits of de-biasing: likelihood, divergence, tokens lost, and the bias table in the paper's form."""
 
 import math
 from dataclasses import dataclass, field

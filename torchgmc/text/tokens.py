@@ -25,8 +25,8 @@ class TokenGroups(nn.Module):
     - *Case* (``case="smart"``): a word in lower case also counts with a capital letter or in capitals; a word written with
       a capital (``Rose``) counts only as written. ``case="exact"``: every word only as written. An uncased tokenizer
       cannot tell ``Rose`` from ``rose``.
-    - Words of several pieces count when all pieces follow each other. The pieces are those of the word by itself, after a space
-      and after a quotation mark. A piece that holds both punctuation and letters hides a word: GPT-2 cuts ``'man`` into
+    - Words of several pieces count when all pieces appear in a row. The pieces are those of the word by itself, after a space
+      and after a quotation mark. A piece with both punctuation and letters hides a word: GPT-2 splits ``'man`` into
       ``'m`` and ``an``.
 
     Words are looked up once, here; ``forward`` uses tables and scripts.
@@ -229,7 +229,7 @@ class _Pieces:
         return data.decode("utf-8", errors="surrogateescape")
 
     def starts_word(self, token: int) -> bool:
-        """Does the piece surely begin a word, wherever it stands?"""
+        """Does the piece always start a word, wherever it stands?"""
         return not self.joins[token]
 
     def forms(self, word: str, case: str) -> list[tuple[int, ...]]:

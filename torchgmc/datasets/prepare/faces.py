@@ -133,7 +133,7 @@ def classify(painted: Array) -> Array:
     distance = np.linalg.norm(painted[:, :, None].astype(np.float32) - COLOURS.astype(np.float32), axis=3)
     classes = distance.argmin(2).astype(np.int16)
     classes[distance.min(2) > FAR] = -1
-    while (classes < 0).any() and (classes >= 0).any():  # outwards from the clean pixels, one pixel a turn
+    while (classes < 0).any() and (classes >= 0).any():  # outwards from the clean pixels, one pixel per turn
         grown = classes.copy()
         for axis, step in ((0, 1), (0, -1), (1, 1), (1, -1)):
             shifted = np.roll(classes, step, axis)

@@ -1,4 +1,4 @@
-"""Colour of the skin in a photograph: CIELAB and the individual typology angle. Uncalibrated, and no race label."""
+"""Colour of the skin in a photograph: CIELAB and the individual typology angle. Uncalibrated, and not a race label."""
 
 from typing import Any
 

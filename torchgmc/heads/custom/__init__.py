@@ -1,4 +1,4 @@
-"""GMCHead and everything that is known about it."""
+"""GMCHead and all code that belongs to it."""
 
 from torchgmc.heads.custom.head import GMCHead
 

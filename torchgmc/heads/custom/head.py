@@ -188,7 +188,7 @@ class GMCHead(Head):
             self.keep(rows.clone(), rows.f0, rows.y)
 
     def check_batch(self, f0: Any, y: Any, x: Any = None, weight: Any = None, clusters: Any = None) -> CustomStatistics:
-        """A batch as the head needs it, or an error that says what is wrong with it."""
+        """The checked batch, or an error that says what is wrong with it."""
         f0 = checks.scores("f0", f0).detach()
         if f0.dim() > 2:
             raise ValueError(f"`f0` must have shape (n, m) or (n,), got {tuple(f0.shape)}.")

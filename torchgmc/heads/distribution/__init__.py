@@ -1,4 +1,4 @@
-"""DistributionHead and everything that is known about it."""
+"""DistributionHead and all code that belongs to it."""
 
 from torchgmc.heads.distribution.head import DistributionHead
 

@@ -1,4 +1,4 @@
-"""De-biased distributions: a language model gives every group the same chance of the words on each list."""
+"""De-biased distributions: a language model that gives every group the same chance of the words on each list."""
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -58,7 +58,7 @@ class DistributionHead(Head):
         geometry: ``"kl"`` or ``"euclidean"``.
         conditional: alpha bounds P(o in U \| A) - P(o in U) itself.
         temperature: divides the logits first.
-        cells: for ``euclidean``, numbers per prompt that stand for the tokens outside all lists: tokens of nearly equal
+        cells: for ``euclidean``, how many numbers per prompt represent the tokens outside all lists: tokens of nearly equal
             probability (6 % with 512 cells) share one. A vocabulary with no more such tokens is kept exactly; None keeps every
             token of any vocabulary, which takes n x vocabulary numbers. It only matters for the fit: the head applies
             the steps exactly.
@@ -184,7 +184,7 @@ class DistributionHead(Head):
         return torch.softmax(x / self.temperature, -1)
 
     def check_batch(self, logits: Any, groups: Any = None, weight: Any = None, clusters: Any = None) -> Batch:
-        """A batch as the head needs it, or an error that says what is wrong with it."""
+        """The checked batch, or an error that says what is wrong with it."""
         logits = checks.ordinary("logits", logits)
         if not logits.is_floating_point():
             raise TypeError(f"`logits` must be floating point, got {logits.dtype}; convert it with `.float()`.")
@@ -217,7 +217,7 @@ class DistributionHead(Head):
                 by the projection for ``euclidean``, on one offset for ``kl`` (the same steps in the geometry of KL).
             eta: fixed step; alpha / (K B) by default, with K = 1 and B = max P(A) \\|U\\| for ``euclidean`` and
                 K B = max P(A)(1 - P(A)) / 4 for ``kl``.
-            max_iter: cap on the steps: 100 Newton steps, 1000 exact ones, 10,000 fixed ones.
+            max_iter: maximum number of steps: 100 Newton steps, 1000 exact ones, 10,000 fixed ones.
         """
         self.check_solver(solver, eta, max_iter)
         began = time.perf_counter()
@@ -314,10 +314,10 @@ class DistributionHead(Head):
     def forward(self, logits: Tensor, groups: Tensor, mode: str = "hard", temperature: float = 0.1) -> Tensor:
         """Calibrated log-probabilities, of the shape and type of ``logits``; -inf for a token with probability 0.
 
-        The map decides nothing, so every ``mode`` gives the same result with its exact derivative (``euclidean``: wherever it
-        exists, through each projection; a token with probability 0 has the derivative 0). ``mode`` and ``temperature`` are
-        checked and otherwise unused: they are there so that all heads are called alike. The temperature that divides the
-        logits is an option of the head.
+        The map makes no decisions, so every ``mode`` returns the same result with its exact derivative (``euclidean``:
+        wherever it exists, through each projection; a token with probability 0 has the derivative 0). ``mode`` and
+        ``temperature`` are checked and otherwise unused: they exist so that all heads are called the same way. The temperature
+        that divides the logits is an option of the head.
         """
         soft.check(mode, temperature)
         if not is_scripting():
@@ -339,7 +339,7 @@ class DistributionHead(Head):
     def adjust(self, scores: Tensor, groups: Tensor) -> Tensor:
         """Scores ``(n, vocabulary)`` whose softmax is the calibrated distribution, with the log-sum-exp they came with.
 
-        Where the head changes nothing, the scores come back bit by bit. For decoding, whose next processors expect logits
+        Where the head changes nothing, the scores come back unchanged. For decoding, where later processors expect logits
         (greedy, sampling) or sums of log-probabilities (beams).
         """
         if not is_scripting():
@@ -379,15 +379,15 @@ class DistributionHead(Head):
     def solve_differentiably(
         self, logits: Tensor, groups: Any = None, weight: Any = None, alpha: float | Tensor | None = None
     ) -> dict[str, Tensor]:
-        """Fitted offsets as a differentiable function of the logits; the head stays as it is.
+        """Fitted offsets as a differentiable function of the logits; the head does not change.
 
         The same optimum as ``fit`` (``geometry="kl"``), with the derivative of :mod:`torchgmc.engine.implicit`: one linear
         system with
-        as many unknowns as there are offsets other than 0. Every process is on its own.
+        as many unknowns as there are offsets other than 0. Each process uses only its own data.
 
         Args:
             logits, groups, weight: as in ``observe``.
-            alpha: instead of the head's. A tensor may have a derivative.
+            alpha: replaces the head's. A tensor may have a derivative.
 
         Returns:
             The state for :meth:`apply_state`: ``"offsets"`` ``(a, u)`` with their derivative, and ``"mean_membership"``.
@@ -415,7 +415,7 @@ class DistributionHead(Head):
         return 0.0, 1.0
 
     def values(self, logits: Tensor, groups: Any = None, softness: float | None = None) -> Values:
-        """Probability of each list, minus its mean over the batch. Nothing is to be softened: it has a derivative as it is."""
+        """Probability of each list, minus its mean over the batch. Nothing needs softening: it is already differentiable."""
         batch = self.check_batch(checks.detached(logits), groups)
         _check_rows(batch.logits, torch.logsumexp(batch.logits, 1, keepdim=True))
         if softness is None:
@@ -477,7 +477,7 @@ class DistributionHead(Head):
 
 
 def _sum_to_one(logits: Tensor) -> bool:
-    """Is every row a distribution? Of logits that is so only when a softmax was taken by mistake; the first row tells most."""
+    """Is every row a distribution? For logits this means that a softmax was taken by mistake; the first row usually tells."""
     for rows in (logits[:1], logits):
         if not rows.numel() or not (rows.min() >= 0.0 and (rows.float().sum(1) - 1.0).abs().max() <= 0.01):  # NaN: not so
             return False

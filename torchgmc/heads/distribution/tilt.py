@@ -189,7 +189,7 @@ def project(dual: Dual, slack: float | Tensor, max_iter: int = 100) -> Projectio
     Args:
         dual: the problem.
         slack: lambda, the largest violation of each g, ``(a, u)`` or one number.
-        max_iter: cap on the steps.
+        max_iter: maximum number of steps.
     """
     start = dual.log_mass.new_zeros(dual.shape)
     slack = torch.as_tensor(slack, dtype=start.dtype, device=start.device).expand(dual.shape)

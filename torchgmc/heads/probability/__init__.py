@@ -1,4 +1,4 @@
-"""ProbabilityHead and everything that is known about it."""
+"""ProbabilityHead and all code that belongs to it."""
 
 from torchgmc.heads.probability.head import ProbabilityHead
 

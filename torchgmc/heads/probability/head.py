@@ -41,19 +41,19 @@ class ProbabilityHead(Head):
     the probabilities themselves, :math:`\mathrm{clip}(h - \theta_0 - \sum \theta_A)`. Neither ever raises the Brier score on
     the calibration data. With classes, f and y are vectors on the simplex, and the promise holds for each class.
 
-    With ``"kl"`` the model's slope is fitted too, that of everyone and of each group, so that a model that is over-sure is
-    brought back (:mod:`torchgmc.heads.probability.static`): Platt, temperature and vector scaling are what remains where no
-    group differs. How far a group moves is decided by the noise of the sample (:mod:`torchgmc.engine.noise`).
+    With ``"kl"`` slopes are fitted too, for everyone and for each group, to correct an overconfident model
+    (:mod:`torchgmc.heads.probability.static`): where no group differs, this is Platt, temperature or vector
+    scaling. The noise of the sample decides how far a group moves (:mod:`torchgmc.engine.noise`).
 
     Args:
-        alpha: largest violation allowed; None for as small as the sample can tell.
+        alpha: largest violation allowed; None for as small as the sample can resolve.
         groups: names of the groups; None for one group of everyone.
         bins: number of equal-width level sets of f, or None.
         num_classes: None for the probability of one event, ``(n,)``; C for probabilities ``(n, C)`` and y class ids.
         geometry: ``"kl"`` (steps in logits) or ``"euclidean"`` (steps in probabilities).
         conditional: violations are divided by P(A), so that alpha bounds what happens inside each group.
         range: (low, high) of a bounded real outcome: f and y are then means and values in this range.
-        noise_floor: False goes to alpha on the sample, noise included, and fits no slopes (``"paper"`` and ``"fresh"`` know
+        noise_floor: False fits to alpha on the sample, noise included, and fits no slopes (``"paper"`` and ``"fresh"`` know
             only alpha).
 
     Shapes: ``fit(probs (n,) or (n, C), y (n,), groups (n, a))``; ``head(probs, groups)`` has the shape of ``probs``.
@@ -160,7 +160,7 @@ class ProbabilityHead(Head):
     def check_batch(
         self, probs: Any, y: Any, groups: Any = None, weight: Any = None, clusters: Any = None
     ) -> ProbabilityStatistics:
-        """A batch as the head needs it, or an error that says what is wrong with it."""
+        """The checked batch, or an error that says what is wrong with it."""
         probs = checks.scores("probs", probs).detach()
         wanted = "(n,)" if self.num_classes is None else f"(n, {self.num_classes})"
         if probs.dim() != (2 if self.per_class else 1) or (self.per_class and probs.shape[1] != self.num_classes):
@@ -223,7 +223,7 @@ class ProbabilityHead(Head):
             solver: ``"exact"`` moves all groups at once; ``"paper"`` (Algorithm 1) and ``"fresh"`` (Algorithm 2) take one cell
                 and one fixed step at a time, in the coordinates of the geometry.
             eta: fixed step; by default alpha / (K B).
-            max_iter: cap on the rounds (``"exact"``, 100) or steps (else the bound of Theorem 1, at most 100,000).
+            max_iter: maximum number of rounds (``"exact"``, 100) or steps (else the bound of Theorem 1, at most 100,000).
         """
         self.check_solver(solver, eta, max_iter)
         examples: ProbabilityStatistics | None = self.statistics
@@ -381,18 +381,18 @@ class ProbabilityHead(Head):
     def solve_differentiably(
         self, probs: Tensor, y: Tensor, groups: Any = None, weight: Any = None, alpha: float | Tensor | None = None
     ) -> dict[str, Tensor]:
-        """Fitted offsets as a differentiable function of ``probs``; the head stays as it is.
+        """Fitted offsets as a differentiable function of ``probs``; the head does not change.
 
         They minimise the log loss + slack \\|offsets of groups\\|_1 exactly (``fit`` to alpha stops within 2 % of the slack,
-        and leaves alone what keeps its promise already). With ``noise_floor=False`` the slack is that of ``fit``, 0.95 alpha;
+        and does not touch what already keeps its promise). With ``noise_floor=False`` the slack is that of ``fit``, 0.95 alpha;
         else it is 1.5 standard errors of each group's sum, which depend on ``probs`` too (``fit`` chooses among several by
         held-out loss, and fits slopes). For ``geometry="kl"`` and ``bins=None``: with level sets the fit jumps, so train
         through the offsets and calibrate with ``bins`` afterwards. See :mod:`torchgmc.engine.implicit`.
-        Every process is on its own.
+        Each process uses only its own data.
 
         Args:
             probs, y, groups, weight: as in ``observe``.
-            alpha: instead of the noise and of the head's; 0 brings every violation to 0. A tensor may have a derivative.
+            alpha: replaces the noise and the head's; 0 brings every violation to 0. A tensor may have a derivative.
 
         Returns:
             The state for :meth:`apply_state`: ``"offsets"`` ``(1 + a, C)`` with their derivative, and no rounds.

@@ -1,4 +1,4 @@
-"""QuantileHead and everything that is known about it."""
+"""QuantileHead and all code that belongs to it."""
 
 from torchgmc.heads.quantile.head import QuantileHead
 

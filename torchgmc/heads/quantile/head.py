@@ -44,25 +44,25 @@ class QuantileHead(Head):
     the noise of each group (:mod:`torchgmc.engine.noise`); q0 is at the rank of split conformal, and so it stays where the
     groups
     do not differ beyond their noise. With level sets the state is a log of steps. The scores come from
-    :mod:`torchgmc.conformity` or are your own: small = conforming.
+    :mod:`torchgmc.conformity` or are your own; small means conforming.
 
     Args:
-        target: coverage to hold, e.g. 0.9.
-        alpha: largest violation allowed; None for as small as the sample can tell.
+        target: target coverage, e.g. 0.9.
+        alpha: largest violation allowed; None for as small as the sample can resolve.
         groups: names of the groups; None for one group of everyone.
         bins: number of equal-width level sets of q over ``range``, or None.
         conditional: violations are divided by P(A), so that alpha bounds each group's own miscoverage.
-        init: q0, the threshold to start from; by default the target quantile of all scores.
-        range: (low, high) over which the level sets are spread; by default that of the calibration scores.
-        noise_floor: False goes to alpha on the sample, noise included.
+        init: q0, the starting threshold; by default the target quantile of all scores.
+        range: (low, high), divided into the level sets; by default that of the calibration scores.
+        noise_floor: False fits to alpha on the sample, noise included.
         finite_sample: coverage of every group is at least the target on average over calibration sets, proven for any sample
             size (:mod:`torchgmc.heads.finite`): a table of one threshold per combination of groups. Not with ``bins``, weights
             or clusters.
-        patterns: for ``finite_sample`` with more than 8 groups, combinations to tabulate besides those seen in calibration, as
-            lists of group names. A combination that is not in the table gets an infinite threshold.
+        patterns: for ``finite_sample`` with more than 8 groups, combinations to tabulate in addition to those seen in
+            calibration, as lists of group names. A combination that is not in the table gets an infinite threshold.
 
     Shapes: ``fit(scores (n,), groups (n, a))``; ``head(groups)`` -> thresholds ``(n,)``, float64. A starting threshold per
-    example may be given as ``base`` to both; it replaces q0.
+    example may be passed as ``base`` to both; it replaces q0.
 
     Example:
         >>> groups = torch.rand(3000, 2) < torch.tensor([0.3, 0.6])
@@ -152,7 +152,7 @@ class QuantileHead(Head):
             scores: conformity scores, ``(n,)``, floating.
             groups: membership ``(n, a)``, bool, or a :class:`~torchgmc.Groups`.
             weight: weight of each example, ``(n,)``.
-            base: threshold of each example to start from, ``(n,)``; the common q0 if omitted.
+            base: starting threshold of each example, ``(n,)``; the common q0 if omitted.
             clusters: which examples belong together, e.g. the patient of each visit: integers or strings, ``(n,)``.
         """
         batch = self.check_batch(scores, groups, weight, base, clusters)
@@ -165,7 +165,7 @@ class QuantileHead(Head):
     def check_batch(
         self, scores: Any, groups: Any = None, weight: Any = None, base: Any = None, clusters: Any = None
     ) -> QuantileStatistics:
-        """A batch as the head needs it, or an error that says what is wrong with it."""
+        """The checked batch, or an error that says what is wrong with it."""
         scores = checks.scores("scores", scores).detach()
         if scores.dim() != 1:
             raise ValueError(f"`scores` must have shape (n,), one conformity score per example, got {tuple(scores.shape)}.")
@@ -189,7 +189,7 @@ class QuantileHead(Head):
         Args:
             solver: ``"exact"`` (line searches on the pinball loss), ``"paper"`` (Algorithm 1) or ``"fresh"`` (Algorithm 2).
             eta: fixed step; by default alpha / (K B) with K the largest density of the scores seen.
-            max_iter: cap on the steps: 1000 for ``"exact"``; else the bound of Theorem 1, at most 100,000.
+            max_iter: maximum number of steps: 1000 for ``"exact"``; else the bound of Theorem 1, at most 100,000.
         """
         self.check_solver(solver, eta, max_iter)
         examples: QuantileStatistics | None = self.statistics
@@ -354,7 +354,7 @@ class QuantileHead(Head):
         return self
 
     def _noise(self, problem: QuantileProblem, level: float) -> tuple[Tensor, Tensor]:
-        """Slack of each g where there is nothing to cross-validate, and violation not to be told from 0, ``(a, b)`` each."""
+        """Slack of each g where there is nothing to cross-validate, and violation indistinguishable from 0, ``(a, b)`` each."""
         share = problem.share
         variance = self.target * (1.0 - self.target)
         squares = cell_sums(problem.member, share.square()[:, None], problem.place, problem.bins)[:, :, 0]
@@ -423,7 +423,7 @@ class QuantileHead(Head):
 
         Args:
             groups: membership ``(n, a)``.
-            base: threshold of each example to start from, ``(n,)``.
+            base: starting threshold of each example, ``(n,)``.
             mode: see above.
             temperature: T, in the units of the scores.
         """
@@ -507,15 +507,15 @@ class QuantileHead(Head):
         alpha: float | Tensor | None = None,
         temperature: float = 0.1,
     ) -> dict[str, Tensor]:
-        r"""Fitted thresholds as a differentiable function of the scores (and of ``base``); the head stays as it is.
+        r"""Fitted thresholds as a differentiable function of the scores (and of ``base``); the head does not change.
 
         Coverage is smoothed, 1{score <= q} becoming :math:`\sigma((q - \text{score})/T)`; the offsets minimise the smooth
         pinball loss + alpha \|offsets\|_1, and q0 is the smoothed quantile of all scores unless given. For ``bins=None``; with
-        level sets the fit jumps. See :mod:`torchgmc.engine.implicit`. Every process is on its own.
+        level sets the fit jumps. See :mod:`torchgmc.engine.implicit`. Each process uses only its own data.
 
         Args:
             scores, groups, weight, base: as in ``observe``.
-            alpha: instead of the head's; 0 brings every smooth violation to 0 and has no kinks. A tensor may have a derivative.
+            alpha: replaces the head's; 0 brings every smooth violation to 0 and has no kinks. A tensor may have a derivative.
             temperature: T, in the units of the scores.
 
         Returns:
@@ -546,7 +546,7 @@ class QuantileHead(Head):
         return -self.target, 1.0 - self.target
 
     def s_target(self) -> float:
-        """Coverage to hold."""
+        """The target coverage."""
         return self.target
 
     def _start(self, batch: QuantileStatistics) -> Tensor:

@@ -1,4 +1,4 @@
-"""ThresholdHead and everything that is known about it."""
+"""ThresholdHead and all code that belongs to it."""
 
 from torchgmc.heads.threshold.head import ThresholdHead
 

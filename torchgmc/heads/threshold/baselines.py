@@ -18,7 +18,7 @@ class ConformalRiskControl(ThresholdHead):
 
     .. math:: \hat\lambda = \sup\{\lambda : \tfrac{n}{n+1} \hat R_n(\lambda) + \tfrac{1}{n+1} \le \sigma\}
 
-    for a risk that rises with lambda (the infimum for one that falls). Groups play no part in the fit; they are audited.
+    for a risk that rises with lambda (the infimum for one that falls). Groups are ignored by the fit, but audited.
     The paper prints this formula without its "<= target".
 
     Args:
@@ -39,7 +39,7 @@ class ConformalRiskControl(ThresholdHead):
 
     @pooled
     def calibrate(self, solver: str = "exact", eta: float | None = None, max_iter: int | None = None) -> "ConformalRiskControl":
-        """Find the threshold; the options of a head's ``calibrate`` are accepted and have no effect."""
+        """Find the threshold; accepts the options of a head's ``calibrate`` and ignores them."""
         problem = self._problem()
         assert self.statistics is not None
         if not isinstance(problem, CurveProblem):
@@ -71,7 +71,7 @@ class ConformalRiskControl(ThresholdHead):
 
 
 class Unprocessed(ThresholdHead):
-    """The model as it is: a threshold that nobody fitted.
+    """The model as it is: a threshold that was not fitted.
 
     Args:
         target: the risk to audit against.

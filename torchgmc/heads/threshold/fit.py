@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Fitted", "coarse", "fit_thresholds", "tabulate"]
 
-#: Without a lattice offsets are multiples of this part of the step that can be told apart, so that their sums are exact.
+#: Without a lattice offsets are multiples of this part of the step that can be distinguished, so that their sums are exact.
 PARTS = 1024
 
 

@@ -59,24 +59,24 @@ class ThresholdHead(Head):
     convex potential (the pinball loss), see :mod:`torchgmc.heads.threshold.problem`.
 
     Args:
-        target: the risk sigma to hold, or one per class.
+        target: the target risk sigma, or one per class.
         alpha: largest violation allowed.
         groups: names of the groups; None for one group of everyone.
         risk: ``"fnr"``, ``"fpr"`` or a :class:`~torchgmc.MonotoneRisk`.
         num_classes: None for binary scores ``(n, ...)``; C for scores ``(n, C, ...)`` with one threshold per class.
         conditional: alpha bounds each group's own deviation \|risk_A - target\|.
-        logits: scores are logits (thresholds are searched in [-16, 16]); else probabilities in [0, 1].
+        logits: the scores are logits (thresholds are searched in [-16, 16]), not probabilities in [0, 1].
         range: another interval of thresholds to search.
-        resolution: step between thresholds. By default 2^-12 of the range, rounded to a power of two (2^-7 for a risk of your
-            own). ``"exact"`` keeps every relevant score instead: no rounding, but memory grows with the pixels.
-        init: the threshold f0 to start from; the middle of the range by default.
+        resolution: step between thresholds. By default 2^-12 of the range, rounded to a power of two (2^-7 for a custom
+            risk). ``"exact"`` keeps every relevant score instead: no rounding, but memory grows with the pixels.
+        init: the starting threshold f0; the middle of the range by default.
         jitter: half-width of tie-breaking noise added to the scores, drawn from the image itself.
-        noise_floor: False goes to alpha on the sample, noise included.
+        noise_floor: False fits to alpha on the sample, noise included.
         finite_sample: the risk of every group is at most the target on average over calibration sets, proven for any sample
             size (:mod:`torchgmc.heads.finite`): a table of one threshold per combination of groups. Not with weights or
             clusters.
-        patterns: for ``finite_sample`` with more than 8 groups, combinations to tabulate besides those seen in calibration, as
-            lists of group names. A combination that is not in the table gets the safe end: everything is found.
+        patterns: for ``finite_sample`` with more than 8 groups, combinations to tabulate in addition to those seen in
+            calibration, as lists of group names. A combination that is not in the table gets the safe end: everything is found.
 
     Shapes: ``fit(scores (n, ...), masks (n, ...), groups (n, a))``; ``head(scores, groups)`` -> bool mask like scores;
     ``head.threshold(groups)`` -> ``(n,)`` or ``(n, C)``.
@@ -183,13 +183,13 @@ class ThresholdHead(Head):
         self._apart = solver == "fresh"
         self._folds = noise.FOLDS if self.noise_floor and solver == "exact" else 1
         if solver != "exact" and self.conditional and not isinstance(self.risk, MonotoneRisk):
-            self._working_unit = None  # steps of eta / P(A) lie on no lattice
+            self._working_unit = None  # steps of eta / P(A) do not lie on a lattice
         elif eta is not None and self._unit is not None:
             self._working_unit = eta  # every threshold visited is f0 + k eta
 
     @property
     def resolution_used(self) -> float:
-        """Step between thresholds that can be told apart."""
+        """Step between thresholds that can be distinguished."""
         return self._working_unit or (self.high - self.low) * 2.0**-30
 
     @property
@@ -277,7 +277,7 @@ class ThresholdHead(Head):
         return CurveStatistics(patterns, sums.view(*shape, -1), masses.view(shape), powers, n, excluded, together, self._apart)
 
     def check_batch(self, scores: Any, masks: Any, groups: Any = None, weight: Any = None, clusters: Any = None) -> Batch:
-        """A batch as the head needs it, or an error that says what is wrong with it."""
+        """The checked batch, or an error that says what is wrong with it."""
         scores = checks.scores("scores", scores).detach()
         if self.num_classes is not None and (scores.dim() < 2 or scores.shape[1] != self.num_classes):
             raise ValueError(
@@ -320,7 +320,7 @@ class ThresholdHead(Head):
         return -self.s_target(), 1.0 - self.s_target()
 
     def s_target(self) -> Tensor:
-        """The risk to hold, one per class, float64."""
+        """The target risk, one per class, float64."""
         values = self.target if isinstance(self.target, list | tuple) else [self.target] * self.columns
         if len(values) != self.columns:
             raise ValueError(f"`target` must be one number or {self.columns} of them, one per class, got {self.target!r}.")
@@ -336,7 +336,7 @@ class ThresholdHead(Head):
             solver: ``"exact"`` (all offsets at once), ``"paper"`` (Algorithm 1) or ``"fresh"`` (Algorithm 2), see
                 :mod:`torchgmc.engine.solver`.
             eta: fixed step; by default alpha / (K B) with K the steepest slope of the risk seen in the data.
-            max_iter: cap on the fixed steps; by default the bound of Theorem 1, at most 100,000.
+            max_iter: maximum number of fixed steps; by default the bound of Theorem 1, at most 100,000.
         """
         self.check_solver(solver, eta, max_iter)
         splits = self._splits(max_iter) if solver == "fresh" else None
@@ -422,7 +422,7 @@ class ThresholdHead(Head):
         return eta, min(MAX_FIXED_STEPS, max(1, steps))
 
     def _finish(self, report: Report) -> Report:
-        """Violations as risk - target, and what is known of the data."""
+        """Violations as risk - target, and facts about the data."""
         assert self.statistics is not None
         sign = 1.0 if self.risk.increasing else -1.0
         excluded = self.statistics.excluded.tolist()
@@ -496,17 +496,17 @@ class ThresholdHead(Head):
         alpha: float | Tensor | None = None,
         temperature: float = 0.1,
     ) -> dict[str, Tensor]:
-        r"""Fitted thresholds as a differentiable function of the scores; the head stays as it is.
+        r"""Fitted thresholds as a differentiable function of the scores; the head does not change.
 
         The risk is smoothed, 1{h <= lambda} becoming :math:`\sigma((\lambda - h)/T)`, and the offsets minimise the smooth
-        pinball loss + alpha \|offsets\|_1: \|smooth risk of A - target\| P(A) <= alpha, with offsets of 0 where f0 will do.
-        Derivatives are those of the optimum (:mod:`torchgmc.engine.implicit`): one small linear system a backward pass. Every
-        process
+        pinball loss + alpha \|offsets\|_1: \|smooth risk of A - target\| P(A) <= alpha, with offsets of 0 where f0 is good
+        enough. Derivatives are those of the optimum (:mod:`torchgmc.engine.implicit`): one small linear system per backward
+        pass. Each process
         is on its own.
 
         Args:
             scores, masks, groups, weight: as in ``observe``.
-            alpha: instead of the head's; 0 brings every smooth violation to 0 and has no kinks. A tensor may have a derivative.
+            alpha: replaces the head's; 0 brings every smooth violation to 0 and has no kinks. A tensor may have a derivative.
             temperature: T, in the units of the scores.
 
         Returns:

@@ -138,7 +138,7 @@ class ShareRisk:
 
 @dataclass(frozen=True)
 class MonotoneRisk:
-    """A user's own risk in [0, 1], monotone in the threshold.
+    """A custom risk in [0, 1], monotone in the threshold.
 
     Args:
         function: ``(scores (n, C, ...), masks (n, C, ...), thresholds (n, C)) -> risk (n, C)``; NaN excludes an image.

@@ -1,4 +1,4 @@
-"""TreeHead and everything that is known about it."""
+"""TreeHead and all code that belongs to it."""
 
 from torchgmc.heads.tree.head import TreeHead
 

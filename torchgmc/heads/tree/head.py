@@ -47,7 +47,7 @@ class TreeHead(Head):
     Args:
         parents: the tree: parent of every node (root -1, leaves first), nested dicts of class names, or a list of paths; see
             :class:`~torchgmc.heads.tree.tree.Tree`.
-        target: the coverage sigma to hold.
+        target: the target coverage sigma.
         alpha: largest violation allowed.
         sets: sets U of nodes. None: every child of the root with all below it, and all nodes. ``"nodes"``: every node by
             itself, leaves and root too (with ``conditional`` mind that the root always covers, so that its own deviation is
@@ -56,10 +56,10 @@ class TreeHead(Head):
         names: names of the nodes when ``parents`` is an array.
         conditional: the violation of U is divided by P(o in U): alpha bounds the set's own deviation. P is taken at the current
             lambda; a set that nobody answers with has violation 0, and the tolerance of a set is at least one standard
-            error of its coverage, :math:`\sqrt{\sigma(1-\sigma)/n_U}`, so that a handful of examples is not chased (n_U counts
-            its answers, or a quarter of the inputs that could answer with it if that is more).
-        init: the lambda to start from.
-        jitter: half-width of the noise on the summed scores, drawn from the input itself. Probabilities give every root the
+            error of its coverage, :math:`\sqrt{\sigma(1-\sigma)/n_U}`, so that the fit does not chase a handful of examples
+            (n_U counts its answers, or a quarter of the inputs that could answer with it, if that is more).
+        init: the starting lambda.
+        jitter: half-width of the noise on the summed scores, drawn from the input itself. With probabilities every root has the
             score 1, an atom: without noise a lambda sends everyone to the root or nobody.
 
     Shapes: ``fit(probs (n, K), labels (n,), groups (n, a))``; ``head(probs, groups)`` -> node ids ``(n,)``;
@@ -175,13 +175,13 @@ class TreeHead(Head):
         return self.paths.to(device), self.depths.to(device), self.order.to(device), self.spans.to(device)
 
     def check_batch(self, probs: Any, labels: Any, groups: Any = None, weight: Any = None, clusters: Any = None) -> Batch:
-        """A batch as the head needs it, or an error that says what is wrong with it."""
+        """The checked batch, or an error that says what is wrong with it."""
         probs = checks.scores("probs", probs).detach()
         if probs.dim() != 2 or probs.shape[1] != self.num_leaves:
             raise ValueError(f"`probs` must have shape (n, {self.num_leaves}), one column per leaf, got {tuple(probs.shape)}.")
         if probs.numel() and float(probs.min()) < 0.0:
             raise ValueError(f"`probs` must not be negative, got {float(probs.min()):.4g}; apply `softmax(1)` to logits.")
-        if probs.numel() and float(probs.max()) > 1.001:  # as an attached model refuses it
+        if probs.numel() and float(probs.max()) > 1.001:  # an attached model raises too
             raise ValueError(f"`probs` must be at most 1, got {float(probs.max()):.4g}; apply `softmax(1)` to logits.")
         labels = checks.numbers("labels", labels)
         if labels.is_floating_point() or labels.dtype == torch.bool:
@@ -209,7 +209,7 @@ class TreeHead(Head):
                 ``"fresh"``
                 (Algorithm 2), see :func:`torchgmc.engine.solver.run`.
             eta: fixed step; by default alpha / (K B) with K the steepest slope of coverage seen in the data.
-            max_iter: cap on the steps; 1000 for ``"exact"``, 10,000 for ``"paper"``.
+            max_iter: maximum number of steps; 1000 for ``"exact"``, 10,000 for ``"paper"``.
         """
         self.check_solver(solver, eta, max_iter)
         problem = self._problem(solver != "exact")
@@ -419,7 +419,7 @@ class TreeHead(Head):
         return -self.target, 1.0 - self.target
 
     def s_target(self) -> float:
-        """Coverage to hold."""
+        """The target coverage."""
         return self.target
 
     def _answered(self, batch: Batch) -> Tensor:

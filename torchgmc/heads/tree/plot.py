@@ -46,11 +46,11 @@ def tree(
     title: str | None = None,
     dark: bool = False,
 ) -> Figure:
-    """The tree from the root on the left to the leaves: colour says how far the coverage is from the target, size how often.
+    """The tree from the root on the left to the leaves: colour shows how far the coverage is from the target, size how often.
 
     A thick edge marks a node whose promise the audit finds beyond alpha; a node that nobody answers with is a dot.
     Levels that would need more than ``rows`` rows (or lie more than four below the root) are folded into the level above, whose
-    nodes stand for all below them; of a root with more children than that the most used are shown.
+    nodes stand for all below them; if the root has more children than that, the most used are shown.
 
     Args:
         head: the fitted head.
