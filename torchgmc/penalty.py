@@ -89,7 +89,7 @@ class GMCPenalty(Float64Module):
         >>> loss = penalty(scores, torch.rand(6, 4, 4) < 0.5, torch.arange(6)[:, None] % 2 == torch.arange(2))
         >>> loss.backward()
         >>> penalty.violations().shape, bool((scores.grad != 0).any())
-        (torch.Size([2, 1]), True)
+        (torch.Size([3, 1]), True)
     """
 
     head: Head | None = None

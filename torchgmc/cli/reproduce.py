@@ -38,7 +38,7 @@ def reproduce(
     from torchgmc.engine.extras import require
     from torchgmc.reproduce import figures, frame, tables
 
-    require("matplotlib", extra="report")  # say so before the work, not after it
+    require("matplotlib", extra="report")  # raise before the work, not after it
     if out.exists() and not out.is_dir():
         raise ValueError(f"--out {str(out)!r} is a file; pass a folder.")
     if name == "all" and changes:

@@ -34,7 +34,7 @@ _FACES = "The picture with the median miss rate under conformal risk control, fo
 
 @dataclass(frozen=True)
 class Setting:
-    """Sizes of the demonstration; the defaults are what ``torchgmc demo`` shows."""
+    """Sizes of the demo; the defaults are what ``torchgmc demo`` shows."""
 
     target: float = 0.075
     alpha: float = 0.005
@@ -51,12 +51,12 @@ class Setting:
 
 
 QUICK = Setting(size=32, num_train=64, num_calibration=200, num_test=200, epochs=1)
-"""Everything once, in seconds; the model learns next to nothing."""
+"""Everything once, in seconds; the model learns almost nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DemoResult(Result):
-    """What the demonstration found, on the test pictures.
+    """What the demo found, on the test pictures.
 
     Attributes:
         accuracy: share of pixels that are right, by method.
@@ -68,7 +68,7 @@ class DemoResult(Result):
     thresholds: dict[str, float]
 
     def rows(self) -> list[dict[str, Any]]:
-        """One row a group in the order of the head: mass, and by method the risk, the deviation and the verdict."""
+        """One row per group in the order of the head: mass, and by method the risk, the deviation and the verdict."""
         rows = self.by_method("group", GROUPS, risk="risk")
         return [row | {"mass": row["mass"]["GMC"]} for row in rows]  # every method has the same groups
 

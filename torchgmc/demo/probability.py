@@ -32,7 +32,7 @@ GROUPS = ("all", "young", "rural", "night", "returning", "rural at night")
 
 @dataclass(frozen=True)
 class Setting:
-    """Sizes of the demonstration; the defaults are what ``torchgmc demo probability`` shows."""
+    """Sizes of the demo; the defaults are what ``torchgmc demo probability`` shows."""
 
     alpha: float = 0.005
     delta: float = 0.05
@@ -60,7 +60,7 @@ class Cases(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class ProbabilityResult(Result):
-    """What the demonstration found, on the test examples.
+    """What the demo found, on the test examples.
 
     Attributes:
         curves: by method, mean prediction and share of events of each group and level set, ``(6, bins, 2)`` as lists.
@@ -184,7 +184,7 @@ def _curves(f: Tensor, test: Cases, bins: int) -> Tensor:
 
 
 def _reliability(result: ProbabilityResult, dark: bool) -> Any:
-    """One panel a group: share of events against the prediction, for each method."""
+    """One panel per group: share of events against the prediction, for each method."""
     from torchgmc import plots
 
     theme = plots.DARK if dark else plots.LIGHT
@@ -203,7 +203,7 @@ def _reliability(result: ProbabilityResult, dark: bool) -> Any:
 
 def _page(result: ProbabilityResult) -> Page:
     setting = result.setting
-    caption = "Share of events against the prediction, one panel a group"
+    caption = "Share of events against the prediction, one panel per group"
     reliability = picture(lambda dark: _reliability(result, dark), caption)
     worst = Table(
         ["group", *METHODS],

@@ -1,4 +1,4 @@
-"""Long work of the demonstrations and of :mod:`torchgmc.reproduce`: a progress bar with a clock, and a training loop."""
+"""Long work of the demos and of :mod:`torchgmc.reproduce`: a progress bar with a clock, and a training loop."""
 
 from __future__ import annotations
 

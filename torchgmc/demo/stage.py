@@ -1,4 +1,4 @@
-"""What the demonstrations share: a result that becomes JSON, a table and a page, and the run around their own work."""
+"""What the demos share: a result that becomes JSON, a table and a page, and the run around their own work."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Page = tuple[dict[str, bytes], dict[str, Any]]
 
 
 class Found(NamedTuple):
-    """What a demonstration's own work gives: the head to save, audits by method, more fields of its result, and its page: a
+    """What a demo's own work returns: the head to save, audits by method, more fields of its result, and its page: a
     function of the result that gives PNG files by name and options of :func:`torchgmc.report.write`."""
 
     head: Head
@@ -63,7 +63,7 @@ class Result:
         return self.audits[self.ours].certificate
 
     def by_method(self, key: str, groups: Iterable[str], **columns: str) -> list[dict[str, Any]]:
-        """One row a group, by method: mass, deviation, interval, verdict; ``columns``: others of the audit, ``new="old"``."""
+        """One row per group, by method: mass, deviation, interval, verdict; ``columns``: others of the audit, ``new="old"``."""
         columns = {"mass": "mass", **columns, "deviation": "estimate", "low": "low", "high": "high", "verdict": "verdict"}
         audits = {name: {row["group"]: row for row in audit.rows()} for name, audit in self.audits.items()}
         return [
@@ -72,7 +72,7 @@ class Result:
         ]
 
     def written(self: Same, found: Found, quick: bool) -> Same:
-        """Writes every file, each whole or not at all; ``results.json`` is the last."""
+        """Writes every file, each completely or not at all; ``results.json`` is the last."""
         images, page = found.page(self)
         names = ("report.html", *images, "results.json", "head.safetensors")
         result = replace(self, files={name: self.out / name for name in names})
@@ -124,12 +124,12 @@ def perform(
     Args:
         kind: of the result.
         work: draws, trains, calibrates and audits, given ``setting``, ``seed`` and a bar, whose clock times its stages.
-        out, seed, progress, setting: see the demonstrations' ``run``.
+        out, seed, progress, setting: see the demos' ``run``.
         quick: the setting of a trial run.
         extras: packages that are needed, and the extra of each.
     """
     for package, extra in {**extras, "matplotlib": "report", "rich": "cli"}.items():
-        require(package, extra=extra)  # say so before the work, not after it
+        require(package, extra=extra)  # raise before the work, not after it
     path = Path(out)
     path.mkdir(parents=True, exist_ok=True)
     with one_thread(), progress_bar(progress) as bar:

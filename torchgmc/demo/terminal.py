@@ -22,7 +22,7 @@ def marked(numbers: str, deviation: float, alpha: float, verdict: str = "") -> t
 def by_method(
     row: dict[str, Any], alpha: float, numbers: Callable[[dict[str, Any], str], str], of: str = "deviation"
 ) -> list[tuple[Any, Any]]:
-    """The :func:`marked` cells of a row, one a method: its ``numbers``, and the mark of what it has ``of``."""
+    """The :func:`marked` cells of a row, one per method: its ``numbers``, and the mark of what it has ``of``."""
     return [marked(numbers(row, name), row[of][name], alpha, row["verdict"][name]) for name in row[of]]
 
 
@@ -53,7 +53,7 @@ def show(
         table.add_column(name, no_wrap=True)
     for name in numbers:
         table.add_column(name, justify="right", no_wrap=True)
-        table.add_column("", min_width=2)  # a column of their own: the numbers stay below one another
+        table.add_column("", min_width=2)  # a separate column, so that the numbers stay aligned
     for left, right in rows:
         table.add_row(*left, *(part for cell in right for part in cell))
     table.add_section()

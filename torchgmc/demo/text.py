@@ -36,9 +36,9 @@ METHODS = ("unprocessed", "euclidean", "kl")
 
 @dataclass(frozen=True)
 class Setting:
-    """Sizes of the demonstration; the defaults are what ``torchgmc demo text`` shows."""
+    """Sizes of the demo; the defaults are what ``torchgmc demo text`` shows."""
 
-    alpha: float | None = None  # 0.002; a tenth of the worst bias for a model of the user's own
+    alpha: float | None = None  # 0.002; a tenth of the worst bias for the user's own model
     delta: float = 0.05
     num_train: int = 12_000
     num_calibration: int = 3000
@@ -73,7 +73,7 @@ class Data:
 
 @dataclass(frozen=True, kw_only=True)
 class TextResult(Result):
-    """What the demonstration found, on the test prompts; the report is of the head fitted with ``kl``.
+    """What the demo found, on the test prompts; the report is of the head fitted with ``kl``.
 
     Attributes:
         model: the folder's name, or how the model was made.
@@ -90,7 +90,7 @@ class TextResult(Result):
     tradeoff: dict[str, list[tuple[float, float]]]
 
     def rows(self) -> list[dict[str, Any]]:
-        """One row a group and list: probability of the list in the group, and bias, by method."""
+        """One row per group and list: probability of the list in the group, and bias, by method."""
         found = {name: {(r["group"], r["what"]): r for r in audit.rows()} for name, audit in self.audits.items()}
         columns = {"probability": "risk", "bias": "estimate", "verdict": "verdict"}
         return [
@@ -253,7 +253,7 @@ def _logits(model: nn.Module, corpus: Corpus, place: dict[str, int], where: list
 
 
 def _from_folder(folder: Path, seed: int, bar: Bar) -> Data:
-    """A model of the user's own on the paper's templates: half to calibrate, half to test."""
+    """The user's own model on the paper's templates: half to calibrate, half to test."""
     if not folder.is_dir():
         raise FileNotFoundError(f"`model` must be the folder of a masked language model; {str(folder)!r} is not one.")
     transformers = require("transformers", extra="text")

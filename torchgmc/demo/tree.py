@@ -1,6 +1,6 @@
-"""Answers on a label tree that can be trusted whatever they are, end to end, in seconds on one core.
+"""Answers on a label tree that can be trusted, whichever they are, end to end, in seconds on one core.
 
-A network files documents under the topics of a library. Some shelves are harder than others, and the archive it learnt from is
+A network files documents under the topics of a library. Some shelves are harder than others, and the archive it learned from is
 neater than the documents that come in. It answers with a topic, or with a whole shelf when it is unsure. Three ways to choose
 how broad an answer is are fitted on calibration documents and audited on fresh ones: the best leaf as it is, split conformal
 (right on average), and :class:`torchgmc.TreeHead` (right whenever it answers on a given shelf).
@@ -44,7 +44,7 @@ HARD = {"Medicine": 1.15, "Engineering": 0.9, "Computing": 1.0, "Psychology": 1.
 
 @dataclass(frozen=True)
 class Setting:
-    """Sizes of the demonstration; the defaults are what ``torchgmc demo tree`` shows."""
+    """Sizes of the demo; the defaults are what ``torchgmc demo tree`` shows."""
 
     target: float = 0.95
     alpha: float = 0.02
@@ -64,7 +64,7 @@ QUICK = Setting(num_train=1500, num_calibration=1000, num_test=1000, epochs=3)
 
 @dataclass(frozen=True, kw_only=True)
 class TreeResult(Result):
-    """What the demonstration found, on the test documents."""
+    """What the demo found, on the test documents."""
 
     demo: ClassVar[str] = "tree"
 
@@ -74,7 +74,7 @@ class TreeResult(Result):
         return super().certificate.replace("groups", "sets of answers")
 
     def rows(self) -> list[dict[str, Any]]:
-        """One row a set of answers: by method how often it is used, its coverage, deviation and verdict."""
+        """One row per set of answers: by method how often it is used, its coverage, deviation and verdict."""
         return self.by_method("set", (*LIBRARY, "all"), coverage="risk")
 
     def findings(self) -> dict[str, Any]:

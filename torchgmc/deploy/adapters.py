@@ -1,4 +1,4 @@
-"""Adapters: how scores come out of a model's output, how the head's result goes back, and how a loader's batch divides."""
+"""Adapters: how to read scores from a model's output, put the head's result back, and split a loader's batch."""
 
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -13,16 +13,16 @@ from torchgmc.heads.base import Head
 __all__ = ["Adapter", "Batch", "adapt"]
 
 ACTIVATIONS = ("auto", "none", "sigmoid", "softmax")
-#: Fields of an output that hold scores, by custom: torchvision segmentation, transformers, detectors of other kinds.
+#: Fields of an output that hold scores, by convention: torchvision segmentation, transformers, other detectors.
 FIELDS = ("out", "logits", "prediction_logits", "scores")
-#: Keys under which a batch holds its parts, by custom.
+#: Keys under which a batch usually holds its parts.
 INPUTS = ("input_ids", "pixel_values", "image", "images", "input", "inputs", "x", "img", "data")
 TARGETS = ("mask", "masks", "label", "labels", "target", "targets", "y")
 GROUPS = ("groups", "group", "membership")
 
 
 class Batch(NamedTuple):
-    """A loader's batch, divided: what the model takes, what the head compares with, and who is in which group."""
+    """A loader's batch, split: the model's input, the truth, and who is in which group."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
@@ -118,7 +118,7 @@ class Adapter:
         return found[0]
 
     def scores(self, output: Any) -> Tensor:
-        """What the head is given, shape ``(n, ...)``."""
+        """What the head gets, shape ``(n, ...)``."""
         field = self.find(output)
         if field is None:
             return self.activate(output)
@@ -170,9 +170,9 @@ class Adapter:
     # -- batch -------------------------------------------------------------------------------------------------------
 
     def split(self, batch: Any) -> Batch:
-        """Divide a loader's batch into the model's input, the truth and the membership.
+        """Split a loader's batch into the model's input, the truth and the membership.
 
-        Understood are dicts with the usual keys (or those given), and tuples ``(input, target)`` or
+        Accepts dicts with the usual keys (or those set in the options), and tuples ``(input, target)`` or
         ``(input, target, groups)``.
         """
         if isinstance(batch, Mapping):
@@ -252,7 +252,7 @@ class Adapter:
     ) -> Tensor:
         """The head's result for these scores; where ``position`` says so, only at one position of a text.
 
-        ``softness``: mode and temperature, where the head is not to give its hard answer.
+        ``softness``: mode and temperature, if the head should not return its hard answer.
         """
         if not self.log_probs or self.position is None or scores.dim() != 3:
             result: Tensor = head(scores, **softness) if member is None else head(scores, member, **softness)
@@ -295,7 +295,7 @@ class Adapter:
 
 
 def named(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """The inputs of a language model by name: by custom the ids come first, then what is attended to."""
+    """The inputs of a language model by name: usually the ids come first, then the attention mask."""
     names = ("input_ids", "attention_mask")[: len(args)]
     return {**dict(zip(names, args[: len(names)], strict=True)), **kwargs}  # torch 2.6 does not compile `|` of dicts
 
@@ -317,7 +317,7 @@ def like_scores(masks: Tensor, scores: Tensor) -> Tensor:
 
 
 def adapt(model: nn.Module, head: Head, adapter: Adapter | None) -> Adapter:
-    """The adapter with what is known of model and head filled in."""
+    """The adapter, completed with what is known about model and head."""
     if adapter is not None and not isinstance(adapter, Adapter):
         raise TypeError(f"`adapter` must be an Adapter, got {type(adapter).__name__}.")
     base = adapter or Adapter()

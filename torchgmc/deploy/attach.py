@@ -25,19 +25,19 @@ def attach(
     mode: str = "hard",
     temperature: float = 0.1,
 ) -> "CalibratedModel":
-    """Put a head behind a trained model.
+    """Attach a head to a trained model.
 
     Args:
         model: any module whose output is scores: a tensor, a dict with ``"out"`` (torchvision segmentation), a transformers
             ``ModelOutput``, a LightningModule's output.
-        head: a head of this package, fitted, or to be fitted on this model's output.
+        head: a head, fitted, or to be fitted on this model's output.
         groups: where the membership ``(n, a)`` comes from at a call:
 
             - None: an argument, the last positional one or ``groups=`` (for a :class:`~torchgmc.GMCHead` whose sets depend on f
               only ``groups=``: what its ``who`` looks at);
             - a str: the key of a batch, ``model(**batch)`` or ``model(batch)``;
             - a module or function: computed from the model's own (first) input, e.g. ``TokenGroups`` or a classifier.
-        adapter: how scores come out of the output and the result goes back; found by itself for the models above.
+        adapter: how to read scores from the output and put the result back; automatic for the models above.
         mode: what the head returns: ``"hard"`` (its answer), ``"soft"`` or ``"straight_through"`` (see its ``forward``),
             through which the model can be trained. :meth:`CalibratedModel.soften` changes it later. Files hold ``"hard"``.
         temperature: of the soft modes.
@@ -78,7 +78,7 @@ def attach(
 
 
 class CalibratedModel(nn.Module):
-    """A model with a head behind it; made by :func:`attach`. Trains, moves, saves and compiles like any module.
+    """A model with a head attached; made by :func:`attach`. Trains, moves, saves and compiles like any module.
 
     Attributes:
         model, head: the parts; ``group_source``: the module that computes the membership, or None.
@@ -98,7 +98,7 @@ class CalibratedModel(nn.Module):
     def soften(self, mode: str = "straight_through", temperature: float = 0.1) -> "CalibratedModel":
         """From now on, return the head's result in this mode; returns the model. ``soften("hard")`` goes back.
 
-        The mode does not follow ``train()`` and ``eval()``, and is not part of the state: an exported file always gives the
+        The mode does not follow ``train()`` and ``eval()``, and is not part of the state: an exported file always returns the
         hard answer. To cool the model down, call it again with a lower temperature.
 
         Args:
@@ -139,7 +139,7 @@ class CalibratedModel(nn.Module):
         return self.adapter.apply(self.head, scores, member, inputs, **self._softness())
 
     def _softness(self) -> dict[str, Any]:
-        """Options of the head's ``forward``; none in the hard mode, which every head of a user's own knows."""
+        """Options of the head's ``forward``; none in the hard mode, which every custom head supports."""
         return {} if self.mode == "hard" else {"mode": self.mode, "temperature": self.temperature}
 
     def divide(

@@ -20,7 +20,7 @@ from torchgmc.heads.base import Head
 #: Version of the file layout. A file with a later schema raises.
 SCHEMA = 1
 _KEY = "torchgmc"
-#: Name of the tensor of keys of the calibration data, in files that were asked to hold it.
+#: Name of the tensor of keys of the calibration data, in files saved with ``remember``.
 KEYS = "calibration.keys"
 
 
@@ -33,18 +33,19 @@ def save(
 ) -> Path:
     """Write a head's configuration and fitted state to one safetensors file.
 
-    The file is written completely or not at all: it is written beside ``path`` and renamed. It tells nothing about who was in
-    the data.
+    The file is written completely or not at all: it is written next to ``path`` and renamed. It reveals nothing about who was
+    in the data.
 
     Args:
         head: any head.
-        path: by custom ``*.safetensors``.
-        notes: what else belongs to the head, in JSON types; :func:`read_notes` gives it back.
+        path: usually ``*.safetensors``.
+        notes: anything else about the head, in JSON types; :func:`read_notes` returns it.
         remember: keep up to 1,024 keys of the calibration examples, so that an audit of the loaded head can warn when it meets
             them again. True scrambles them with the head's configuration: whoever has the file and an example can test whether
-            it was used. A string is a secret that scrambles them instead and is not in the file; give it to :func:`load`.
-        groups: the :class:`~torchgmc.Groups` that the head was fitted with: the file then says how they follow from columns (no
-            row is stored), and ``load(path).transform(columns)`` is the membership of new rows. A loaded head keeps its own.
+            it was used. A string is a secret that scrambles them instead and is not in the file; pass it to :func:`load`.
+        groups: the :class:`~torchgmc.Groups` that the head was fitted with: the file then records how to compute them from
+            columns (no row is stored), and ``load(path).transform(columns)`` is the membership of new rows. A loaded head
+            keeps its own.
 
     Returns:
         The path written.
@@ -90,7 +91,7 @@ def load(path: str | os.PathLike[str], secret: str | None = None, **options: Any
 
     Args:
         path: the file.
-        secret: that its keys of the calibration data were scrambled with; without it audits cannot warn of them.
+        secret: the secret that scrambled its keys of the calibration data; without it audits cannot warn about them.
         options: arguments that a file cannot hold, e.g. ``risk=MonotoneRisk(...)``; they replace the saved ones.
 
     Raises:
@@ -130,7 +131,7 @@ def _salt(body: Mapping[str, Any], remember: bool | str) -> int:
 
 
 def pack(head: Head) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """What a file holds of a head: a description in JSON types, and tensors on the CPU."""
+    """What a file stores about a head: a description in JSON types, and tensors on the CPU."""
     if not isinstance(head, Head):
         raise TypeError(f"`head` must be a torchgmc head, got {type(head).__name__}.")
     tensors = {name: value.detach().cpu().contiguous().clone() for name, value in head.state_dict().items()}
@@ -170,7 +171,7 @@ def _check_sizes(kind: type[Head], config: Mapping[str, Any], shapes: Mapping[st
 
 
 def read_notes(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """What :func:`save` was given as ``notes``; empty if nothing."""
+    """The ``notes`` passed to :func:`save`; empty if there were none."""
     body = _read(checks.path("path", path))[0]
     notes = body.get("notes", {}) if isinstance(body, dict) else {}
     return notes if isinstance(notes, dict) else {}

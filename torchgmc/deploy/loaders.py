@@ -44,7 +44,7 @@ def shard(loader: Iterable[Any]) -> Iterable[Any]:
 
 
 def figure(head: Head) -> "Figure":
-    """Violations before and after, beside the band of what was promised."""
+    """Violations before and after, against the promised band."""
     matplotlib = require("matplotlib.figure", extra="report")
     report = head.report
     assert report is not None

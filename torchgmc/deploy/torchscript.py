@@ -20,7 +20,7 @@ log = logging.getLogger("torchgmc.export")
 
 @contextlib.contextmanager
 def _deprecated_jit() -> Iterator[None]:
-    """TorchScript announces its end at each call: we know, and offer torch.export beside it."""
+    """TorchScript warns about its deprecation at each call; torch.export is the alternative we offer."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=r"`torch\.jit\.\w+` is (deprecated|not supported)")
         yield

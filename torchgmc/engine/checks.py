@@ -1,4 +1,4 @@
-"""Checks of arguments shared by heads, baselines and functions: what was wrong, where, and what to do."""
+"""Argument checks shared by heads, baselines and functions: what is wrong, where, and what to do."""
 
 import math
 import operator

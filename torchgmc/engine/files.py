@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all."""
+"""Files that are written completely or not at all."""
 
 import json
 import os
@@ -44,7 +44,7 @@ def write_atomically(path: Path, write: Callable[[Path], Any]) -> None:
 
 
 def write_file(path: str | os.PathLike[str], data: bytes) -> Path:
-    """Writes a file so that whoever looks finds the old one or the new one, never half; returns its path."""
+    """Writes a file so that readers see the old or the new one, never half of it; returns its path."""
     target = checks.path("path", path)
     write_atomically(target, lambda part: part.write_bytes(data))
     return target

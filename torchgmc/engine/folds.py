@@ -79,5 +79,5 @@ class Splits:
 
 
 def fresh_steps(max_iter: int | None, n: int) -> int:
-    """T of Algorithm 2: as asked, or about a hundred examples a step."""
+    """T of Algorithm 2: the argument, or about a hundred examples per step."""
     return max_iter or min(200, max(1, n // 100))

@@ -1,6 +1,6 @@
 r"""The algorithm: find the largest violation, step against it, repeat. What happened is a result, not a print.
 
-The loop knows nothing of pixels, trees or vocabularies. A :class:`Problem` holds f (as a table of offsets on statistics,
+The loop knows nothing about pixels, trees or vocabularies. A :class:`Problem` holds f (as a table of offsets on statistics,
 or as one row per example), measures violations and moves along a test function g.
 
 *Which solver is which.* ``"paper"`` and ``"fresh"`` are this loop, in every head. ``"exact"`` is the best that a head's own
@@ -181,7 +181,7 @@ def run(
       seen is returned.
     - ``"exact"``: the same with the step that minimises the potential along g. A g whose violation no step can lower is
       passed over until another step has been taken; when all are, the solver stops and says why.
-    - ``"fresh"``: step t measures on split 2t - 1 with expectations from split 2t, and goes on while a
+    - ``"fresh"``: step t measures on split 2t - 1 with expectations from split 2t, and continues while a
       violation exceeds :math:`\frac34 \alpha`.
 
     Args:
@@ -189,7 +189,7 @@ def run(
         alpha: largest |violation| allowed.
         solver: one of the three.
         eta: the fixed step of ``"paper"`` and ``"fresh"``.
-        max_iter: cap T on the number of steps.
+        max_iter: T, the maximum number of steps.
         tolerance: largest |violation| of each g, shape ``(a, u)``; alpha everywhere if omitted.
         patience: with dynamic groups, or where steps are as small as the grid of f, stop after so many steps without a better
             worst violation.
@@ -302,7 +302,7 @@ class _Search:
         return "max_iter"
 
     def _at_rest(self, patience: int) -> bool:
-        """The last steps are as small as the grid of f: the potential is at its minimum, and atoms change sides for ever."""
+        """The last steps are as small as the grid of f: the potential is at its minimum, and atoms change sides forever."""
         return bool((torch.stack([step for _, _, step in self.log[-patience:]]).abs() <= self.least).all())
 
     def _end(self, stop: int, converged: bool) -> str:

@@ -40,7 +40,8 @@ class Values:
         who: membership in each set, ``(n, a)``.
         column: with level sets, the column in which each example counts, int64 ``(n, C)``; s is 0 in the others.
         inside: where the columns are soft sets themselves, their soft membership ``(n, u)``; its mean is their mass.
-        mean: what was taken off s, ``(u,)``, where s is a deviation from everybody's mean. Batches add up as ``s + mean``.
+        mean: what was subtracted from s, ``(u,)``, where s is a deviation from everybody's mean. Batches add up as ``s +
+            mean``.
     """
 
     s: Tensor

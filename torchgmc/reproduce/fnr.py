@@ -1,8 +1,8 @@
 """Fair FNR control in segmentation: the paper's experiment on the FASSEG faces.
 
 Protocol (the paper's): target 0.075, tolerance 0.005, f0 = 1.5, noise of half-width 0.1 on the scores, images split 7:3 at
-random, 50 seeds, 118 images. The paper's annotations of gender and race are not public, and nobody's are guessed here: the
-groups are the pose, thirds of the skin's measured colour angle (ITA, of uncalibrated photographs: no race), and thirds of the
+random, 50 seeds, 118 images. The paper's annotations of gender and race are not public, and we do not guess anybody's: the
+groups are the pose, thirds of the skin's measured colour angle (ITA, of uncalibrated photographs; not race), and thirds of the
 brightness. They overlap as the paper's do. A second part takes all 345 images, split by subject, for less noise.
 """
 
@@ -106,9 +106,10 @@ def prepare(data: Path, out: Path, bar: Bar, setting: Setting) -> Prepared:
         f"Model: smp U-Net ({setting.encoder}, weights: {setting.encoder_weights}), {_scheme(setting)}; "
         + "; ".join(f"{part}: pixel accuracy at 0.5 is {float(right[parts[part]].mean()):.3f}" for part in setting.parts)
         + " (without the noise).",
-        "Groups: pose, thirds of the skin's measured colour angle (ITA; no race label) and of the brightness. The paper's "
+        "Groups: pose, thirds of the skin's measured colour angle (ITA; not a race label) and of the brightness. The paper's "
         "annotations of gender and race are not public and were not guessed, so its groups cannot be compared one by one.",
-        "Which 118 images the paper took is not known; these are the 70 frontal ones and the 48 multipose test images at -30, "
+        "We do not know which 118 images the paper used; these are the 70 frontal ones and the 48 multipose test images "
+        "at -30, "
         "0 and 30 degrees. They are split at random 7:3 as in the paper, so images of one multipose subject may be on both "
         "sides; the 345 are split by subject, and their sampling noise is that of drawing subjects.",
         "Cost: over all pixels of the test photographs; fit converged: share of seeds whose violations on the calibration "
@@ -140,7 +141,7 @@ def run_seed(prepared: Prepared, seed: int) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     for part in setting.parts:
         chosen = tensors[part]
-        here = tensors["member"][chosen].any(0)  # no promise for a group that this part has not (profiles)
+        here = tensors["member"][chosen].any(0)  # no promise for a group that this part does not have (profiles)
         names = [name for name, some in zip(prepared.extra["groups"], here.tolist(), strict=True) if some]
         subjects = None if part == "118 images" else tensors["subjects"][chosen]
         known, fresh = (chosen[side] for side in split(len(chosen), setting.calibration, seed, subjects))

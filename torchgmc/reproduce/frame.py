@@ -1,8 +1,8 @@
 """Runs an experiment: prepare once, then its seeds, in any number of processes, any number of times until all are there.
 
-Every seed is one file, written whole or not at all, so an interruption of any kind (Ctrl-C, ``kill -9``, power) costs at most
-the seeds under way; running the same command again does the rest. Files made with other settings are never mixed in: the run
-stops and says what differs.
+Every seed is one file, written completely or not at all, so an interruption of any kind (Ctrl-C, ``kill -9``, power) costs at
+most the seeds under way; running the same command again does the rest. Files made with other settings are never mixed in: the
+run stops and says what differs.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def load(name: str) -> Any:
 
 
 def data_root(given: str | Path | None) -> Path:
-    """Folder of the data: the one given, else TORCHGMC_DATA."""
+    """The data folder: the argument, else TORCHGMC_DATA."""
     found = given or os.environ.get("TORCHGMC_DATA")
     if not found:
         raise ValueError("which folder holds the data? Pass --data DIR or set TORCHGMC_DATA.")
@@ -137,7 +137,7 @@ def fingerprint(settings: Mapping[str, Any]) -> str:
 
 
 def cached(path: Path, settings: Mapping[str, Any], make: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
-    """Tensors of a safetensors file made with these settings; made, and written whole or not at all, if it is not there.
+    """Tensors of a safetensors file made with these settings; made, and written completely or not at all, if it is not there.
 
     A file made with other settings is rebuilt.
 
@@ -184,7 +184,7 @@ def reproduce(
         jobs: processes that run seeds, one thread each.
         quick: tiny sizes.
         changes: settings to change, each ``NAME=VALUE``.
-        redo: forget the seeds that were run with other settings, instead of stopping.
+        redo: discard the seeds that were run with other settings, instead of stopping.
         progress: shows a bar on a terminal.
     """
     module = load(name)

@@ -72,7 +72,7 @@ def _rows(encoded: Sequence[list[int]], pad: int) -> tuple[Tensor, Tensor]:
 
 @torch.no_grad()
 def read(model: Any, tokenizer: Any, texts: Sequence[str], bar: Bar, batch_size: int = 32, text: str = "read") -> Tensor:
-    """What enters the last layer at the one mask of each text, ``(n, width)``; texts of like length together.
+    """What enters the last layer at the one mask of each text, ``(n, width)``; with texts of similar length together.
 
     The logits are ``model.get_output_embeddings()`` of it.
     """
@@ -97,7 +97,7 @@ def stereotype(weight: Tensor, attributes: Mapping[str, Sequence[int]], emphasis
     Least squares: :math:`\min_d \sum_w \omega_w (\langle e_w, d \rangle - t_w)^2` over all words w, with t = +1 and -1 on the
     lists of :data:`STEREOTYPES` and 0 elsewhere, and weights that give the lists ``emphasis`` times the weight of all words
     together; then scaled so that the logits of the lists' words move by 1 on average when z moves by d. Words differ in how
-    far they move, and words outside the lists move too, as in a model that learnt its bias: no shift of whole lists undoes it.
+    far they move, and words outside the lists move too, as in a model that learned its bias: no shift of whole lists undoes it.
 
     Args:
         weight: of the last layer, ``(vocabulary, width)``.
