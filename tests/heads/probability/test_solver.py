@@ -5,7 +5,7 @@ import math
 import pytest
 import scipy.optimize
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import torchgmc as gmc
@@ -183,6 +183,8 @@ def test_weights_count_as_repeats():
     alpha=st.sampled_from([1e-4, 0.01, 0.1]),
     seed=st.integers(0, 2**16),
 )
+@example(n=34, bins=None, geometry="kl", floor=False, conditional=False, alpha=0.1, seed=56977)  # offsets alone would raise it
+@example(n=67, bins=3, geometry="kl", floor=True, conditional=False, alpha=0.01, seed=33939)  # and so would slopes
 def test_brier_never_rises_and_replay_is_the_fit(n, bins, geometry, floor, conditional, alpha, seed):
     probs, y, member, _ = events(n, seed)
     head = gmc.ProbabilityHead(alpha, NAMES, bins, geometry=geometry, conditional=conditional, noise_floor=floor)

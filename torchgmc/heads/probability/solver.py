@@ -254,8 +254,11 @@ def _attempt(sample: Sample, before: Measure, max_iter: int, static: Found | Non
     slopes = torch.zeros_like(offsets)
     history, rounds = [_worst(sample, measure)], _Rounds(sample, before.brier)
     if static is not None:
-        z, offsets, slopes = sample.apply(static.theta)
-        measure = sample.measure(z)
+        for halving in range(HALVINGS + 2):  # the log loss falls all the way, the Brier score need not; the last is 0
+            z, offsets, slopes = sample.apply(static.theta * (0.5**halving if halving <= HALVINGS else 0.0))
+            measure = sample.measure(z)
+            if measure.brier <= before.brier:
+                break
         history.append(_worst(sample, measure))
     best = (float(sample.excess(measure).max()), 0, z, measure)
     for _ in range(max_iter):
