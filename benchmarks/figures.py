@@ -84,7 +84,7 @@ def write(results: dict[str, Any], folder: Path = FOLDER) -> list[Path]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the demonstration unless its results are given, then draw."""
+    """Run the demo unless its results are passed, then draw."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.figures", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -114,7 +114,7 @@ class Outcome:
 
 
 def resident() -> int:
-    """Bytes of its own that this process has in memory (Linux), without the files it maps: those the system drops at will."""
+    """Private bytes of this process in memory (Linux), without the files it maps, which the system may drop."""
     gc.collect()
     with open("/proc/self/statm") as file:
         _, pages, shared, *_ = (int(value) for value in file.read().split())

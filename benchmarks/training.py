@@ -352,7 +352,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seeds", type=int, default=5, help="independent repetitions, at least 1")
     parser.add_argument("--workers", type=int, default=1, help="processes; the figures do not depend on it")
     parser.add_argument("--longer", type=int, default=1, help="times as many steps")
-    parser.add_argument("--small", action="store_true", help="small sizes; nothing is written unless --output is given")
+    parser.add_argument("--small", action="store_true", help="small sizes; writes nothing without --output")
     parser.add_argument("--output", type=Path, help=f"folder for training.md and training.png (full size: {RESULTS.name})")
     options = parser.parse_args(arguments)
     if min(options.seeds, options.workers, options.longer) < 1:

@@ -232,7 +232,7 @@ def _compare(flat: Flat, example: tuple[Tensor, ...], found: Any, format: str) -
 
 
 def _settled(flat: Flat, scores: Tensor, member: Tensor | None, inputs: tuple[Tensor, ...], result: Tensor) -> Tensor:
-    """Which entries of the result a small change of the scores leaves alone, bool."""
+    """Which entries of the result a small change of the scores does not change, bool."""
     size = RTOL * (1.0 + float(scores.abs().max())) + 2.0 * flat.head.jitter
     draws = torch.Generator().manual_seed(0)
     steps = [torch.ones_like(scores), -torch.ones_like(scores)]

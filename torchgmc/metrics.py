@@ -28,7 +28,7 @@ class GroupViolation(Metric):  # type: ignore[misc]  # a class of an optional pa
         num_outputs: u, the number of columns of s.
         mapping: s as a function of ``preds`` and ``target``: ``"residual"`` for preds - target, ``"centered"`` for
             preds - E preds (no target: do groups differ?), or your own function that returns ``(n,)`` or ``(n, u)``;
-            NaN leaves a value out.
+            NaN values are ignored.
         conditional: divide by the group's mass, to get its own deviation.
         kwargs: of ``torchmetrics.Metric``.
 

@@ -59,7 +59,7 @@ class GMCPenalty(Float64Module):
     Args:
         mapping: s as a function of the batch: ``"residual"`` (preds - target), ``"centered"`` (preds - E preds: do groups
             differ?), or your own function that returns ``(n,)`` or ``(n, u)``, differentiable (hard steps teach nothing; see
-            the heads' ``values`` for soft ones), NaN for a value to leave out; it may give
+            the heads' ``values`` for soft ones), NaN for a value to ignore; it may return
             :class:`~torchgmc.engine.values.Values` for sets that depend on f. :meth:`for_head` takes those of a head.
         groups: names of the groups, or how many there are; None for one group of everyone.
         kind: ``"smooth_max"``, ``"hinge"`` or ``"squared"``.

@@ -45,7 +45,7 @@ def audit(
     *,
     own: dict[str, Any],
     require: Annotated[
-        str, options.told("Fail (exit code 1) unless the audit says so.", "|".join(REQUIREMENTS))
+        str, options.told("Fail (exit code 1) unless the audit is this; `nothing` never fails.", "|".join(REQUIREMENTS))
     ] = "unviolated",
     alpha: Annotated[float | None, options.told("Use this alpha instead of the head's.", "NUMBER")] = None,
     conditional: Annotated[

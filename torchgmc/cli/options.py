@@ -31,7 +31,7 @@ _ARRAYS, _GROUPS, _FIT, _AUDIT, _OUTPUT = (
 Head = Annotated[Path, typer.Argument(help="File that `torchgmc calibrate` or gmc.save wrote.")]
 Data = Annotated[Path, typer.Argument(help="Arrays with one row per example: .npz, .safetensors, .parquet or .csv.")]
 GroupColumns = Annotated[str | None, _GROUPS("Group columns: text, integers, booleans, or a membership matrix.", "NAME[,...]")]
-Unknown = Annotated[str, _GROUPS("Unseen values: stop, or leave such rows out of the column's groups.", "error|none")]
+Unknown = Annotated[str, _GROUPS("Unseen group values: stop, or leave such rows out of the column's groups.", "error|none")]
 Delta = Annotated[float, _AUDIT("1 minus the joint confidence of all intervals.", "NUMBER")]
 Report = Annotated[Path | None, _AUDIT("Write a report, .html.", "FILE")]
 Chunk = Annotated[int | None, _ARRAYS("Rows read at a time; by default about 32 MB.", "INTEGER", min=1)]
@@ -54,8 +54,8 @@ class Grouping:
     group_names: Annotated[str | None, _GROUPS("Names of the columns of a membership matrix.", "NAME[,...]")] = None
     intersections: Annotated[int, _GROUPS("Largest number of columns a group may combine.", "INTEGER", min=1)] = 1
     cut: Annotated[list[str] | None, _GROUPS("Bins of a column of numbers: age=30,50. Repeatable.", "NAME=EDGES")] = None
-    min_size: Annotated[int, _GROUPS("Groups with fewer rows are too small.", "INTEGER", min=1)] = 1
-    small: Annotated[str, _GROUPS("How to treat groups that are too small.", "error|drop|merge")] = "error"
+    min_size: Annotated[int, _GROUPS("Smallest number of rows in a group.", "INTEGER", min=1)] = 1
+    small: Annotated[str, _GROUPS("How to treat groups smaller than --min-size.", "error|drop|merge")] = "error"
     missing: Annotated[str, _GROUPS("Missing values: stop, or make them a group.", "error|level")] = "error"
     overall: Annotated[bool, _GROUPS("Add a group of everyone.", None, "--overall")] = False
 
@@ -64,7 +64,7 @@ class Grouping:
 class Solving:
     """Options of :meth:`torchgmc.Head.fit_batches`."""
 
-    solver: Annotated[str, _FIT("paper: Algorithm 1; fresh: Algorithm 2.", "exact|paper|fresh")] = "exact"
+    solver: Annotated[str, _FIT("paper and fresh are the paper's Algorithms 1 and 2.", "exact|paper|fresh")] = "exact"
     eta: Annotated[float | None, _FIT("Fixed step of paper and fresh.", "NUMBER")] = None
     max_iter: Annotated[int | None, _FIT("Maximum number of steps.", "INTEGER", min=1)] = None
     strict: Annotated[bool, _FIT("Exit code 1 if the fit does not reach alpha.", None, "--strict")] = False

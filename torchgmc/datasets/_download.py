@@ -33,7 +33,7 @@ def locate(
     """The folder of the compact layout, made from the published files if only these are there, or can be fetched.
 
     Args:
-        root: what the user gave: the folder of all data, or that of this data set itself.
+        root: the user's argument: the folder of all data, or of this data set.
         folder: name of the compact layout's folder below ``root``.
         needed: files it must have.
         original: the published files, or their folders, below ``root``.

@@ -13,7 +13,7 @@ import numpy as np
 
 from torchgmc.engine.files import write_atomically
 
-#: The folder of the data when a class is not given one.
+#: The data folder when a class gets no ``root``.
 VARIABLE = "TORCHGMC_DATA"
 
 
@@ -100,6 +100,6 @@ def write_table(path: Path, columns: dict[str, list[Any]]) -> None:
 
 
 def transpose(rows: Sequence[dict[str, Any]]) -> dict[str, list[Any]]:
-    """Columns from rows; a key that a row lacks gives None."""
+    """Columns from rows; a key that a row lacks becomes None."""
     names = list(dict.fromkeys(name for row in rows for name in row))
     return {name: [row.get(name) for row in rows] for name in names}

@@ -27,7 +27,7 @@ Page = tuple[dict[str, bytes], dict[str, Any]]
 
 class Found(NamedTuple):
     """What a demo's own work returns: the head to save, audits by method, more fields of its result, and its page: a
-    function of the result that gives PNG files by name and options of :func:`torchgmc.report.write`."""
+    function of the result that returns PNG files by name and options of :func:`torchgmc.report.write`."""
 
     head: Head
     audits: dict[str, gmc.Audit]

@@ -17,7 +17,7 @@ KEY = "torchgmc.json"
 
 
 class Flat(nn.Module):
-    """The calibrated model with positional tensors only; groups, where they are given, come last."""
+    """The calibrated model with positional tensors only; groups, if passed, come last."""
 
     def __init__(self, calibrated: CalibratedModel, names: list[str], keywords: bool, grouped: bool) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ class Flat(nn.Module):
         return self.adapter.scores(output)
 
     def groups(self, tensors: tuple[Tensor, ...]) -> Tensor | None:
-        """The membership: given last, computed, or not needed."""
+        """The membership: passed last, computed, or not needed."""
         if self.grouped:
             return tensors[-1]
         return None if self.source is None else self.source(tensors[self.main])

@@ -50,7 +50,7 @@ class CellProblem:
 
     .. math:: \Phi(\theta; x) = \sum_c \phi_c(\mathrm{shift}_c; x), \qquad \mathrm{shift} = \mathrm{tilt}\;\theta
 
-    A subclass gives :meth:`measure` and :meth:`spread`, as differentiable functions of ``inputs``.
+    A subclass defines :meth:`measure` and :meth:`spread`, as differentiable functions of ``inputs``.
 
     Args:
         tilt: how much of each group's offset a cell sees, float64 ``(c, a)``.

@@ -17,7 +17,7 @@ __all__ = ["Minimum", "Point", "minimise"]
 
 #: Halvings of a step.
 HALVINGS = 40
-#: Largest change of one offset in one step. An offset with next to no effect would otherwise leave for infinity.
+#: Largest change of one offset in one step. An offset with almost no effect would otherwise go to infinity.
 LONGEST = 1e3
 
 

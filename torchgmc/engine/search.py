@@ -64,7 +64,7 @@ def violations(
     .. math:: V_{ak} = \frac{\sum_i w_i 1\{x_i \in A_a\} \langle s_i, v_k \rangle}{\sum_i w_i}
 
     Two matrix products when membership is dense; one scatter-add over cells, whatever the number of sets, when it
-    is given by cell; a few dozen passes over the rows for all intersections of many columns. Scatter sums on a GPU are
+    is passed by cell; a few dozen passes over the rows for all intersections of many columns. Scatter sums on a GPU are
     not bitwise reproducible.
 
     Args:
@@ -84,7 +84,7 @@ def violations(
         num_sets: number of sets when ``who`` is ids.
 
     Returns:
-        Shape ``(a, u)``, signed. A set without examples, and n = 0, give 0.
+        Shape ``(a, u)``, signed. 0 for a set without examples, and for n = 0.
 
     Example:
         >>> who = torch.tensor([[1, 0], [1, 1], [1, 1]])

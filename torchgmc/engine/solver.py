@@ -145,7 +145,7 @@ class Problem(Protocol):
         ...
 
     def restore(self, state: Tensor) -> None:
-        """Set f to what :meth:`state` gave."""
+        """Set f to a result of :meth:`state`."""
         ...
 
     def label(self, who: int, what: int) -> str:

@@ -148,8 +148,8 @@ class Groups:
             listed = listing_of_terms(fitted, refused)
             if small == "error":
                 raise ValueError(
-                    f"groups with fewer than `min_size` = {min_size} rows: {listed}. Pass `small='drop'` to leave "
-                    "them out, `small='merge'` to join the small levels of a column, or lower `min_size` or "
+                    f"groups with fewer than `min_size` = {min_size} rows: {listed}. Pass `small='drop'` to drop "
+                    "them, `small='merge'` to join the small levels of a column, or lower `min_size` or "
                     "`intersections`."
                 )
             warnings.warn(f"left out groups with fewer than {min_size} rows: {listed}.", stacklevel=2)

@@ -106,7 +106,7 @@ def _binned(name: str, array: npt.NDArray[Any], edges: Sequence[float], spelled:
 
 
 def typed(name: str, labels: Sequence[Any]) -> list[Any]:
-    """Text that is integers throughout, or True and False, as such: a text file gives the groups that numbers give.
+    """Text that is all integers, or all True and False, converted: a text file then makes the same groups as numbers.
 
     Example:
         >>> typed("site", ["10", None, "2"]), typed("zip", ["010", "2"]), typed("x", ["--5", "5"])

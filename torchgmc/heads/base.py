@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _Same = TypeVar("_Same", bound="Head")
 #: Options that a state means the same without.
 FITTING = frozenset({"alpha", "noise_floor", "init", "resolution", "patterns", "cells"})
-#: What torch calls the entry of a state dict that `get_extra_state` gives.
+#: torch's name for the entry of a state dict that `get_extra_state` returns.
 ABOUT = "_extra_state"
 #: Name of the row for everyone.
 EVERYONE = "everyone"
@@ -82,7 +82,7 @@ class Head(Float64Module):
     static: bool = True
     #: The fit has a term for everyone, and solver ``"exact"`` promises everyone too: a last row of every table.
     common: ClassVar[bool] = False
-    #: The promise compares with everybody's mean: :attr:`Values.mean` is given.
+    #: The promise compares with everybody's mean: :attr:`Values.mean` is set.
     relative: ClassVar[bool] = False
     #: ``forward`` takes the probability of one event, ``(n,)``.
     one_event: bool = False
@@ -173,8 +173,8 @@ class Head(Float64Module):
     def values(self, *args: Any, **kwargs: Any) -> Values:
         """s and who of a batch, from the arguments of ``observe`` without ``weight``.
 
-        At the fitted f, or at f0 before the fit. ``softness=None`` gives the hard values that the promise is about; a number is
-        the width of soft steps, for values with a derivative.
+        At the fitted f, or at f0 before the fit. ``softness=None`` returns the hard values that the promise is about; a number
+        is the width of soft steps, for values with a derivative.
         """
         raise NotImplementedError(f"a {type(self).__name__} does not say what its promise is about; implement `values`.")
 
@@ -189,7 +189,7 @@ class Head(Float64Module):
         return [*self.groups, EVERYONE] if self.promises_everyone else self.groups
 
     def lacks_everyone(self, member: Tensor) -> bool:
-        """Is no group everyone, so that everyone is a promise of its own? From the membership ``(n, a)`` of all examples."""
+        """Is no group everyone, so that everyone is a separate promise? From the membership ``(n, a)`` of all examples."""
         return self.grouped and not bool((member > 0).all(0).any())
 
     def promised(self, member: Tensor) -> Tensor:
@@ -204,7 +204,7 @@ class Head(Float64Module):
         return None
 
     def s_target(self) -> Tensor | float:
-        """What was taken off the risk to give s: a number, or ``(u,)``; tables show both."""
+        """What was subtracted from the risk to get s: a number, or ``(u,)``; tables show both."""
         return 0.0
 
     def softness(self) -> float:
@@ -635,7 +635,7 @@ class Head(Float64Module):
             if prefix + name in state_dict:
                 old = getattr(self, name)
                 setattr(self, name, old.new_empty(state_dict[prefix + name].shape[0], *old.shape[1:]))
-        if prefix + "fitted" in state_dict:  # files of version 0.1 have no promise for everyone, nor what came later
+        if prefix + "fitted" in state_dict:  # files of version 0.1 have no promise for everyone, nor later buffers
             state_dict.setdefault(prefix + "with_everyone", torch.tensor(False))
             for name in self.added:
                 state_dict.setdefault(prefix + name, torch.zeros_like(getattr(self, name)))

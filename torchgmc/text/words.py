@@ -115,7 +115,7 @@ SOURCES: dict[str, str] = {
 def template_prompts(mask: str = "[MASK]") -> list[str]:
     """The templates with their indicators filled in: 20 x 2 + 2 x (79 + 75) = 348 sentences.
 
-    The paper reports 503, which its printed lists do not give. Words are inserted as they are, so "women is a" occurs.
+    The paper reports 503, which does not follow from its printed lists. Words are inserted as they are, so "women is a" occurs.
 
     Args:
         mask: the tokenizer's mask token.

@@ -77,7 +77,7 @@ class GMCHead(Head):
             the gradient of a convex function of f).
         alpha: largest violation allowed.
         who: None for static sets, x being their membership ``(n, a)``; else a function or module of f ``(n, m)`` and x that
-            gives membership ``(n, a)``, or general test functions g as floating point ``(n, a, m)``. If x is left out it is f0.
+            returns membership ``(n, a)``, or general test functions g as floating point ``(n, a, m)``. x is f0 if omitted.
         what: directions v, ``(u, m)``; the identity if omitted. Not for general test functions.
         projection: onto the convex set of outputs, e.g. :func:`torchgmc.projections.simplex`; none if omitted.
         groups: names of the a sets.
@@ -301,7 +301,7 @@ class GMCHead(Head):
     ) -> Tensor:
         """The calibrated f, shape and type of ``f0``; one step per line of the log.
 
-        Differentiable in ``f0`` in every mode: through the projection, and through ``who`` where it gives floating point
+        Differentiable in ``f0`` in every mode: through the projection, and through ``who`` where it returns floating point
         numbers (a ``who`` of soft memberships makes the head smooth; sets as bool have no derivative). ``mode`` and
         ``temperature`` are checked and otherwise unused: only you know how your sets soften.
         """

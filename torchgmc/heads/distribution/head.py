@@ -45,9 +45,8 @@ class DistributionHead(Head):
 
     - ``geometry="kl"`` (default): the p nearest to the model's h in E KL(p || h), which shifts the logits of lists by group,
       :math:`\log p = \log h - (W(x) - EW)\,\Theta V + \text{const}`. No token reaches 0 and ratios inside a list are kept;
-      see :mod:`torchgmc.heads.distribution.tilt`. A prompt in no group is shifted too (by :math:`EW\,\Theta V`): the promise
-      is about
-      all prompts together.
+      see :mod:`torchgmc.heads.distribution.tilt`. A prompt in no group is shifted too (by :math:`EW\,\Theta V`): the
+      promise is about all prompts together.
     - ``geometry="euclidean"``: the paper's projection onto the simplex after every step, replayed on new inputs from the log of
       steps. It adds the same amount to every word of a list and takes it from the tail, where tokens reach 0.
 
@@ -382,8 +381,7 @@ class DistributionHead(Head):
         """Fitted offsets as a differentiable function of the logits; the head does not change.
 
         The same optimum as ``fit`` (``geometry="kl"``), with the derivative of :mod:`torchgmc.engine.implicit`: one linear
-        system with
-        as many unknowns as there are offsets other than 0. Each process uses only its own data.
+        system with as many unknowns as there are offsets other than 0. Each process uses only its own data.
 
         Args:
             logits, groups, weight: as in ``observe``.

@@ -92,7 +92,7 @@ def _log_masses(logits: Tensor, ids: Tensor, atom: Tensor, num_atoms: int, tempe
     best = _finite(words.amax(1, keepdim=True))
     sums = words.new_zeros(len(x), num_atoms).index_add_(1, atom, ((words - best) / temperature).exp())
     found = sums.log() + best / temperature
-    # The rest has a scale of its own: beside a listed word that leads by more than 104 it would be 0 in float32.
+    # The rest has its own scale: next to a listed word that leads by more than 104 it would be 0 in float32.
     others = x.index_fill(1, ids, -math.inf)
     top = _finite(others.amax(1, keepdim=True))
     others.sub_(top)

@@ -17,8 +17,7 @@ class LevelProblem:
 
     A subclass defines s. The violations are updated from only the examples that moved (see
     :class:`~torchgmc.heads.levelsets.steps.Table`); on a device other than the CPU, where picking rows would wait for the
-    device,
-    they are recomputed.
+    device, they are recomputed.
 
     Args:
         z: coordinates of f0, float64 ``(n, C)``.
@@ -53,7 +52,7 @@ class LevelProblem:
         self.place = self.level(z)
         self.table = Table(wide, self.bins, self.read)
 
-    # -- what a subclass gives ---------------------------------------------------------------------------------------
+    # -- what a subclass defines ---------------------------------------------------------------------------------------
 
     def mapping(self, z: Tensor, rows: Tensor | None) -> Tensor:
         """s of the rows at z, ``(m, C)``."""

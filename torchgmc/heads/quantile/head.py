@@ -41,9 +41,8 @@ class QuantileHead(Head):
 
     ``bins=None`` has one level set: group-conditional coverage, :math:`q(x) = q_0 - \sum_{A \ni x} \theta_A`. With ``bins=b``
     coverage also holds at every level of the threshold itself (multivalid). Theta minimises the pinball loss with a slack for
-    the noise of each group (:mod:`torchgmc.engine.noise`); q0 is at the rank of split conformal, and so it stays where the
-    groups
-    do not differ beyond their noise. With level sets the state is a log of steps. The scores come from
+    the noise of each group (:mod:`torchgmc.engine.noise`); q0 is at the rank of split conformal, and stays there where the
+    groups do not differ beyond their noise. With level sets the state is a log of steps. The scores come from
     :mod:`torchgmc.conformity` or are your own; small means conforming.
 
     Args:

@@ -501,8 +501,7 @@ class ThresholdHead(Head):
         The risk is smoothed, 1{h <= lambda} becoming :math:`\sigma((\lambda - h)/T)`, and the offsets minimise the smooth
         pinball loss + alpha \|offsets\|_1: \|smooth risk of A - target\| P(A) <= alpha, with offsets of 0 where f0 is good
         enough. Derivatives are those of the optimum (:mod:`torchgmc.engine.implicit`): one small linear system per backward
-        pass. Each process
-        is on its own.
+        pass. Each process uses only its own data.
 
         Args:
             scores, masks, groups, weight: as in ``observe``.

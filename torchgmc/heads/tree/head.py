@@ -206,8 +206,7 @@ class TreeHead(Head):
 
         Args:
             solver: ``"exact"`` (damped steps, :func:`torchgmc.heads.tree.solver.descend`), ``"paper"`` (Algorithm 1) or
-                ``"fresh"``
-                (Algorithm 2), see :func:`torchgmc.engine.solver.run`.
+                ``"fresh"`` (Algorithm 2), see :func:`torchgmc.engine.solver.run`.
             eta: fixed step; by default alpha / (K B) with K the steepest slope of coverage seen in the data.
             max_iter: maximum number of steps; 1000 for ``"exact"``, 10,000 for ``"paper"``.
         """
@@ -273,7 +272,7 @@ class TreeHead(Head):
         return theory.step_size(self.goal(), max(slope, 1e-6), bound)
 
     def write(self, problem: TreeProblem, report: Report, base: float | None = None) -> None:
-        """Store f0 and the log as rounds, and report what replaying them gives."""
+        """Store f0 and the log as rounds, and report the result of replaying them."""
         steps = report.iterations
         before = self.answer_levels(problem.stats.levels, problem.stats.leaves, torch.full_like(problem.lam, self.init))
         shifts = rounds(self.tree, problem.sets, problem.who[:steps], problem.shift[:steps], self.num_groups)
