@@ -205,15 +205,10 @@ def _facts(audit: Audit | None) -> list[tuple[str, str]]:
         found.append(
             (
                 f"examples to certify {audit.alpha:g}",
-                "not possible: the measured deviation already exceeds alpha" if need is None else f"about {_rounded(need):,}",
+                "not possible: the measured deviation already exceeds alpha" if need is None else str(need),
             )
         )
     return found
-
-
-def _rounded(number: int) -> int:
-    """Two figures are enough of an extrapolation."""
-    return int(float(f"{number:.1e}"))
 
 
 def _deviations(audits: Mapping[str, Audit]) -> Section:

@@ -4,10 +4,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
 
-from torchgmc.audits.intervals import Bounds, Moments
+from torchgmc.audits.intervals import Rows
 from torchgmc.audits.tabular import Tabular
 from torchgmc.engine import checks
 from torchgmc.engine.files import plain, write_json
@@ -17,28 +16,62 @@ if TYPE_CHECKING:
 
     from torchgmc.heads.base import Head
 
-__all__ = ["Audit", "Evidence"]
+__all__ = ["Audit", "Evidence", "Needed"]
 
 #: Rows of a printed audit; there may be one for every group, level set and class.
 MAX_SHOWN = 40
+
+
+class Needed(int):
+    """A number of examples, and how sure it is.
+
+    Attributes:
+        chance: with which so many examples certify alpha, if the population is as these data say.
+        low, high: the number for a population that deviates 1.28 standard errors less, and more: four times out of five the
+            truth is between. None: no number would do.
+    """
+
+    chance: float
+    low: int
+    high: int | None
+
+    def __new__(cls, number: int, chance: float, low: int, high: int | None) -> "Needed":
+        made = super().__new__(cls, number)
+        made.chance, made.low, made.high = chance, low, high
+        return made
+
+    def __str__(self) -> str:
+        number, low = (f"{_rounded(n):,}" for n in (int(self), self.low))
+        high = "any number" if self.high is None else f"{_rounded(self.high):,}"
+        return f"about {number} (for a chance of {100 * self.chance:g} %; uncertain: from {low} to {high})"
+
+
+def _rounded(number: int) -> int:
+    """Two figures are enough of an extrapolation."""
+    return int(float(f"{number:.1e}"))
 
 
 @dataclass(frozen=True)
 class Audit(Tabular):
     """A promise measured on held-out data.
 
+    Three claims, each with confidence 1 - delta: the certificate (the worst g is within ``certified_alpha``), the intervals
+    (all hold at once), and the verdicts (all are right at once).
+
     Attributes:
-        table: columns ``group``, ``what``, ``mass``, ``count``, ``risk``, ``estimate``, ``low``, ``high``, ``verdict``;
-            one row per g, worst first.
-            ``estimate`` is the violation (mass-weighted, or the group's own deviation if ``conditional``) and
-            [``low``, ``high``] its simultaneous interval.
+        table: columns ``group``, ``what``, ``mass``, ``count``, ``risk``, ``estimate``, ``low``, ``high``, ``bound``,
+            ``verdict``; one row per g, worst first.
+            ``estimate`` is the violation (mass-weighted, or the group's own deviation if ``conditional``),
+            [``low``, ``high``] its simultaneous interval, and ``bound`` how large it is at the most, for this g by itself.
         alpha, delta, conditional: the promise, and 1 - confidence.
         num_examples: examples audited; ``excluded``: of them, without a risk.
         cost: what the promise cost, e.g. accuracy before and after.
         name: the head audited.
         note: a warning to read with the figures.
-        evidence: the moments behind the table, from which :meth:`view` and :meth:`examples_needed` follow.
+        evidence: the rows behind the table, from which :meth:`view` and :meth:`examples_needed` follow.
         details: sums that belong to one head, for its figures (answers of a tree by node).
+        method: ``"exact"`` (holds for every number of examples) or ``"asymptotic"`` (for many).
+        source: the head and what was kept of its examples, for :meth:`merge`.
     """
 
     table: dict[str, list[Any]]
@@ -52,6 +85,8 @@ class Audit(Tabular):
     note: str = ""
     evidence: "Evidence | None" = field(default=None, repr=False, compare=False)
     details: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
+    method: str = "exact"
+    source: Any = field(default=None, repr=False, compare=False)
 
     @property
     def max_violation(self) -> float:
@@ -65,19 +100,22 @@ class Audit(Tabular):
 
     @property
     def certified(self) -> bool:
-        """Every interval lies within alpha: the promise holds on the population with confidence 1 - delta."""
-        self._asked()
-        return all(verdict == "holds" for verdict in self.table["verdict"])
+        """Every g is within alpha on the population, with confidence 1 - delta.
+
+        For every g both "at least alpha" and "at most -alpha" are rejected at level delta. No correction for the number of g is
+        owed: where some g is beyond alpha, this g by itself is rejected with probability delta at the most.
+        """
+        return self.certified_alpha <= self._asked()
 
     @property
     def violated(self) -> bool:
-        """Some interval lies wholly beyond alpha."""
+        """Some g is beyond alpha on the population; no such label is wrong with confidence 1 - delta."""
         return any(verdict == "violated" for verdict in self.table["verdict"])
 
     @property
     def certified_alpha(self) -> float:
         """The smallest alpha that these data certify."""
-        return max((max(abs(a), abs(b)) for a, b in zip(self.table["low"], self.table["high"], strict=True)), default=0.0)
+        return max(self.table["bound"], default=0.0)
 
     @property
     def certificate(self) -> str:
@@ -85,10 +123,19 @@ class Audit(Tabular):
         many = len(self.table["group"])
         kind = "own deviation" if self.conditional else "mass-weighted deviation"
         promises = "promises" if any(self.table["what"]) else "groups"
+        how = "" if self.method == "exact" else ", by a method that is right for many examples (asymptotic)"
         return (
-            f"With confidence {100 * (1 - self.delta):g} %, the {kind} of every one of {many} {promises} is within "
+            f"With confidence {100 * (1 - self.delta):g} %{how}, the {kind} of every one of {many} {promises} is within "
             f"{self.certified_alpha:.4f} of the target{self._target()} on the population ({self._wish()}on these "
             f"{self.num_examples} examples {self.max_violation:.4f})."
+        )
+
+    @property
+    def explanation(self) -> str:
+        """What the intervals and verdicts claim, beside the certificate."""
+        return (
+            f"The intervals are a second claim: they hold for all rows at once with confidence {100 * (1 - self.delta):g} %, "
+            "so they are wider than the certificate needs. The verdicts are all right at once with the same confidence."
         )
 
     def _asked(self) -> float:
@@ -125,41 +172,70 @@ class Audit(Tabular):
         """
         conditional = checks.option("kind", kind, ("conditional", "mass-weighted")) == "conditional"
         alpha = self.alpha if alpha is None else checks.positive("alpha", alpha, "It is the largest violation allowed.")
-        table = self._evidence().table(alpha, self.delta, conditional)
+        table = self._evidence().table(alpha, self.delta, conditional, self.method)
         return replace(self, table=table, alpha=alpha, conditional=conditional)
 
-    def examples_needed(self, alpha: float | None = None) -> int | None:
+    def merge(self, *others: "Audit") -> "Audit":
+        """The audit of all examples together, as if they had been audited at once: parts of the data, hospitals, weeks.
+
+        Args:
+            others: audits of the same head, with the same delta and method.
+
+        Example:
+            >>> probs, y = torch.rand(500), torch.rand(500).round()
+            >>> head = gmc.ProbabilityHead(alpha=0.05, bins=2).fit(probs, y)
+            >>> probs, y = torch.rand(400), torch.rand(400).round()
+            >>> parts = [head.audit(p, t) for p, t in zip(probs.split(100), y.split(100))]
+            >>> parts[0].merge(*parts[1:]).table == head.audit(probs, y).table
+            True
+        """
+        from torchgmc.audits import measure
+
+        for other in (self, *others):
+            if not isinstance(other, Audit):
+                raise TypeError(f"`others` must be audits, got {type(other).__name__}.")
+            if other.source is None:
+                raise ValueError("an audit that was made from a table cannot be merged; make it with `gmc.audit`.")
+        head, tally, size = self.source
+        for other in others:
+            theirs, more, their_size = other.source
+            if (other.delta, other.method, their_size) != (self.delta, self.method, size):
+                raise ValueError("`others` must be audits with the same delta, method and cluster_size.")
+            if not head.same_state(theirs):
+                raise ValueError("`others` must be audits of the same fitted head, and one of them is not.")
+            tally = tally + more
+        found = measure.conclude(head, tally, self.delta, self.method, size)
+        if (found.alpha, found.conditional) == (self.alpha, self.conditional):
+            return found
+        return found.view("conditional" if self.conditional else "mass-weighted", self.alpha)
+
+    def examples_needed(self, alpha: float | None = None, chance: float = 0.8) -> Needed | None:
         """How many held-out examples like these would certify a wished alpha; None if none do.
 
-        The estimates, masses and variances of these data are taken as those of the population, and the same intervals are
-        computed for more (or fewer) examples. No number of examples helps where an estimate itself is beyond alpha.
+        The estimates, masses and variances of these data are taken as those of the population. They are uncertain, so the
+        answer, a whole number, also has a range.
 
         Args:
             alpha: the wish; the audit's own alpha if omitted.
+            chance: probability with which such a sample is to certify it.
 
         Example:
             >>> probs, y = torch.full((400,), 0.5), torch.arange(400) % 2
             >>> audit = gmc.ProbabilityHead(alpha=0.05, bins=1).fit(probs, y).audit(probs, y)
-            >>> audit.certified, audit.examples_needed(0.05) > 400
-            (False, True)
+            >>> need = audit.examples_needed(0.03)
+            >>> audit.certified_alpha > 0.03, need > 400, need.chance
+            (True, True, 0.8)
         """
         alpha = self._asked() if alpha is None else checks.positive("alpha", alpha, "It is the largest violation allowed.")
-        evidence = self._evidence()
-
-        def enough(n: int) -> bool:
-            _, low, high = evidence.intervals(self.conditional, self.delta, n / self.num_examples)
-            return bool((torch.maximum(-low, high) <= alpha).all())
-
-        high = 1
-        while not enough(high):
-            if high >= 1 << 50:  # an estimate at or beyond alpha, or a set without examples
-                return None
-            high *= 2
-        low = high // 2  # not enough, or 0
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (low, middle) if enough(middle) else (middle, high)
-        return high
+        checks.fraction("chance", chance)
+        rows = self._evidence().rows
+        middle, *others = (
+            rows.needed(alpha, self.delta, self.conditional, chance, self.method, shift) for shift in (0.0, -1.28, 1.28)
+        )
+        if middle is None:
+            return None
+        low, high = others
+        return Needed(middle, chance, min(middle, low or middle), None if high is None else max(middle, high))
 
     def _evidence(self) -> "Evidence":
         if self.evidence is None:
@@ -169,9 +245,9 @@ class Audit(Tabular):
     def to_dict(self) -> dict[str, Any]:
         """Everything shown, in JSON types; a figure that does not exist is None."""
         names = ["name", "alpha", "delta", "conditional", "num_examples", "excluded", "max_violation", "certified_alpha"]
-        names += ["holds", "certified", "violated", "certificate", "note"]
-        judged = {"holds", "certified"} if self.alpha is None else set()
-        return plain({name: None if name in judged else getattr(self, name) for name in [*names, "cost", "table"]})
+        names += ["violated", "certificate", "note", "method"]
+        asked = {name: None if self.alpha is None else getattr(self, name) for name in ("holds", "certified")}
+        return plain({name: getattr(self, name) for name in [*names, "cost", "table"]} | asked)
 
     def to_json(self, path: str | Path) -> Path:
         """Write :meth:`to_dict` to a file, whole or not at all; returns its path.
@@ -226,7 +302,7 @@ class Audit(Tabular):
         ]
         if len(rows) > len(shown):
             lines.append(f"... and {len(rows) - len(shown)} more with smaller estimates: all are in `audit.table`.")
-        return "\n".join([head, *lines, self.certificate, self._paid(), *([self.note] if self.note else [])])
+        return "\n".join([head, *lines, self.certificate, self.explanation, self._paid(), *([self.note] if self.note else [])])
 
     def _repr_html_(self) -> str:
         """Table for notebooks."""
@@ -248,76 +324,51 @@ class Audit(Tabular):
 
 @dataclass(frozen=True)
 class Evidence:
-    """What an audit was computed from; small, whatever the number of examples.
+    """What an audit was computed from: a few numbers per example.
 
     Attributes:
-        moments: of s = risk - target; with ``relative``, a last row for everybody.
+        rows: s, membership and weights.
         groups, what: names of the rows and columns of G.
         target: target of each column, shape ``(u,)``.
-        bounds: range of s: two numbers, or two tensors ``(u,)``.
-        relative: the target is everybody's mean, itself estimated: its interval becomes part of each.
         cells: mass and count ``(a, u)`` to show mass-weighted, where a column is a part of the group (a level set).
         columns: further columns of the table, one number per group, ``(a,)``.
     """
 
-    moments: Moments
+    rows: Rows
     groups: tuple[str, ...]
     what: tuple[str, ...]
     target: Tensor
-    bounds: Bounds
-    relative: bool = False
     cells: tuple[Tensor, Tensor] | None = None
     columns: dict[str, Tensor] = field(default_factory=dict)
 
-    def intervals(self, conditional: bool, delta: float, factor: float = 1.0) -> tuple[Tensor, Tensor, Tensor]:
-        """Estimates, low and high ends ``(a, u)``, as they would be with ``factor`` times the examples.
+    @property
+    def relative(self) -> bool:
+        """The target is everybody's mean, itself estimated."""
+        return self.rows.relative
 
-        A set without examples has violation 0 in an interval as wide as the range of s: undecided.
-        """
-        moments = self.moments.times(factor)
-        low, high = moments.intervals(conditional, self.bounds, delta)
-        if self.relative:  # E[s - E s | A] lies between the ends of A minus those of everybody, the last row
-            moments = moments.rows(len(self.groups))
-            part = 1.0 if conditional else moments.mass / moments.total
-            low, high = low[:-1] - part * high[-1], high[:-1] - part * low[-1]
-        estimate = moments.estimates(conditional)
-        empty = (moments.mass <= 0) & estimate.isnan()
-        reach = torch.maximum(*(torch.as_tensor(b).abs().to(estimate) for b in self.bounds)).expand_as(estimate)
-        low, high = torch.where(empty, -reach, low), torch.where(empty, reach, high)
-        return estimate.masked_fill(empty, 0.0), low, high
-
-    def table(self, alpha: float | None, delta: float, conditional: bool) -> dict[str, list[Any]]:
+    def table(self, alpha: float | None, delta: float, conditional: bool, method: str = "exact") -> dict[str, list[Any]]:
         """Columns of an audit's table, worst g first."""
-        estimate, low, high = (t.flatten() for t in self.intervals(conditional, delta))
-        moments = self.moments.rows(len(self.groups))
-        if self.cells is not None and not conditional:  # what each cell itself holds; the estimates do not use it
-            moments = replace(moments, mass=self.cells[0], count=self.cells[1])
-        order = estimate.abs().nan_to_num(-1.0).argsort(descending=True, stable=True)
+        rows, found = self.rows, self.rows.judge(alpha, delta, conditional, method)
+        mass, count = (rows.mass, rows.count) if self.cells is None or conditional else self.cells
+        order = found.estimate.flatten().abs().argsort(descending=True, stable=True)
         places = [divmod(index, len(self.what)) for index in order.tolist()]
         columns = {
-            "mass": (moments.mass / moments.total).flatten(),
-            "count": moments.count.flatten(),
-            "risk": (moments.estimates(True) + self.target).flatten(),
-            "estimate": estimate,
-            "low": low,
-            "high": high,
+            "mass": mass / rows.total,
+            "count": count,
+            "risk": rows.estimates(True) + self.target,
+            "estimate": found.estimate,
+            "low": found.low,
+            "high": found.high,
+            "bound": found.bound,
         }
         table: dict[str, list[Any]] = {
             "group": [self.groups[row] for row, _ in places],
             "what": [self.what[column] for _, column in places],
         }
-        table |= {key: value[order].tolist() for key, value in columns.items()}
+        table |= {key: value.flatten()[order].tolist() for key, value in columns.items()}
         table["count"] = [int(c) for c in table["count"]]
-        table["verdict"] = [_verdict(a, b, alpha) for a, b in zip(table["low"], table["high"], strict=True)]
+        table["verdict"] = [("undecided", "holds", "violated")[code] for code in found.verdict.flatten()[order].tolist()]
         for key, values in self.columns.items():
             listed = values.tolist()
             table[key] = [listed[row] for row, _ in places]
         return table
-
-
-def _verdict(low: float, high: float, alpha: float | None) -> str:
-    if alpha is None:
-        return "undecided"
-    if -alpha <= low and high <= alpha:
-        return "holds"
-    return "violated" if low > alpha or high < -alpha else "undecided"

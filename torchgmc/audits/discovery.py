@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchgmc.audits.intervals import Moments
+from torchgmc.audits.moments import Moments
 from torchgmc.audits.tabular import Tabular
 from torchgmc.engine import checks
 from torchgmc.groups.columns import as_mapping
@@ -88,7 +88,7 @@ def find_groups(
     target, prediction - outcome (``head.values(...).s``). Every level of every column and every intersection that occurs is
     searched, by counting: time is a few dozen passes over the rows, and no membership table is made.
 
-    Intervals are those of an audit (:meth:`torchgmc.audits.intervals.Moments.intervals`) with a union bound over **all**
+    Intervals follow from sums (:meth:`torchgmc.audits.moments.Moments.intervals`) with a union bound over **all**
     candidate groups and both views, so that picking the worst of them stays honest: with probability at least 1 - delta no
     interval of any searched group misses its mean, and no group within alpha is called violated. The candidates depend only
     on the columns, never on s.

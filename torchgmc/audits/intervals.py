@@ -1,145 +1,315 @@
-"""Sums over examples, and the intervals that follow from them for every g at once."""
+"""From rows to verdicts: estimates of every g, their intervals, and what may be said with confidence 1 - delta.
+
+Three claims follow from one set of rows, each with confidence 1 - delta (statistics: intersection-union test, Bonferroni):
+
+- *bound*: how far each g is from the target at the most. The largest of them bounds the worst g without any correction for the
+  number of g, since the worst one is not random: that is the certificate;
+- *intervals*, which hold for all g at once: delta / (2 G) a side;
+- *labels*, which are all right at once: "holds" at delta / G, "violated" at delta / (2 G) a side.
+"""
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from torchgmc.audits import asymptotic, betting, binomial
+from torchgmc.engine.clusters import codes, total
+from torchgmc.engine.folds import shuffled
+
+__all__ = ["METHODS", "Bounds", "Judged", "Rows"]
+
 #: Range of s: two numbers, or a tensor (u,) each.
 Bounds = tuple[float, float] | tuple[Tensor, Tensor]
+METHODS = ("exact", "asymptotic")
 
 
-@dataclass
-class Moments:
-    """Sums over examples from which estimates and intervals of all g follow; batches add up.
+@dataclass(frozen=True)
+class Judged:
+    """What is known of each g, ``(a, u)`` each.
 
-    All of shape ``(a, u)`` but the totals, ``(u,)``.
+    Attributes:
+        estimate: violation.
+        low, high: simultaneous interval.
+        bound: |violation| at the most, for this g by itself.
+        verdict: 0 undecided, 1 holds, 2 violated.
     """
 
-    first: Tensor  # sum of w 1_A s
-    second: Tensor  # sum of w^2 1_A s^2
-    mass: Tensor  # sum of w 1_A
-    square: Tensor  # sum of w^2 1_A
-    count: Tensor  # members of A
-    total: Tensor  # sum of w
-    total_square: Tensor  # sum of w^2
-    total_count: Tensor  # examples that count
-    largest: Tensor  # largest w
+    estimate: Tensor
+    low: Tensor
+    high: Tensor
+    bound: Tensor
+    verdict: Tensor
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Audited examples, in an order that depends on their content only.
+
+    Attributes:
+        s: values, float64 ``(n, u)``; 0 where an example has none.
+        counts: where it has one, bool ``(n, u)``.
+        who: membership, bool ``(n, a)``.
+        weight: ``(n,)``.
+        cluster: int64 ``(n, 1)``, or ``(n, 0)``.
+        bounds: range of s, two of ``(u,)``.
+        two_valued: s takes the two ends of its range only.
+        levels: s is 0 outside a level set, whatever the range.
+        relative: the target is everybody's mean, which was not taken off s.
+        largest: weight of a cluster at the most, if that was known beforehand.
+    """
+
+    s: Tensor
+    counts: Tensor
+    who: Tensor
+    weight: Tensor
+    cluster: Tensor
+    bounds: tuple[Tensor, Tensor]
+    two_valued: bool = False
+    levels: bool = False
+    relative: bool = False
+    largest: float | None = None
 
     @classmethod
-    def of(cls, who: Tensor, s: Tensor, weight: Tensor) -> "Moments":
-        """Moments of one batch.
+    def of(cls, s: Tensor, who: Tensor, weight: Tensor, cluster: Tensor, bounds: Bounds, **options: Any) -> "Rows":
+        """From rows in any order; s is NaN where an example has none."""
+        s = s.double()
+        counts = ~s.isnan() & (weight > 0)[:, None]
+        s = torch.where(counts, s, torch.zeros((), dtype=s.dtype, device=s.device))
+        if options.get("relative"):
+            counts = counts.all(1, keepdim=True).expand_as(counts)
+        low, high = (torch.as_tensor(b, dtype=torch.float64, device=s.device).expand(s.shape[1]) for b in bounds)
+        scale = (high - low).clamp_min(1e-300)
+        # Numbers that differ by rounding, as they do between sizes of batches, are the same content.
+        content = ((s / scale) * 2.0**36).round(), counts, who, weight.float(), cluster
+        order = shuffled(*content)
+        member, weight = who > 0, weight.double()
+        if cluster.shape[1]:  # in the order of their ids, permuted
+            place, count = codes(cluster)
+            cluster = shuffled(torch.arange(count, device=place.device))[place][:, None]
+        kept = [part[order] for part in (s, counts, member, weight, cluster)]
+        return cls(kept[0], kept[1], kept[2], kept[3], kept[4], (low, high), **options)
 
-        Args:
-            who: membership, ``(n, a)``.
-            s: values of the mapping, ``(n, u)``; ignored where the weight is 0.
-            weight: ``(n, u)``.
-        """
-        w, member = weight.double(), who.double().T
-        value = torch.where(w > 0, s.double(), torch.zeros((), dtype=torch.float64, device=s.device))
-        return cls(
-            member @ (w * value),
-            member @ (w * value).square(),
-            member @ w,
-            member @ w.square(),
-            member @ (w > 0).double(),
-            w.sum(0),
-            w.square().sum(0),
-            (w > 0).double().sum(0),
-            w.amax(0) if len(w) else w.new_zeros(w.shape[1]),
-        )
+    # -- sums ----------------------------------------------------------------------------------------------------------
 
-    def __add__(self, other: "Moments") -> "Moments":
-        """Moments of both sets of examples."""
-        parts = {name: getattr(self, name) + getattr(other, name) for name in self.__dataclass_fields__}
-        parts["largest"] = torch.maximum(self.largest, other.largest)
-        return Moments(**parts)
+    @property
+    def mass(self) -> Tensor:
+        """Weight of each g, ``(a, u)``."""
+        return self.who.double().T @ (self.weight[:, None] * self.counts)
 
-    def times(self, factor: float) -> "Moments":
-        """Moments of ``factor`` times as many examples like these."""
-        parts = {name: factor * getattr(self, name) for name in self.__dataclass_fields__}
-        return Moments(**(parts | {"largest": self.largest}))
+    @property
+    def total(self) -> Tensor:
+        """Weight of all, ``(u,)``."""
+        return self.weight @ self.counts.double()
 
-    def rows(self, stop: int) -> "Moments":
-        """Moments of the first sets alone."""
-        return Moments(**{name: part[:stop] if part.dim() == 2 else part for name, part in vars(self).items()})
+    @property
+    def count(self) -> Tensor:
+        """Examples of each g, ``(a, u)``."""
+        return self.who.double().T @ self.counts.double()
+
+    @property
+    def mean(self) -> Tensor:
+        """Of s over everybody, ``(u,)``."""
+        return self.weight @ self.s / self.total
 
     def estimates(self, conditional: bool) -> Tensor:
-        """Violation of each g, mass-weighted or conditional on the group."""
-        return self.first / (self.mass if conditional else self.total.expand_as(self.mass))
+        """Violation of each g, ``(a, u)``; NaN for a conditional one without examples."""
+        s = self.s - self.mean * self.counts if self.relative else self.s
+        sums = self.who.double().T @ (self.weight[:, None] * s)
+        return sums / (self.mass if conditional else self.total.expand_as(sums))
 
-    def intervals(self, conditional: bool, bounds: Bounds, delta: float) -> tuple[Tensor, Tensor]:
-        r"""Low and high ends of intervals that all hold at once with probability 1 - delta.
+    # -- units ---------------------------------------------------------------------------------------------------------
 
-        A union bound over every g and over several bounds, of which the tightest on each side counts, leaves each
-        :math:`\delta' = \delta / (2 |G|)`, or a third instead of a half mass-weighted:
+    @property
+    def weighted(self) -> bool:
+        """Do units differ in size?"""
+        return self.cluster.shape[1] > 0 or bool((self.weight[self.weight > 0].diff() != 0).any())
 
-        - empirical Bernstein (Maurer and Pontil): :math:`\sqrt{2 \hat V \ln(4/\delta')/n} + 7 R \ln(4/\delta') / (3(n-1))`;
-        - Chernoff with the relative entropy of the mean's place p in the range: :math:`n\, kl(\hat p, p) \le \ln(2/\delta')`,
-          which is nearly exact for s of two values; with unequal weights Hoeffding's, its bound that allows for them:
-          :math:`R \sqrt{\sum w^2 \ln(2/\delta') / 2} / \sum w`;
-        - mass-weighted and equally weighted also the product of P(A) and the group's own deviation, each with its Chernoff
-          interval: the members of A say all there is to know of a rare group.
+    def _range(self, conditional: bool) -> tuple[Tensor, Tensor]:
+        """Range of what is bet on, ``(u,)``."""
+        low, high = self.bounds
+        if self.relative:
+            half = (high - low) if conditional else (high - low) / 2
+            return -half, half
+        if not conditional or self.levels:  # the others have 1_A s = 0
+            low, high = low.clamp_max(0.0), high.clamp_min(0.0)
+        return low, torch.maximum(high, low + 1e-12)
 
-        R is the width of the range of s. Mass-weighted, the sample is all n examples with 1_A s; conditional, it is the members
-        of A. Weights are taken as given.
+    def _sizes(self, conditional: bool) -> tuple[Tensor, Tensor]:
+        """Weight of every cluster in each sequence ``(m, J)``, and the sequence that each g follows, ``(G,)``."""
+        count, columns = self.who.shape[1], self.s.shape[1]
+        g = torch.arange(count * columns, device=self.s.device)
+        same = bool((self.counts == self.counts[:, :1]).all())
+        inside = self.counts[:, :1] if same else self.counts  # (n, 1) or (n, u)
+        which = torch.zeros_like(g) if same else g % columns
+        if conditional:
+            inside = (self.who[:, :, None] & inside[:, None]).flatten(1)
+            which = g // columns if same else g
+        return total(self.weight[:, None] * inside, self.cluster), which
+
+    def _events(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Cluster, g and weighted sum of s wherever that is not 0."""
+        count, columns = self.who.shape[1], self.s.shape[1]
+        row, column = (self.s != 0).nonzero().unbind(1)
+        group = self.who.nonzero()[:, 1]
+        many = self.who.sum(1)
+        first = many.cumsum(0) - many
+        times = many[row]
+        event = torch.repeat_interleave(torch.arange(len(row), device=row.device), times)
+        within = torch.arange(len(event), device=row.device) - torch.repeat_interleave(times.cumsum(0) - times, times)
+        row, column = row[event], column[event]
+        g = group[first[row] + within] * columns + column
+        value = self.weight[row] * self.s[row, column]
+        if self.cluster.shape[1] == 0:
+            return row, g, value
+        place, _ = codes(self.cluster)
+        cell, where = torch.unique(place[row] * (count * columns) + g, return_inverse=True)
+        value = value.new_zeros(len(cell)).index_add_(0, where, value)
+        return cell // (count * columns), cell % (count * columns), value
+
+    def units(self, conditional: bool) -> tuple[betting.Units, Tensor, Tensor]:
+        """What is bet on, and where 0 and 1 of it lie, ``(G,)`` each."""
+        low, high = (end.repeat(self.who.shape[1]) for end in self._range(conditional))
+        sizes, which = self._sizes(conditional)
+        if self.relative:
+            sizes, which, row, g, value = self._pairs(conditional, sizes, which)
+            largest = None if self.largest is None else self.largest**2
+        else:
+            row, g, value = self._events()
+            largest = self.largest
+        most = max(float(sizes.max()) if sizes.numel() else 0.0, 1e-300) if largest is None else largest
+        sizes, rest = sizes / most, -low / (high - low)
+        a = sizes[row, which[g]] * rest[g] + value / (most * (high - low)[g])
+        a = torch.minimum(a.clamp_min(0.0), sizes[row, which[g]])
+        return betting.Units.of(sizes, which, rest, g, row, a), low, high
+
+    def _pairs(self, conditional: bool, sizes: Tensor, which: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """Pairs of clusters, of which (1_A - 1_A')(s - s')/2 has the mean E[1_A s] - P(A) E[s], whatever the law."""
+        whole = total(self.weight[:, None] * self.counts[:, :1], self.cluster)  # (m, 1)
+        member = total(self.weight[:, None] * (self.who & self.counts[:, :1]), self.cluster)
+        values = total(self.weight[:, None] * self.s, self.cluster)
+        both = total((self.weight[:, None, None] * self.who[:, :, None] * self.s[:, None]).flatten(1), self.cluster)
+        even = len(whole) // 2 * 2
+        (n, m), (a, b), (p, q), (x, y) = (t[:even].view(-1, 2, t.shape[1]).unbind(1) for t in (whole, member, values, both))
+        across = (a[:, :, None] * q[:, None] + b[:, :, None] * p[:, None]).flatten(1)
+        value = (x * m + n * y - across) / 2  # (m / 2, G)
+        if conditional:
+            sizes, which = (a * m + n * b) / 2, which
+        else:
+            sizes, which = n * m, which
+        row, g = (value != 0).nonzero().unbind(1)
+        return sizes, which, row, g, value[row, g]
+
+    # -- verdicts ------------------------------------------------------------------------------------------------------
+
+    def judge(self, alpha: float | None, delta: float, conditional: bool, method: str = "exact") -> Judged:
+        """Estimates, intervals, bounds and verdicts.
 
         Args:
-            conditional: of the group's own deviation, or of the mass-weighted one.
-            bounds: range of s, known beforehand: two numbers, or two tensors ``(u,)``.
-            delta: 1 - confidence.
-
-        Returns:
-            Two tensors ``(a, u)``.
+            alpha: the promise; None leaves all undecided.
+            delta: 1 - confidence of each of the three claims.
+            conditional: each group's own deviation, or the mass-weighted one.
+            method: ``"exact"`` or ``"asymptotic"``.
         """
-        bottom, top = (torch.as_tensor(b, dtype=torch.float64, device=self.first.device) for b in bounds)
-        width = top - bottom
-        share = delta / ((2 if conditional else 3) * self.first.numel())
-        if conditional:
-            n, total, square = self.count, self.mass, self.square
+        estimate = self.estimates(conditional)
+        shape, count = estimate.shape, estimate.numel()
+        levels = torch.tensor([delta, delta / (2 * count)], dtype=torch.float64, device=estimate.device)
+        tests, low, high = self._tests(conditional)
+        ends = low[None, :, None] + (high - low)[None, :, None] * tests.ends(levels)  # (2, G, 2)
+        sure = torch.zeros(3, count, dtype=torch.bool, device=estimate.device)  # within alpha; label holds; violated
+        if alpha is not None:
+            # H: at least alpha; H: at most -alpha; both at delta and delta / G. Then the reverse, at delta / (2 G).
+            m = torch.tensor([alpha, -alpha, alpha, -alpha, alpha, -alpha], dtype=torch.float64, device=low.device)
+            up = torch.tensor([False, True, False, True, True, False], device=low.device)
+            level = [delta, delta, delta / count, delta / count, delta / (2 * count), delta / (2 * count)]
+            mean = (m - low[:, None]) / (high - low)[:, None]
+            found = tests.rejects(mean, up, torch.tensor(level, dtype=torch.float64))
+            sure = torch.stack([found[:, 0] & found[:, 1], found[:, 2] & found[:, 3], found[:, 4] | found[:, 5]])
+        middle = estimate.flatten().nan_to_num(0.0)
+        bound = torch.maximum(ends[1, :, 0], -ends[0, :, 0])
+        least, most = ends[0, :, 1], ends[1, :, 1]
+        if method == "asymptotic":
+            normal = self._normal(conditional, estimate)
+            fits, part = normal.fits, float(normal.fits.double().mean())
+            q, one, each = normal.joint(part * delta), *(asymptotic.quantile(d) for d in (delta, delta / count))
+            bound = torch.where(fits, torch.maximum(normal.end(-one), -normal.end(one)), bound)
+            least, most = torch.where(fits, normal.end(q), least), torch.where(fits, normal.end(-q), most)
+            if alpha is not None:
+                label = torch.maximum(normal.end(-each), -normal.end(each)) <= alpha
+                mine = torch.stack([bound <= alpha, label, torch.maximum(least, -most) > alpha])
+                sure = torch.where(fits, mine, sure)
+        least, most = torch.minimum(least, middle), torch.maximum(most, middle)
+        bound = torch.maximum(bound, middle.abs())
+        if alpha is not None:  # the test at alpha decides; rounding of ends does not
+            beyond = math.nextafter(alpha, math.inf)
+            bound = torch.where(sure[0] & (bound > alpha), alpha, torch.where(~sure[0] & (bound <= alpha), beyond, bound))
+        verdict = torch.where(sure[2], 2, torch.where(sure[1], 1, 0))
+        parts = (middle, least, most, bound, verdict)
+        return Judged(*(part.view(shape) for part in parts))
+
+    def needed(
+        self, alpha: float, delta: float, conditional: bool, chance: float, method: str = "exact", shift: float = 0.0
+    ) -> int | None:
+        r"""How many examples certify alpha with this chance, each |estimate| being ``shift`` standard errors further from 0.
+
+        A one-sided interval of n examples is about :math:`z\, \mathrm{se} + R \ln(1/\delta) / (3 n)` long, and no shorter than
+        :math:`1.1 R \ln(1/\delta) / n`; it misses alpha where the estimate is off by what is left.
+        """
+        estimate = self.estimates(conditional)
+        if method == "asymptotic":
+            error, reach = self._normal(conditional, estimate).error, estimate.new_zeros(())
         else:
-            n, total, square = (t.expand_as(self.mass) for t in (self.total_count, self.total, self.total_square))
-            bottom, top = bottom.clamp_max(0.0), top.clamp_min(0.0)  # others have 1_A s = 0
-        mean = self.first / total
-        scale = n / total  # weights with mean 1
-        variance = ((scale.square() * self.second - n * mean.square()) / (n - 1)).clamp_min(0.0)
-        log = math.log(4 / share)
-        half = (2 * variance * log / n).sqrt() + 7 * (top - bottom) * scale * self.largest * log / (3 * (n - 1))
-        half = torch.where(n > 1, half, torch.inf)
-        hoeffding = (top - bottom) * (square * math.log(2 / share) / 2).sqrt() / total
-        equal = (self.total_square * self.total_count <= self.total.square() * (1 + 1e-9)).expand_as(mean)
-        place = chernoff((mean - bottom) / (top - bottom), n, math.log(2 / share))
-        low = torch.where(equal, bottom + (top - bottom) * place[0], mean - hoeffding)
-        high = torch.where(equal, bottom + (top - bottom) * place[1], mean + hoeffding)
-        low, high = torch.maximum(low, mean - half), torch.minimum(high, mean + half)
+            units, low, high = self.units(conditional)
+            _, u, uu, a, ua, aa = units.sums()[:, -1]
+            middle = a / u
+            error = (aa - 2.0 * middle * ua + middle.square() * uu).clamp_min(0.0).sqrt() / u * (high - low)
+            reach = (high - low) * math.log(1.0 / delta) / u
+        middle = (estimate.flatten().abs() + shift * error).clamp_min(0.0)
+        if not bool((middle < alpha).all()):  # beyond, or a set without examples
+            return None
+        z = asymptotic.quantile(delta)
+
+        def enough(examples: int) -> bool:
+            factor = len(self.s) / examples
+            now = (error * factor**0.5).clamp_min(1e-12)
+            half = torch.maximum(z * now + reach * factor / 3.0, 1.1 * reach * factor)
+            failing = torch.special.ndtr((half - alpha + middle) / now) + torch.special.ndtr((half - alpha - middle) / now)
+            return float(failing.sum()) <= 1.0 - chance
+
+        high_end = 1
+        while not enough(high_end):
+            if high_end >= 1 << 50:
+                return None
+            high_end *= 2
+        low_end = high_end // 2
+        while high_end - low_end > 1:
+            between = (low_end + high_end) // 2
+            low_end, high_end = (low_end, between) if enough(between) else (between, high_end)
+        return high_end
+
+    def _tests(self, conditional: bool) -> tuple[betting.Units | binomial.Counts, Tensor, Tensor]:
+        if conditional and self.two_valued and not self.weighted and (not self.levels or self.s.shape[1] == 1):
+            low, high = (end.repeat(self.who.shape[1]) for end in self.bounds)
+            n = self.count.flatten()
+            middle = ((low + high) / 2).view(-1, self.s.shape[1])[0]
+            k = (self.who.double().T @ ((self.s > middle) & self.counts).double()).flatten()
+            return binomial.Counts(k, n), low, high
+        return self.units(conditional)
+
+    def _normal(self, conditional: bool, estimate: Tensor) -> asymptotic.Normal:
+        """What each cluster adds to each estimate: its influence."""
+        s = self.s - self.mean * self.counts if self.relative else self.s
+        share = self.weight[:, None] * self.counts  # (n, u)
+        member = self.who.double()[:, :, None]
+        if self.relative:  # (1_A - P(A)) (s - mean)
+            member = member - (self.mass / self.total)
+        part = member * (self.weight[:, None] * s)[:, None]  # (n, a, u)
         if conditional:
-            return low, high
-        # A tenth of this bound's share for P(A), whose interval matters little where the deviation is near 0.
-        bottom = torch.as_tensor(bounds[0], dtype=torch.float64, device=self.first.device)
-        own = chernoff((self.first / self.mass - bottom) / width, self.count, math.log(2 / (0.9 * share)))
-        least, most = (bottom + width * end for end in own)
-        few, many = chernoff(self.count / n, n, math.log(2 / (0.1 * share)))
-        least, most = torch.where(least < 0, least * many, least * few), torch.where(most > 0, most * many, most * few)
-        usable = equal & (self.count > 0)
-        return torch.where(usable, torch.maximum(low, least), low), torch.where(usable, torch.minimum(high, most), high)
-
-
-def chernoff(p: Tensor, n: Tensor, log: float) -> tuple[Tensor, Tensor]:
-    r"""Ends of :math:`\{q \in [0, 1] : n\, kl(p, q) \le \text{log}\}`, by bisection; all of [0, 1] for n = 0.
-
-    For n independent variables in [0, 1] with mean q, Chernoff's bound gives that p lies so far below (or above) q with
-    probability at most exp(-log).
-
-    Example:
-        >>> [round(float(end), 3) for end in chernoff(torch.tensor(0.0).double(), torch.tensor(100.0).double(), 3.0)]
-        [0.0, 0.03]
-    """
-    p = p.nan_to_num(0.5).clamp(0.0, 1.0)
-    least = torch.xlogy(p, p) + torch.xlogy(1 - p, 1 - p) - log / n  # kl(p, q) <= log / n where p ln q + ... is at least this
-    outer, inner = torch.stack([torch.zeros_like(p), torch.ones_like(p)]), torch.stack([p, p])  # both ends at once
-    for _ in range(36):
-        q = (outer + inner) / 2
-        inside = torch.xlogy(p, q) + torch.xlogy(1 - p, 1 - q) >= least
-        outer, inner = torch.where(inside, outer, q), torch.where(inside, q, inner)
-    return outer[0], outer[1]  # the outer ends: rounding makes an interval wider, never narrower
+            part = part / self.mass - (self.who.double()[:, :, None] * share[:, None]) * (estimate / self.mass)
+        else:
+            part = part / self.total - share[:, None] * (estimate / self.total)
+        values = total(part.flatten(1).nan_to_num(0.0), self.cluster)
+        count = (self.who.double().T @ (self.s != 0).double()).flatten()
+        return asymptotic.Normal(values * len(values), estimate.flatten().nan_to_num(0.0), count)

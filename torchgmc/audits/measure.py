@@ -1,5 +1,6 @@
 """From batches to an audit: what a head keeps of held-out data, added up, and judged at the end."""
 
+import copy
 import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -8,17 +9,20 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from torchgmc import distributed
 from torchgmc.audits import overlap
 from torchgmc.audits.audit import Audit, Evidence
-from torchgmc.audits.intervals import Moments
+from torchgmc.audits.intervals import METHODS, Rows
 from torchgmc.engine import checks
+from torchgmc.engine.clusters import total
 
 if TYPE_CHECKING:
     from torchgmc.heads.base import Head
 
-__all__ = ["Tally", "audit", "each"]
+__all__ = ["Tally", "audit", "conclude", "each"]
 
 UNKNOWN_RANGE = "The range of s was taken from these data, so the intervals are a guide, not a guarantee."
+UNKNOWN_SIZE = "The largest cluster was taken from these data: give `cluster_size` if a bound is known beforehand."
 
 
 @dataclass
@@ -29,6 +33,7 @@ class Tally:
         s: values of the mapping, ``(n, u)``, before everybody's mean is taken off; NaN where an example has none.
         who: membership in each set, ``(n, a)``.
         weight: ``(n,)``.
+        cluster: int64 ``(n, 1)``, or ``(n, 0)``.
         column: see :class:`~torchgmc.engine.values.Values`.
         sums, rows: what the head needs for costs, see :meth:`torchgmc.Head.audit_sums`.
         sketch: which examples they were.
@@ -37,6 +42,7 @@ class Tally:
     s: Tensor
     who: Tensor
     weight: Tensor
+    cluster: Tensor
     column: Tensor | None
     sums: dict[str, Tensor]
     rows: dict[str, Tensor]
@@ -46,7 +52,7 @@ class Tally:
     def of(cls, head: "Head", batch: Mapping[str, Any]) -> "Tally":
         """Of one batch, given by the names of the arguments of ``head.observe``."""
         first = batch[head.arguments[0]]
-        given = {name: value for name, value in batch.items() if name != "weight"}
+        given = {name: value for name, value in batch.items() if name not in ("weight", "clusters")}
         with torch.no_grad():
             values = head.values(**{name: value for name, value in given.items() if name not in head.audit_only})
             n = len(values.s)
@@ -57,6 +63,7 @@ class Tally:
                 values.s if values.mean is None else values.s + values.mean,
                 values.who,
                 weight,
+                head.check_clusters(batch.get("clusters"), n, weight.device),
                 values.column,
                 head.audit_sums(weight=weight, **given),
                 head.audit_rows(**given),
@@ -69,10 +76,14 @@ class Tally:
         def both(a: Tensor, b: Tensor) -> Tensor:
             return torch.cat([a, b.to(a.device)])
 
+        if self.cluster.shape[1] != other.cluster.shape[1]:
+            raise ValueError("`clusters` must be given with every batch, or with none.")
+
         return Tally(
             both(self.s, other.s),
             both(self.who, other.who),
             both(self.weight, other.weight),
+            both(self.cluster, other.cluster),
             None if self.column is None or other.column is None else both(self.column, other.column),
             {key: value + other.sums[key] for key, value in self.sums.items()},
             {key: both(value, other.rows[key]) for key, value in self.rows.items()},
@@ -104,20 +115,29 @@ def audit(
     *,
     alpha: float | None = None,
     conditional: bool | None = None,
+    method: str = "exact",
+    cluster_size: float | None = None,
 ) -> Audit:
     """Audit a head or a baseline on held-out data that come in batches.
 
-    Pixels and vocabularies are seen once and forgotten; a few numbers per example are kept. However the data are cut, the audit
-    is that of ``head.audit`` on all (to rounding).
+    Pixels and vocabularies are seen once and forgotten; a few numbers per example are kept. However the data are cut and
+    ordered, the audit is that of ``head.audit`` on all (to rounding). Under ``torch.distributed`` every rank gives its own
+    batches and gets the audit of all of them; an audit of one rank goes inside ``gmc.distributed.local()``. Audits of parts
+    are joined by :meth:`torchgmc.Audit.merge`.
 
     Args:
         head: fitted head or baseline.
         batches: an iterable of batches (a ``DataLoader``, a generator), or one batch. A batch is a tuple of the arguments of
             ``head.observe``, e.g. ``(scores, masks, groups)`` or ``(scores, masks, groups, weight)``, or a mapping from their
             names.
-        delta: 1 - confidence of all intervals together.
+        delta: 1 - confidence: of the certificate, of all intervals together, and of all verdicts together.
         alpha: judge by another alpha than the head's.
         conditional: judge each group's own deviation (True) or the mass-weighted one (False); as the head if omitted.
+        method: ``"exact"`` holds for every number of examples and every distribution; ``"asymptotic"`` holds for many examples
+            and is narrower, above all for small probabilities as in text. Groups that it does not fit (fewer than 30 values
+            other than 0, or skewed) keep the exact intervals. The certificate names it.
+        cluster_size: largest number of examples (or weight) of a cluster, known beforehand; only with ``clusters`` in the
+            batches, which say which examples belong together: a cluster counts as one independent draw.
 
     Returns:
         The audit: worst group first, certificate, cost, files.
@@ -133,33 +153,40 @@ def audit(
     if not all(hasattr(head, name) for name in ("bind_batch", "values", "is_fitted")):
         raise TypeError(f"`head` must be a head or a baseline, got {type(head).__name__}.")
     checks.fraction("delta", delta)
+    checks.option("method", method, METHODS)
+    if cluster_size is not None:
+        checks.positive("cluster_size", cluster_size, "It is the largest number of examples of a cluster.")
     if not head.is_fitted:
         raise RuntimeError("this head is not fitted; call `fit`, or `observe` and `calibrate`, or load its state.")
     tally: Tally | None = None
-    for place, batch in enumerate(each(batches)):
-        part = Tally.of(head, head.bind_batch(batch, place))
-        tally = part if tally is None else tally + part
-    if tally is None:
-        raise ValueError("`batches` holds no batch to audit.")
-    found = _conclude(head, tally, delta)
+    with distributed.together():
+        if distributed.active():
+            distributed.agree(f"audit of {distributed.signature(head)}, delta={delta}, method={method}, {cluster_size}")
+        for place, batch in enumerate(each(batches)):
+            part = Tally.of(head, head.bind_batch(batch, place))
+            tally = part if tally is None else tally + part
+        tally = distributed.reduce(tally, "audit", head.fitted.device)
+        if tally is None:
+            raise ValueError("`batches` holds no batch to audit.")
+        found = conclude(head, tally, delta, method, cluster_size)
     if alpha is None and conditional is None:
         return found
     own = found.conditional if conditional is None else conditional
     return found.view("conditional" if own else "mass-weighted", alpha)
 
 
-def _conclude(head: "Head", tally: Tally, delta: float) -> Audit:
+def conclude(head: "Head", tally: Tally, delta: float, method: str, cluster_size: float | None) -> Audit:
     """The audit of all batches, with a warning if their examples were calibrated on."""
-    names, summary = head.test_functions(), head.audit_summary(tally)
-    evidence, guessed = _evidence(head, tally, summary.get("columns", {}))
+    summary = head.audit_summary(tally)
+    evidence, guessed = _evidence(head, tally, summary.get("columns", {}), cluster_size)
     excluded = int(tally.s.isnan().any(1).sum())
-    notes = [summary.get("note", ""), UNKNOWN_RANGE if guessed else ""]
+    unsized = cluster_size is None and tally.cluster.shape[1] > 0
+    notes = [summary.get("note", ""), UNKNOWN_RANGE if guessed else "", UNKNOWN_SIZE if unsized else ""]
     warning = "" if head.calibrated_on is None else overlap.warning_text(head.calibrated_on, tally.sketch)
     if warning:
         warnings.warn(warning, overlap.OverlapWarning, stacklevel=4)
-    assert (len(names.who), len(names.what)) == tuple(evidence.moments.rows(len(names.who)).first.shape)
     return Audit(
-        evidence.table(head.alpha, delta, head.conditional),
+        evidence.table(head.alpha, delta, head.conditional, method),
         head.alpha,
         delta,
         head.conditional,
@@ -170,33 +197,58 @@ def _conclude(head: "Head", tally: Tally, delta: float) -> Audit:
         " ".join(part for part in (*notes, warning) if part),
         evidence,
         summary.get("details", {}),
+        method,
+        (copy.copy(head), tally, cluster_size),
     )
 
 
-def _evidence(head: "Head", tally: Tally, columns: dict[str, Tensor]) -> tuple[Evidence, bool]:
+def _evidence(head: "Head", tally: Tally, columns: dict[str, Tensor], cluster_size: float | None) -> tuple[Evidence, bool]:
     """What the table is computed from, and whether the range of s had to be taken from the data."""
-    names = head.test_functions()
-    s, who = tally.s.double(), tally.who
-    weight = tally.weight[:, None] * ~s.isnan()  # (n, u)
-    empty = ((who > 0).double().T @ (weight > 0).double()).eq(0).flatten(1).any(1)
+    names, known = head.test_functions(), head.s_range()
+    defined = ~tally.s.isnan()
+    if bool(tally.s.isinf().any()):
+        raise ValueError("s is infinite for some examples, so there is no mean to audit; look at the scores and the risk.")
+    low, high = known if known is not None else _seen(tally.s[defined])
+    options = {
+        "two_valued": head.two_valued,
+        "levels": tally.column is not None,
+        "relative": head.relative,
+        "largest": cluster_size,
+    }
+    rows = Rows.of(tally.s, tally.who, tally.weight, tally.cluster, (low, high), **options)
+    _check_range(rows)
+    if cluster_size is not None and tally.cluster.shape[1]:
+        found = float(total(rows.weight[:, None], rows.cluster).max())
+        if found > cluster_size:
+            raise ValueError(f"`cluster_size` must bound every cluster, got {cluster_size:g}, but one has {found:g} examples.")
+    empty = rows.count.eq(0).any(1)
     if head.static and bool(empty.any()):
         raise ValueError(f"group {names.who[int(empty.nonzero()[0])]!r} has no examples to audit; leave it out or add data.")
-    known = head.s_range()
-    if known is None:
-        defined = s[~s.isnan()]
-        least, most = (float(v) for v in defined.aminmax()) if defined.numel() else (0.0, 0.0)
-    low, high = (least, max(most, least + 1e-12)) if known is None else known
-    target = torch.as_tensor(head.s_target(), dtype=torch.float64, device=s.device).expand(s.shape[1])
-    if head.relative:
-        target = torch.where(weight > 0, s, 0.0).mul(weight).sum(0) / weight.sum(0)
-        s, who = s - target, torch.cat([who, torch.ones_like(who[:, :1])], 1)
-        low, high = low - target, high - target
+    target = rows.mean if head.relative else torch.as_tensor(head.s_target()).to(rows.s).expand(rows.s.shape[1])
     cells = None
     if tally.column is not None:
-        inside = torch.zeros_like(s).scatter_(1, tally.column, 1.0)
-        member = tally.who.double().T
+        inside = torch.zeros_like(rows.s).scatter_(1, tally.column, 1.0)
+        member, weight = (tally.who > 0).double().T, tally.weight[:, None] * defined
         cells = member @ (inside * weight), member @ (inside * (weight > 0))
-    moments = Moments.of(who, s, weight)
-    return Evidence(
-        moments, tuple(names.who), tuple(names.what), target, (low, high), head.relative, cells, columns
-    ), known is None
+    return Evidence(rows, tuple(names.who), tuple(names.what), target, cells, columns), known is None
+
+
+def _seen(values: Tensor) -> tuple[float, float]:
+    """The range of s, where only the data tell."""
+    least, most = (float(v) for v in values.aminmax()) if values.numel() else (0.0, 0.0)
+    return least, max(most, least + 1e-12)
+
+
+def _check_range(rows: Rows) -> None:
+    """Betting on values beyond their range proves nothing."""
+    low, high = rows.bounds
+    slack = 1e-6 * (high - low)  # float32 values at the ends
+    wrong = rows.counts & ((rows.s < low - slack) | (rows.s > high + slack))
+    if rows.levels:
+        wrong &= rows.s != 0
+    if bool(wrong.any()):
+        k = int(wrong.any(0).nonzero()[0])
+        raise ValueError(
+            f"s must lie in its range, {float(low[k]):g} to {float(high[k]):g}, but it is {float(rows.s[wrong][0]):g} for some "
+            "example; the range of the risk is not what the head says it is."
+        )

@@ -7,9 +7,9 @@ Exit code 0: the audit meets ``--require``. 1: it does not. 2: bad input.
 ================  ==========================================================================================
 ``--require``     exit code 1 if
 ================  ==========================================================================================
-``unviolated``    some group is certainly off: its interval lies wholly beyond alpha (default)
+``unviolated``    some group is certainly off: beyond alpha with confidence 1 - delta, all groups at once (default)
 ``holds``         some estimate on these data lies beyond alpha, certain or not
-``certified``     some interval reaches beyond alpha: the promise is not proved with confidence 1 - delta
+``certified``     the promise is not proved for every group with confidence 1 - delta
 ``nothing``       never
 ================  ==========================================================================================
 """
@@ -23,6 +23,7 @@ import typer
 
 import torchgmc as gmc
 from torchgmc import report as reports
+from torchgmc.audits.intervals import METHODS
 from torchgmc.cli import fitting, options, show
 from torchgmc.cli.loading import load_head, open_source
 from torchgmc.cli.source import further_arrays
@@ -54,6 +55,7 @@ def audit(
             "Judge each group's own deviation, or the deviation weighted by its share.", None, "--conditional/--mass-weighted"
         ),
     ] = None,
+    method: Annotated[str, options.told("Intervals: for any number of examples, or for many.", "|".join(METHODS))] = "exact",
     groups: options.GroupColumns = None,
     unknown: options.Unknown = "error",
     chunk: options.Chunk = None,
@@ -67,22 +69,26 @@ def audit(
     """
     checks.option("--require", require, REQUIREMENTS)
     checks.fraction("--delta", delta)
+    checks.option("--method", method, METHODS)
     check_file("--report", report, head, data, suffixes=(".html", ".htm"))
     fitted, notes = load_head(head)
+    if fitted.alpha is None and alpha is None and require != "nothing":
+        raise ValueError("this head was made with alpha=None: say what to judge it by with --alpha, or use --require nothing.")
     wanted = ("scores", "labels") if fitted.truth else ("scores",)
     source = open_source(fitted, notes, data, own, groups, wanted, chunk, unknown)
-    found = fitting.audit(fitted, source, delta, alpha=alpha, conditional=conditional)
-    needed = found.examples_needed()
+    found = fitting.audit(fitted, source, delta, alpha=alpha, conditional=conditional, method=method)
+    needed = None if found.alpha is None else found.examples_needed()
     if report is not None:
         reports.write(report, found, fitted, settings={"command": show.command(), "head": head.name, "data": data.name})
-    kept = {"unviolated": not found.violated, "holds": found.holds, "certified": found.certified, "nothing": True}[require]
+    kept = require == "nothing" or (not found.violated if require == "unviolated" else getattr(found, require))
     if showing.as_json:
         files = {} if report is None else {"report": str(report)}
-        more = {"require": require, "passed": kept, "examples_needed": needed, "files": files}
+        figures = None if needed is None else {"examples": int(needed), **vars(needed)}
+        more = {"require": require, "passed": kept, "examples_needed": figures, "files": files}
         show.print_json({"torchgmc": gmc.__version__} | found.to_dict() | more)
     else:
         show.print_audit(found, showing.most)
-        show.print_needed(found, needed)
+        show.print_needed(found)
         if report is not None:
             typer.echo(f"report: {report}")
         if not kept:

@@ -72,7 +72,7 @@ def audit(head: gmc.Head, source: Source, delta: float, held: Rows | None = None
         source: of the rows.
         delta: 1 - confidence.
         held: rows to audit; all if None.
-        view: ``alpha`` and ``conditional`` of :func:`torchgmc.audit`.
+        view: ``alpha``, ``conditional`` and ``method`` of :func:`torchgmc.audit`.
     """
     total = source.count()
     with show.progress("audit", total) as advance, _located(source) as looking_at:

@@ -102,6 +102,7 @@ def print_audit(audit: gmc.Audit, most: int) -> None:
     page.print(_plain(title), table, sep="\n")
     _print_rest(page, len(audit.table["group"]) - most)
     page.print(_plain(audit.certificate), soft_wrap=True)
+    page.print(_plain(audit.explanation), soft_wrap=True)
     if audit.cost:
         page.print(_plain(", ".join(f"{name} {value:.4f}" for name, value in audit.cost.items())), soft_wrap=True)
     if audit.note:
@@ -113,14 +114,13 @@ def command() -> str:
     return shlex.join(["torchgmc", *sys.argv[1:]])
 
 
-def print_needed(audit: gmc.Audit, needed: int | None) -> None:
+def print_needed(audit: gmc.Audit) -> None:
     """How many examples would certify alpha, where these did not."""
-    if audit.certified:
+    if audit.alpha is None or audit.certified:
         return
-    if needed is None:
-        console().print(f"No number of examples like these would certify {audit.alpha:g}.", soft_wrap=True)
-    else:
-        console().print(f"About {needed} examples like these would certify {audit.alpha:g}.", soft_wrap=True)
+    needed = audit.examples_needed()
+    text = f"Examples like these that would certify {audit.alpha:g}: {needed or 'no number is enough'}."
+    console().print(_plain(text), soft_wrap=True)
 
 
 def _print_rest(page: Any, more: int) -> None:

@@ -84,6 +84,8 @@ class Head(Float64Module):
     common: ClassVar[bool] = False
     #: The promise compares with everybody's mean: :attr:`Values.mean` is set.
     relative: ClassVar[bool] = False
+    #: s takes the two ends of its range only (covered or not).
+    two_valued: ClassVar[bool] = False
     #: ``forward`` takes the probability of one event, ``(n,)``.
     one_event: bool = False
     #: Buffers that grow in a fit along their first dimension (a log); a saved state may be of any length.
@@ -401,17 +403,27 @@ class Head(Float64Module):
 
     # -- audit -------------------------------------------------------------------------------------------------------
 
-    def audit(self, *batch: Any, delta: float = 0.05, **named: Any) -> Audit:
+    def same_state(self, other: "Head") -> bool:
+        """Would both give the same output: the same kind, options and fitted buffers?"""
+        if self.kind() != other.kind() or self.config() != other.config() or set(self._buffers) != set(other._buffers):
+            return False
+        return all(torch.equal(a, b.to(a.device)) for a, b in zip(self.buffers(), other.buffers(), strict=True))
+
+    def audit(
+        self, *batch: Any, delta: float = 0.05, method: str = "exact", cluster_size: float | None = None, **named: Any
+    ) -> Audit:
         """Measure the promise on held-out data, passed as to ``observe``, with intervals that hold for every g at once.
 
         Args:
             batch, named: arguments of ``observe``; some heads take more, to measure costs.
             delta: 1 - confidence.
+            method: ``"exact"`` or ``"asymptotic"``, see :func:`torchgmc.audit`.
+            cluster_size: largest number of examples of a cluster, where ``clusters`` are given.
 
         Returns:
             The audit: a row per g, worst first, the certificate, and what the promise cost.
         """
-        return measure.audit(self, [self.bind(*batch, **named)], delta)
+        return measure.audit(self, [self.bind(*batch, **named)], delta, method=method, cluster_size=cluster_size)
 
     # -- checks ------------------------------------------------------------------------------------------------------
 

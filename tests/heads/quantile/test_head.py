@@ -163,7 +163,7 @@ def test_a_base_of_ones_own():
     assert head.report.converged and oracle.worst_cell(table)[0] <= 0.004
     assert len(head.log_who) > 0 and len(q.unique()) > 100
     assert math.isclose(head.audit(scores, member, base=base).max_violation, oracle.worst_cell(table)[0], abs_tol=1e-9)
-    with pytest.raises(ValueError, match="with every batch or with none"):
+    with pytest.raises(ValueError, match="with every batch, or with none"):
         head.observe(scores, member)
 
 
@@ -178,7 +178,7 @@ def test_a_target_between_two_examples_ends_the_search_soon():
     groups[:, 0] = True
     head = gmc.QuantileHead(0.8, 0.001, ["a", "b", "c"]).fit(torch.randn(16, generator=g), groups)
     assert not head.report.converged
-    assert "max_iter" not in head.report.message and "add data" in head.report.message  # more steps would not help
+    assert "max_iter" not in head.report.message and "more data" in head.report.message  # more steps would not help
 
 
 def test_audit_shows_the_metric_of_quantile_multicalibration():

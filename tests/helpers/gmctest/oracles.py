@@ -1,6 +1,7 @@
 """Slow, plain and independent: loops that are too simple to be wrong."""
 
 import math
+import statistics
 
 import torch
 from torch import Tensor
@@ -81,6 +82,31 @@ def pinball(scores, masks, thresholds, target):
             total += sum(max(t - x, 0.0) for x in positive) / len(positive) - target * t
             count += 1
     return total / count
+
+
+def bet(
+    units: list[tuple[float, float, bool]], mean: float, up: bool, level: float, blocks: int, most: float, prior: float
+) -> bool:
+    """Is "E A / E U is at most (up) or at least ``mean``" rejected? One unit (A, U, event) at a time, in order."""
+    n, capital, place = len(units), 1.0, 0
+    largest = 0.25 * prior * sum(u * u for _, u, _ in units) / max(n, 1)
+    for block in range(blocks):
+        seen = [a - mean * u for a, u, _ in units[:place]]
+        middle = sum(seen) / max(len(seen), 1)
+        variance = (largest + sum((z - middle) ** 2 for z in seen)) / (prior + len(seen))
+        price = min(capital * level, 1 - 1e-9)
+        normal = statistics.NormalDist()
+        share = normal.pdf(normal.inv_cdf(price)) / (price * math.sqrt(max(variance, 1e-12) * max(n - place, 1)))
+        share = min(share, most / (mean if up else 1 - mean))
+        while place < (1 - (1 - (block + 1) / blocks) ** 2) * n - 1e-9 and place < n:
+            a, u, event = units[place]
+            sign = share if up else -share
+            capital *= 1 + sign * (a - mean * u) if event else (1 + sign * (a / u - mean)) ** u
+            place += 1
+        if capital >= 1 / level:
+            return True
+    assert place == n
+    return False
 
 
 def chernoff_ends(p: float, n: float, log: float) -> tuple[float, float]:

@@ -89,6 +89,7 @@ class QuantileHead(Head):
     )
     fit_only: ClassVar[tuple[str, ...]] = ("alpha", "target", "conditional", "init", "range", "noise_floor", "patterns")
     common: ClassVar[bool] = True
+    two_valued: ClassVar[bool] = True
     arguments: ClassVar[tuple[str, ...]] = ("scores", "groups", "weight", "base", "clusters")
     takes = "groups"
     task = TASK

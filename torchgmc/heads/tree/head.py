@@ -100,6 +100,7 @@ class TreeHead(Head):
     unbounded: ClassVar[tuple[str, ...]] = ("base",)  # of baselines
     settings: ClassVar[tuple[str, ...]] = ("target", "alpha", "conditional", "init", "jitter", "noise_floor")
     fit_only: ClassVar[tuple[str, ...]] = ("alpha", "target", "conditional", "init", "sets", "noise_floor")
+    two_valued: ClassVar[bool] = True
     arguments: ClassVar[tuple[str, ...]] = ("probs", "labels", "groups", "weight", "clusters")
     truth: ClassVar[str] = "labels"
     task = TASK

@@ -1,0 +1,81 @@
+"""Betting on all g at once, against one bet at a time; and how often a true hypothesis is rejected."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gmctest.oracles import bet
+from torchgmc.audits import betting
+from torchgmc.audits.betting import Units
+
+
+def units_of(y, u=None, rest=0.0):
+    """Every value an event of its own sequence, unless it equals the rest."""
+    u = torch.ones_like(y) if u is None else u
+    row, g = (y != rest * u).nonzero().unbind(1)
+    count = y.shape[1]
+    return Units.of(u, torch.arange(count), torch.full((count,), rest).double(), g, row, y[row, g])
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    n=st.integers(0, 150),
+    seed=st.integers(0, 10_000),
+    mean=st.floats(0.02, 0.98),
+    up=st.booleans(),
+    level=st.sampled_from([0.3, 0.05, 0.001]),
+    weighted=st.booleans(),
+)
+def test_rejections_by_the_loop(n, seed, mean, up, level, weighted):
+    rng = torch.Generator().manual_seed(seed)
+    u = torch.rand(n, 2, generator=rng).double() * 0.9 + 0.1 if weighted else torch.ones(n, 2).double()
+    y = torch.rand(n, 2, generator=rng).double()
+    y = torch.stack([y[:, 0].round(), y[:, 1] ** 2], 1)
+    y = torch.where(torch.rand(n, 2, generator=rng) < 0.4, 0.25, y)
+    found = units_of(u * y, u, 0.25).rejects(torch.full((2, 1), mean).double(), torch.tensor([up]), torch.tensor([level]))
+    for g in range(2):
+        events = (u * y)[:, g] != 0.25 * u[:, g]
+        listed = list(zip((u * y)[:, g].tolist(), u[:, g].tolist(), events.tolist(), strict=True))
+        assert bool(found[g, 0]) == bet(listed, mean, up, level, betting.BLOCKS, betting.MOST, betting.PRIOR)
+
+
+def test_ends_are_where_rejections_begin_and_never_inside():
+    rng = torch.Generator().manual_seed(1)
+    y = torch.rand(400, 3, generator=rng).double() ** torch.tensor([1.0, 4.0, 12.0])
+    units, levels = units_of(y), torch.tensor([0.05, 0.002])
+    low, high = units.ends(levels)
+    for k, level in enumerate(levels):
+        for side, end in ((True, low[:, k : k + 1]), (False, high[:, k : k + 1])):
+            inward = (y.mean(0)[:, None] - end) * 0.01
+            assert bool(units.rejects(end, torch.tensor([side]), level[None]).all())
+            assert not bool(units.rejects(end + inward, torch.tensor([side]), level[None]).all())
+    assert bool((low[:, 1] <= low[:, 0]).all() and (high[:, 1] >= high[:, 0]).all() and (low < high).all())
+
+
+def test_nothing_seen_says_nothing_and_means_beyond_the_range_are_rejected():
+    empty = units_of(torch.zeros(0, 1).double())
+    assert empty.ends(torch.tensor([0.05])).flatten().tolist() == [0.0, 1.0]
+    mean = torch.tensor([[-0.1, 0.5, 1.1]]).double()
+    for up, expected in ((True, [True, False, False]), (False, [False, False, True])):
+        assert empty.rejects(mean, torch.tensor([up] * 3), torch.tensor([0.05] * 3)).tolist() == [expected]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", ["rare", "skewed", "clusters"])
+def test_a_true_hypothesis_is_rejected_no_more_often_than_allowed(shape):
+    """4,000 sequences of 300 with the mean exactly at the hypothesis; also not far below the level, or power is lost."""
+    rng = torch.Generator().manual_seed(3)
+    n, draws, level = 300, 4000, 0.1
+    y, u, mean = (torch.rand(n, draws, generator=rng) < 0.05).double(), None, 0.05
+    if shape == "skewed":
+        y, mean = torch.rand(n, draws, generator=rng).double() ** 8, 1 / 9
+    if shape == "clusters":  # of 1 to 4 equal values each
+        u = torch.randint(1, 5, (n, draws), generator=rng).double() / 4
+        y = u * (torch.rand(n, draws, generator=rng) < 0.2).double()
+        mean = 0.2
+    found = units_of(y, u).rejects(
+        torch.full((draws, 2), mean).double(), torch.tensor([True, False]), torch.tensor([level] * 2)
+    )
+    share = found.double().mean(0)
+    assert bool((share <= level + 3 * (level * (1 - level) / draws) ** 0.5).all()) and float(share.max()) >= 0.05, share

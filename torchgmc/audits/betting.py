@@ -1,0 +1,179 @@
+r"""Betting against a mean: tests and intervals that hold for every distribution in a known range and every number of examples.
+
+To test H: :math:`E z \le 0` one starts with a capital of 1 and bets a share of it on every z, which was not looked at before:
+:math:`K \leftarrow K (1 + \lambda z)`. Under H the capital is a supermartingale, so it reaches 1/d with probability at most d
+(Ville's inequality), whatever rule :math:`\lambda` follows. The rule here replicates the z-test: K d is the price of that
+test's rejection, and :math:`\lambda` hedges it,
+
+.. math:: \lambda = \frac{\varphi(q)}{p \sqrt{v \tau}}, \qquad p = K d, \quad q = \Phi^{-1}(p)
+
+with v the variance so far and :math:`\tau` the number of bets left. That makes the intervals nearly as narrow as those of the
+z-test, which holds only for n to infinity. :math:`\lambda` is fixed over each of ``BLOCKS`` blocks, and capital is looked at
+where a block ends, so that all g are worked on at once, and examples at which a g sees nothing are counted, not visited.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from torchgmc.audits.binomial import outermost
+
+__all__ = ["BLOCKS", "Units"]
+
+#: Stretches over which a bet is fixed.
+BLOCKS = 128
+#: Most of the capital that one z can take.
+MOST = 0.9
+#: Before anything is seen, the variance is the largest there can be, and that counts for so many units.
+PRIOR = 1.0
+#: Numbers worked on at once.
+AT_ONCE = 1 << 22
+
+
+@dataclass(frozen=True)
+class Units:
+    r"""What is bet on: for each g a sequence of independent pairs (A, U) with :math:`0 \le A \le U \le 1`.
+
+    The mean asked about is :math:`E A / E U`. Without weights and clusters U = 1 and A is s, brought to [0, 1]. Where A is a
+    share of U that is the same for most units of a g, these are counted; the others are events, sorted by block and g.
+
+    Attributes:
+        size: number of units of each g, int64 ``(G,)``.
+        rest: A / U of the units that are not events, ``(G,)``.
+        others: number of these, and their sums of U and U^2, in each block, ``(3, BLOCKS, G)``.
+        g: of each event, int64 ``(k,)``.
+        a, u: A and U of each event, ``(k,)``.
+        cuts: where the events of each block start, ``BLOCKS + 1`` numbers.
+    """
+
+    size: Tensor
+    rest: Tensor
+    others: Tensor
+    g: Tensor
+    a: Tensor
+    u: Tensor
+    cuts: list[int]
+
+    @classmethod
+    def of(cls, sets: Tensor, which: Tensor, rest: Tensor, g: Tensor, row: Tensor, a: Tensor) -> "Units":
+        """From a table of U and a list of events.
+
+        Args:
+            sets: U of every unit in each of J sequences, in order, ``(m, J)``; 0 where a unit is not part of it.
+            which: the sequence that each g follows, ``(G,)``.
+            rest: see above.
+            g, row, a: the events, ``(k,)``: test function, unit and A.
+        """
+        inside = sets > 0
+        place = inside.cumsum(0) - 1
+        size = inside.sum(0)
+        block = _blocks(place, size)  # (m, J)
+        terms = torch.stack([inside.double(), sets, sets.square()])
+        cell = block.clamp(0, BLOCKS - 1) * sets.shape[1] + torch.arange(sets.shape[1], device=sets.device)
+        whole = terms.new_zeros(3, BLOCKS * sets.shape[1]).index_add_(1, cell.flatten(), terms.flatten(1))
+        others = whole.view(3, BLOCKS, -1)[:, :, which]
+        at, u = block[row, which[g]], sets[row, which[g]]
+        order = ((at * len(which) + g) * max(len(sets), 1) + row).argsort()
+        g, a, u, at = g[order], a[order], u[order], at[order]
+        seen = torch.stack([torch.ones_like(u), u, u.square()])
+        seen = torch.zeros_like(others).flatten(1).index_add_(1, at * len(which) + g, seen)
+        others = (others - seen.view_as(others)).clamp_min(0.0)
+        cuts = torch.bincount(at, minlength=BLOCKS).cumsum(0).tolist()
+        return cls(size[which], rest, others, g, a, u, [0, *cuts])
+
+    def sums(self) -> Tensor:
+        """Sums of 1 (units), U, U^2, A, U A, A^2 before each block, ``(6, BLOCKS + 1, G)``."""
+        count, one = len(self.size), torch.ones_like(self.a)
+        lengths = torch.tensor(self.cuts, device=self.g.device).diff()
+        cell = torch.repeat_interleave(torch.arange(BLOCKS, device=self.g.device), lengths) * count + self.g
+        terms = torch.stack([one, self.u, self.u.square(), self.a, self.u * self.a, self.a.square()])
+        cells = terms.new_zeros(6, BLOCKS * count).index_add_(1, cell, terms).view(6, BLOCKS, count)
+        units, u, uu = self.others
+        cells += torch.stack([units, u, uu, self.rest * u, self.rest * uu, self.rest.square() * uu])
+        return torch.cat([torch.zeros_like(cells[:, :1]), cells.cumsum(1)], 1)
+
+    def rejects(self, mean: Tensor, up: Tensor, level: Tensor) -> Tensor:
+        """Which hypotheses about E A / E U are rejected.
+
+        Args:
+            mean: the hypotheses, ``(G, k)``.
+            up: ``(k,)``, bool. True: H is "at most ``mean``", rejected by large values; False: "at least ``mean``".
+            level: probability with which a true H may be rejected, ``(k,)``.
+
+        Returns:
+            bool, ``(G, k)``.
+        """
+        device = mean.device
+        up, goal = up.to(device), -level.to(device, torch.float64).log()
+        sign = torch.where(up, 1.0, -1.0).double()
+        bottom = torch.where(up, mean, 1.0 - mean)
+        most = MOST / bottom.clamp_min(1e-12)
+        sums = self.sums()
+        known = (0.25 * PRIOR * sums[2, -1] / sums[0, -1].clamp_min(1.0))[:, None]
+        capital = torch.zeros_like(mean)  # its logarithm
+        done = bottom < 0.0  # beyond the range
+        for block in range(BLOCKS):
+            n, u, uu, a, ua, aa = (part[block][:, None] for part in sums)
+            centred = aa - 2.0 * mean * ua + mean.square() * uu - (a - mean * u).square() / n.clamp_min(1.0)
+            variance = ((known + centred.clamp_min(0.0)) / (PRIOR + n)).clamp_min(1e-12)
+            price = (capital - goal).exp().clamp(1e-300, 1.0 - 1e-9)
+            hedge = torch.exp(-0.5 * torch.special.ndtri(price).square()) / (math.sqrt(2.0 * math.pi) * price)
+            left = (self.size[:, None] - n).clamp_min(1.0)
+            bet = torch.minimum(hedge / (variance * left).sqrt(), most).masked_fill(done, 0.0) * sign
+            events = slice(self.cuts[block], self.cuts[block + 1])
+            g = self.g[events]
+            gain = torch.log1p(bet[g] * (self.a[events, None] - mean[g] * self.u[events, None]))
+            # log1p is concave: log(1 + b U) >= U log(1 + b), with equality where U is 1
+            rest = self.others[1, block][:, None] * torch.log1p(bet * (self.rest[:, None] - mean))
+            capital = capital + rest.index_add(0, g, gain)
+            done = done | (capital >= goal)
+        return done
+
+    def ends(self, level: Tensor) -> Tensor:
+        """Ends of one-sided intervals for E A / E U, taken outward.
+
+        Args:
+            level: probability of missing the mean, of each end, ``(k,)``.
+
+        Returns:
+            Low and high ends, ``(2, G, k)``, within [0, 1].
+        """
+        _, u, uu, a, ua, aa = self.sums()[:, -1]
+        middle = (a / u.clamp_min(1e-300)).clamp(0.0, 1.0).masked_fill(u <= 0, 0.5)
+        spread = ((aa - 2.0 * middle * ua + middle.square() * uu).clamp_min(0.0)).sqrt() / u.clamp_min(1e-300)
+        level = level.to(a.device, torch.float64)
+        guess = -torch.special.ndtri(level) * spread[:, None] - level.log() / u.clamp_min(1.0)[:, None]  # (G, k)
+        count = len(level)
+        work = (len(self.g) / BLOCKS + len(self.size)) * 2 * count
+        steps = max(4, min(12, int(AT_ONCE / max(work, 1.0))))
+        up = torch.tensor([True, False], device=a.device).repeat_interleave(count)
+        sign = torch.where(up, -1.0, 1.0)  # the low end is where "at most" is rejected
+        edge = torch.where(up, 0.0, 1.0)
+        inner = middle[:, None].expand(-1, 2 * count)
+        outer = edge.expand_as(inner)
+        factor = torch.logspace(math.log10(0.6), math.log10(6.0), steps, dtype=torch.float64, device=a.device)
+        away = (sign * guess.repeat(1, 2))[..., None] * factor
+        tried = torch.minimum(torch.maximum(inner[..., None] + away, away.new_zeros(())), away.new_ones(()))
+        for _ in range(3):
+            levels = level.repeat(2).repeat_interleave(steps)
+            found = self.rejects(tried.flatten(1), up.repeat_interleave(steps), levels).view_as(tried)
+            inner, outer = outermost(inner, tried, outer, found)
+            share = torch.arange(1, steps + 1, device=a.device, dtype=torch.float64) / (steps + 1)
+            tried = inner[..., None] + (outer - inner)[..., None] * share
+        return torch.stack([outer[:, :count], outer[:, count:]])
+
+
+def _left(device: torch.device) -> Tensor:
+    """Share of the units left before each block: blocks become shorter, as the price of the test moves faster at the end."""
+    return (1.0 - torch.arange(BLOCKS + 1, device=device, dtype=torch.float64) / BLOCKS).square()
+
+
+def _blocks(place: Tensor, size: Tensor) -> Tensor:
+    """Block of the unit in each place of sequences of this size."""
+    size = size.clamp_min(1)
+    block = (BLOCKS * (1.0 - (1.0 - place / size).clamp(0.0, 1.0).sqrt())).long().clamp(0, BLOCKS - 1)
+    start = (1.0 - _left(place.device))[:, None] * size  # which rounding must not contradict
+    column = torch.arange(place.shape[1], device=place.device).expand_as(place)
+    return block + (start[block + 1, column] <= place).long() - (start[block, column] > place).long()
