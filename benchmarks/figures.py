@@ -90,7 +90,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--results", type=Path, help="results.json of `torchgmc demo fnr`; runs it if omitted")
     parser.add_argument("--out", type=Path, default=FOLDER, help="folder of the figures")
-    parser.add_argument("--seed", type=int, default=0, help="of the demonstration")
+    parser.add_argument("--seed", type=int, default=0, help="of the demo")
     options = parser.parse_args(arguments)
     if options.results is not None:
         results = json.loads(options.results.read_text(encoding="utf-8"))

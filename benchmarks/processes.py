@@ -99,7 +99,7 @@ def run(small: bool = False, tiny: bool = False) -> list[Row]:
                 growth <= 1.01,  # a count in the header may have more digits
                 naive=sizes[1] / sizes[0],
                 limit=1.0,
-                note=f"{sent[sizes[0]]:,} and {sent[sizes[1]]:,} bytes a rank; naive exchanges the examples",
+                note=f"{sent[sizes[0]]:,} and {sent[sizes[1]]:,} bytes per rank; naive exchanges the examples",
             )
         )
     return rows

@@ -23,7 +23,7 @@ SHOWN = ("fnr", "text", "multicalibration", "search", "calibrate", "overhead")
 
 def table(rows: Sequence[Row], machine: dict[str, Any]) -> str:
     """The rows without targets, and where they were measured."""
-    lines = ["| work | ours | done plainly | other packages (same unit) |", "|---|---|---|---|"]
+    lines = ["| work | ours | naive version | other packages (same unit) |", "|---|---|---|---|"]
     notes = []
     for row in rows:
         if row.benchmark in SHOWN and row.ours is not None:

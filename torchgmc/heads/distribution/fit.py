@@ -1,4 +1,4 @@
-"""Offsets of a language model's lists by the noise rule: how far each group can be told from the others."""
+"""Offsets of a language model's lists by the noise rule: how far each group can be distinguished from the others."""
 
 import math
 from typing import NamedTuple

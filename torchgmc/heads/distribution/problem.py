@@ -1,4 +1,4 @@
-"""What a head keeps of the prompts, and de-biasing as the solver sees it, in both geometries."""
+"""What a head stores about the prompts, and de-biasing as the solver sees it, in both geometries."""
 
 from dataclasses import dataclass
 
@@ -168,7 +168,7 @@ class SimplexProblem(DistributionProblem):
         return _pack(step(self.point, self.tail, self.directions.index_select(0, what[None])[0], amount))
 
     def guess(self, who: Tensor, what: Tensor, violation: Tensor) -> Tensor:
-        """The step that would do without the projection."""
+        """The step that would be enough without the projection."""
         size = self.directions.sum(1)[what]
         share = (self.share * (1 - self.share) / self.scale.square())[who]
         return violation.abs() / (size * share).clamp_min(1e-12)

@@ -1,4 +1,4 @@
-"""Groups x level sets as the solver of :mod:`torchgmc.engine.solver` sees them: one cell a step, Algorithm 1 to the letter."""
+"""Groups x level sets as the solver of :mod:`torchgmc.engine.solver` sees them: one cell per step, exactly Algorithm 1."""
 
 import torch
 from torch import Tensor
@@ -88,7 +88,7 @@ class LevelProblem:
         """Signed violations at the current f, ``(a, b C)``; column k C + c is level set k of class c."""
         if split is None:
             sums = self.table.sums
-        else:  # s is not a functional of f: the inner split has no part in it
+        else:  # s is not a functional of f: the inner split is not used
             rows = split.outer.nonzero()[:, 0]
             value, level = self.read(rows)
             sums = cell_sums(self.member[rows], value / self.share[rows].sum(), level, self.bins)

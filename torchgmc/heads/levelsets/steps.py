@@ -85,7 +85,7 @@ def apply_tables(z: Tensor, member: Tensor, tables: Tensor, edges: Tensor, eucli
 
 
 def apply_log(z: Tensor, member: Tensor, who: Tensor, step: Tensor, column: Tensor, edges: Tensor, euclidean: bool) -> Tensor:
-    """Rounds that move at most one group per level set, as :func:`merge_log` gives them; f is projected after each.
+    """Rounds that move at most one group per level set, as :func:`merge_log` returns them; f is projected after each.
 
     Args:
         z: coordinates ``(n, C)``, float64.

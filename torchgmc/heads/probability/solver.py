@@ -333,7 +333,7 @@ class _Rounds:
         steps = snap(steps.T.clamp(-LARGEST / 2, LARGEST / 2), UNIT * 2.0**HALVINGS)  # (1 + a, cells)
         table = torch.zeros(len(steps), bins, z.shape[1], dtype=torch.float64, device=z.device)
         for place, (k, one) in enumerate(cells):
-            if k == bins:  # the union: every level set alike
+            if k == bins:  # the union: the same for every level set
                 table[:, :, one] += steps[:, place, None]
             else:
                 table[:, k, one] += steps[:, place]

@@ -4,7 +4,7 @@ r"""Offsets and slopes of all groups at once: Newton steps on a convex potential
 
 z_0 is the model's logit (of every class). The offset of everyone is free. The slope of everyone is drawn to 1, and the slopes
 and offsets of groups to those of everyone, each by the noise of its own derivative (:mod:`torchgmc.engine.noise`); k comes from
-cross-validation of the log loss. Platt, temperature and vector scaling are what remains where no group differs. With
+cross-validation of the log loss. Where no group differs, this is Platt, temperature or vector scaling. With
 ``geometry="euclidean"`` there are no slopes.
 """
 
@@ -38,7 +38,7 @@ MOST_COLUMNS = 1200
 JOINS = 8
 #: Entries of membership up to which the fits without a fold are made exactly, not by one step from the fit with all.
 EXACT_FOLDS = 1 << 19
-#: With fewer examples a column one step is not enough either.
+#: With fewer examples per column one step is not enough either.
 ROOM = 100
 
 
@@ -180,7 +180,7 @@ class Columns:
     def minimise(self, theta: Tensor, slack: Tensor, hessian: Tensor | None, steps: int, precision: float) -> Tensor:
         """Newton steps until the optimality conditions hold to ``precision`` of the slack; plainer ones where they fail.
 
-        A Hessian that is given is kept as long as steps made with it lower the objective as they should.
+        A Hessian that is passed in is kept as long as steps made with it lower the objective as they should.
         """
         slope, value = self.slope(theta)
         value += float((slack * theta.abs()).nan_to_num(0.0).sum())
@@ -290,7 +290,7 @@ class Found(NamedTuple):
 
 
 def fit_static(columns: Columns, sizes: Tensor, cluster: Tensor, slack: Tensor | None) -> Found:
-    """Offsets and slopes by the noise rule, or with a given slack ``(1 + a, C)`` of the offsets (and no slopes).
+    """Offsets and slopes by the noise rule, or with this slack ``(1 + a, C)`` of the offsets (and no slopes).
 
     Args:
         columns: the problem.

@@ -596,7 +596,7 @@ def _find_unit(resolution: Any, width: float, risk: Risk) -> float | None:
     if resolution == "exact":
         if isinstance(risk, MonotoneRisk):
             raise ValueError(
-                "resolution='exact' only works for 'fnr' and 'fpr'; for a custom risk, pass a step between thresholds."
+                "`resolution='exact'` only works for 'fnr' and 'fpr'; for a custom risk, pass a step between thresholds."
             )
         return None
     if resolution is None:
