@@ -222,7 +222,7 @@ def _page(result: DemoResult, head: gmc.ThresholdHead, test: Faces, masks: dict[
         ],
         numeric=["share", *METHODS],
     )
-    text = "Share of a face's pixels that the mask leaves out, mean over pictures."
+    text = "Share of a face's pixels that the mask misses, mean over pictures."
     bars = plots.deviation(result.audits, setting.alpha, title="Deviation of the miss rate from the target, by group")
     limits = plots.thresholds(head, test.groups, title="Threshold of each combination of groups")
     return {"deviation.png": plots.png(bars), "masks.png": looks.png, "thresholds.png": plots.png(limits)}, {

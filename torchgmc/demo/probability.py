@@ -211,8 +211,8 @@ def _page(result: ProbabilityResult) -> Page:
         METHODS,
     )
     text = (
-        "Deviation of a cell: its share of all examples times (mean prediction - share of events). Shown is the worst of the "
-        f"{setting.bins} levels of the prediction; promised is at most {setting.alpha:g}."
+        "Deviation of a cell: its share of all examples times (mean prediction - share of events). The table shows the worst of "
+        f"the {setting.bins} levels of the prediction; at most {setting.alpha:g} is promised."
     )
     return {"reliability.png": reliability.png}, {
         "title": "A probability that means the same in every group",

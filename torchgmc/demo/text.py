@@ -100,7 +100,7 @@ class TextResult(Result):
         ]
 
     def findings(self) -> dict[str, Any]:
-        """Biases, quality, the trade-off, and how near the change is to the smallest."""
+        """Biases, quality, the trade-off, and how close the change is to the smallest."""
         return {
             "model": self.model,
             "alpha": self.alpha,
@@ -385,7 +385,7 @@ def _sections(result: TextResult) -> list[Section]:
             [cost],
         ),
         Section(
-            "How near to the smallest change",
+            "How close to the smallest change",
             [
                 f"{result.report.message} Mean KL on the calibration prompts {details['kl']:.6f}; no distribution within alpha "
                 f"has less than {details['kl_bound']:.6f}."
