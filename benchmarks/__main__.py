@@ -1,4 +1,4 @@
-"""Every benchmark, one table: what we take, what the plain way takes, what others take, and what nobody can go below.
+"""Every benchmark in one table: our cost, that of the naive way and of other packages, and the physical limit.
 
     python -m benchmarks                        # all, at the sizes of design section 5: some minutes (more with peers)
     python -m benchmarks --small                # small sizes, at most 3 minutes on two quiet cores

@@ -135,7 +135,7 @@ def _freest(flat: Flat, tensors: tuple[Tensor, ...], work: Callable[[Any], Any])
 def _write_export(flat: Flat, tensors: tuple[Tensor, ...], path: Path, body: str) -> None:
     buffer = io.BytesIO()  # torch wants a certain ending of a path's name
     program = _freest(flat, tensors, lambda program: program)
-    # torch keeps the example inputs in the file, with all that their storage holds: nobody's data belongs into a model's file.
+    # torch keeps the example inputs in the file, with all that their storage holds: nobody's data belongs in a model's file.
     program._example_inputs = (tuple(torch.zeros_like(t) for t in tensors), {})
     torch.export.save(program, buffer, extra_files={KEY: body})
     path.write_bytes(buffer.getvalue())

@@ -97,7 +97,7 @@ def _pick(batch: dict[str, Tensor], rows: Rows) -> dict[str, Tensor]:
 
 
 def notes(source: Source) -> dict[str, Any]:
-    """What `audit`, `apply` and `export` need in order to read another file in the same way, beside the groups."""
+    """What `audit`, `apply` and `export` need, besides the groups, to read another file in the same way."""
     found: dict[str, Any] = {
         "arrays": dict(source.arrays),
         "scores": {"shape": list(source.row), "dtype": str(source.example.dtype)},

@@ -211,7 +211,8 @@ def _page(result: ProbabilityResult) -> Page:
         METHODS,
     )
     text = (
-        "Deviation of a cell: its share of all examples times (mean prediction - share of events). The table shows the worst of "
+        "Deviation of a cell: its share of all examples times (mean prediction - share of events). The table shows the "
+        "worst of "
         f"the {setting.bins} levels of the prediction; at most {setting.alpha:g} is promised."
     )
     return {"reliability.png": reliability.png}, {

@@ -52,12 +52,12 @@ class Setting:
 
 
 QUICK = Setting(num_train=400, num_calibration=200, num_test=200, epochs=1, hidden_size=16, layers=1, alphas=2)
-"""Everything once, in seconds; the model learns next to nothing."""
+"""Everything once, in seconds; the model learns almost nothing."""
 
 
 @dataclass(frozen=True)
 class Data:
-    """Logits at masked jobs (or the like), and at randomly masked words with the words themselves."""
+    """Logits at masked jobs (or similar words), and at randomly masked words with the words themselves."""
 
     calibration: Tensor
     calibration_groups: Tensor

@@ -45,7 +45,7 @@ def attach(
     Returns:
         A module with the head's result in the model's own type of output: the mask of a
         :class:`~torchgmc.ThresholdHead`, calibrated probabilities or log-probabilities, node ids of a tree;
-        for a :class:`~torchgmc.QuantileHead`, which does not change the output, the pair (output, threshold), ``(n, 1)`` beside
+        for a :class:`~torchgmc.QuantileHead`, which does not change the output, the pair (output, threshold), ``(n, 1)`` for
         an output ``(n, 1)``.
 
     Example:

@@ -133,7 +133,7 @@ class Head(Float64Module):
         self._parts: tuple[Any, ...] = ()  # statistics, see `keep`
         self.observed: overlap.Sketch | None = None  # keys of the examples observed by this process
         self.calibrated_on: overlap.Sketch | None = None  # keys of the calibration data; in no file unless asked for
-        #: How its groups follow from columns, if it was made with Groups or its file says so; without rows.
+        #: How to compute its groups from columns, if it was made with Groups or its file says how; without rows.
         self.named_groups: Groups | None = Groups.from_dict(groups.to_dict()) if isinstance(groups, Groups) else None
 
     def register_buffer(self, name: str, tensor: Tensor | None, persistent: bool = True) -> None:
@@ -348,7 +348,7 @@ class Head(Float64Module):
 
         Args:
             batch: the statistics.
-            content: scores and truth of the examples, one row each: an audit that meets them again says so.
+            content: scores and truth of the examples, one row each: an audit that sees them again warns.
             keys: their :func:`~torchgmc.audits.overlap.example_keys`, if they are known already.
         """
         keys = overlap.example_keys(*content) if keys is None and content else keys

@@ -164,7 +164,7 @@ class ResidualProblem(LevelProblem):
         return levelsets.probabilities(z, bool(self.euclidean)) - (self.y if rows is None else self.y[rows])
 
     def line_search(self, who: Tensor, what: Tensor, violation: Tensor) -> Tensor:
-        """The step that lowers the potential most for sure: violation / (K E g^2)."""
+        """The step with the largest guaranteed fall of the potential: violation / (K E g^2)."""
         inside, _ = self.cell(who, what)
         norm = self.share @ inside.to(self.share.dtype) / self.scale[who].square()
         return violation / (self.smoothness * norm.clamp_min(1e-300))

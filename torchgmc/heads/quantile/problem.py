@@ -26,7 +26,7 @@ class QuantileProblem(LevelProblem):
 
     Args:
         scores: ``(n,)``, float64.
-        target: wished-for share of scores at or below q.
+        target: target share of scores at or below q.
         options: of :class:`~torchgmc.heads.levelsets.problem.LevelProblem`.
     """
 
