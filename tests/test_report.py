@@ -98,7 +98,7 @@ def test_long_tables_and_settings_are_shortened_and_the_whole_is_kept(tmp_path: 
     head.fit(torch.randn(40, 120), torch.rand(40, 3) < 0.7)
     audit = head.audit(torch.randn(40, 120), torch.rand(40, 3) < 0.7)
     text = read(audit.to_html(tmp_path / "r.html", head=head)).text
-    assert "1 rows that deviate less are left out" in text
+    assert "1 rows that deviate less are not shown" in text
     assert "see below" in text and " 99\n" in text  # the JSON has every token
 
 

@@ -1,7 +1,7 @@
-"""The report of a head and its audit: one self-contained HTML file to show.
+"""The report of a head and its audit: one self-contained HTML file.
 
-The certificate is on top, then the deviations and what they cost, what was fitted, every interval, and the settings that make
-it again. Figures need the extra ``report``; without it the tables say the same.
+The certificate is on top, then the deviations and what they cost, what was fitted, every interval, and the settings that
+reproduce it. Figures need the extra ``report``; without it the tables show the same.
 """
 
 from __future__ import annotations
@@ -51,17 +51,17 @@ def write(
     """Write the full report of a head of any kind; returns its path.
 
     Args:
-        path: of the file; whole or not at all.
-        audit: of the head on held-out data; a comparison or a mapping from names for several heads side by side. None says
-            that nothing was audited, and shows what was seen on the calibration data.
+        path: of the file; written completely or not at all.
+        audit: of the head on held-out data; a comparison or a mapping from names for several heads side by side. None
+            says that nothing was audited, and shows the calibration data.
         head: the fitted head: adds what was fitted, its figures and its settings.
         ours: name of the head's own audit among several; the last if omitted.
         title, lead: the title, and a paragraph under it.
-        certificate: in place of the audit's own line.
-        sections: of your own, shown first.
+        certificate: replaces the audit's own line.
+        sections: your own sections, shown first.
         figures: more figures by caption: a :class:`Picture`, or a function of ``dark`` that draws one, e.g.
             ``{"Words that moved most": lambda dark: plots.words(head, logits, groups, dark=dark)}``.
-        settings: what makes it again beside the head's own configuration: command, seed, files, solver.
+        settings: what else is needed to reproduce it: command, seed, files, solver.
 
     Example:
         >>> import tempfile
@@ -125,7 +125,7 @@ def picture(draw: Picture | Callable[[bool], Figure], text: str) -> Picture:
 
 
 def fitted(head: Head, audit: Audit | None = None) -> Section:
-    """What a head was fitted to: its message, its own figures and tables, and the steps."""
+    """What was fitted: the head's message, its own figures and tables, and the steps."""
     paragraphs: list[str] = []
     drawings = dict(head.figures(audit))
     fit = head.report
@@ -142,7 +142,7 @@ def fitted(head: Head, audit: Audit | None = None) -> Section:
 
 
 def remake(head: Head | None, audits: Mapping[str, Audit], settings: Mapping[str, Any]) -> Section:
-    """The settings that make a report again: those given, the head's configuration, sizes and versions."""
+    """The settings that reproduce a report: those passed, the head's configuration, sizes and versions."""
     import torchgmc
 
     rows = [[str(name), _setting(value)] for name, value in settings.items()]
@@ -169,11 +169,11 @@ def _certificate(audit: Audit | None, head: Head | None) -> str:
         return audit.certificate
     assert head is not None
     if head.report is None:
-        return "Nothing was audited: no held-out data were given."
+        return "Nothing was audited: there were no held-out data."
     worst = float(head.report.violations_after.abs().max())
     return (
-        f"Nothing was audited: no held-out data were given. On the calibration data, which the head has seen, the worst "
-        f"violation is {worst:.4g}" + ("." if head.alpha is None else f" (asked {head.alpha:g}).")
+        f"Nothing was audited: there were no held-out data. On the calibration data, which the head has seen, the worst "
+        f"violation is {worst:.4g}" + ("." if head.alpha is None else f" (alpha {head.alpha:g}).")
     )
 
 
@@ -190,12 +190,12 @@ def _facts(audit: Audit | None) -> list[tuple[str, str]]:
         return []
     words = {
         "holds": "holds for the population",
-        "violated": "violated for some group",
+        "violated": "violated for at least one group",
         "undecided": "undecided: more data would tell",
     }
     found = [
         ("verdict", words[_verdict(audit)]),
-        ("asked", "-" if audit.alpha is None else f"{audit.alpha:g}"),
+        ("alpha", "-" if audit.alpha is None else f"{audit.alpha:g}"),
         ("measured, worst", f"{audit.max_violation:.4f}"),
         ("certified", f"{audit.certified_alpha:.4f}"),
         ("examples audited", f"{audit.num_examples:,}"),
@@ -216,20 +216,19 @@ def _deviations(audits: Mapping[str, Audit]) -> Section:
     own = "the group's own risk minus the target" if first.conditional else "the group's share times (its risk - the target)"
     if first.evidence is not None and first.evidence.relative:
         own = own.replace("risk", "probability").replace("the target", "that of all")
-    promised = "no alpha was asked." if first.alpha is None else f"promised is at most {first.alpha:g}."
+    promised = "there is no alpha." if first.alpha is None else f"at most {first.alpha:g} is promised."
     text = [
-        f"The deviation is {own}; {promised} The intervals of an audit hold all at once with "
-        f'confidence {100 * (1 - first.delta):g} %. "undecided" means that an interval crosses the edge of the promise: more '
-        "examples would tell."
+        f"The deviation is {own}; {promised} With {100 * (1 - first.delta):g} % confidence all intervals of an audit hold at "
+        'once. "undecided" means that these data neither confirm nor refute the promise; more examples would.'
     ]
-    caption = "Points: measured on the held-out examples. Lines: intervals that hold all at once. Band: what was promised."
+    caption = "Points: measured on the held-out examples. Lines: intervals that all hold at once. Band: the promise."
     rows = max(10, 36 // len(audits))  # a figure that fits a screen or two; the tables have every row
     pictures = [picture(lambda dark: _plots().deviation(audits, top=rows, dark=dark), caption)] if _can_draw() else []
     return Section("Side by side" if len(audits) > 1 else "Deviation from the promise", text, [_summary(audits)], pictures)
 
 
 def _summary(audits: Mapping[str, Audit]) -> Table:
-    """Worst deviation, certified alpha and costs, one row a head."""
+    """Worst deviation, certified alpha and costs, one row per head."""
     costs = list(dict.fromkeys(name for audit in audits.values() for name in audit.cost))
     columns = ["worst deviation", "certified alpha", *costs]
     rows = [
@@ -257,9 +256,9 @@ def _intervals(name: str, audit: Audit, several: bool) -> Section:
     text = [f"Worst first. {audit.certificate}" if several else "Worst first."]
     left = len(audit.table["group"]) - len(rows)
     if left:
-        text.append(f"{left} rows that deviate less are left out; `audit.to_json` writes all.")
+        text.append(f"{left} rows that deviate less are not shown; `audit.to_json` writes all.")
     if audit.excluded:
-        text.append(f"{audit.excluded} examples have no risk and were left out.")
+        text.append(f"{audit.excluded} examples have no risk and were ignored.")
     heading = f"Every interval: {name}" if several else "Every interval"
     return Section(heading, text, [Table(["group", *columns, "verdict"], rows, columns)])
 

@@ -165,7 +165,7 @@ def test_what_is_refused():
         gmc.audit(data[0], data)
     with pytest.raises(ValueError, match="no batch"):
         gmc.audit(head, [])
-    with pytest.raises(TypeError, match="`batches` must be batches.*got Tensor"):
+    with pytest.raises(TypeError, match="`batches` must be an iterable of batches.*got Tensor"):
         gmc.audit(head, data[0])
     with pytest.raises(TypeError, match="batch 0 of `batches` must be a tuple"):
         gmc.audit(head, iter([data[0]]))
@@ -176,7 +176,7 @@ def test_what_is_refused():
         audit.view("own")
     with pytest.raises(ValueError, match="`alpha`"):
         audit.examples_needed(-1.0)
-    with pytest.raises(ValueError, match="from a table alone"):
+    with pytest.raises(ValueError, match="only from a table"):
         Audit(audit.table, 0.1, 0.05, False, 40).view("conditional")
 
 
@@ -200,11 +200,11 @@ def test_a_long_audit_prints_its_worst_rows_with_names_one_can_tell_apart():
 def test_an_audit_names_target_and_risk_and_counts_promises():
     probs, y, groups = cameras()
     thresholds = gmc.QuantileHead(0.9, 0.05, groups.names).fit(probs[:, 0], groups).audit(probs[:, 1], groups)
-    assert "of every one of 9 groups is within" in thresholds.certificate and "of the target 0.9 on" in thresholds.certificate
+    assert "of each of 9 groups is within" in thresholds.certificate and "of the target 0.9 in" in thresholds.certificate
     head, first, *_ = str(thresholds).splitlines()
     assert head.split()[:4] == ["group", "mass", "risk", "estimate"] and f" {thresholds.table['risk'][0]:.4f} " in first
     events = gmc.ProbabilityHead(0.01, groups.names, bins=3).fit(probs[:, 0], y == 0, groups)
-    assert "of every one of 36 promises is within" in events.audit(probs[:, 0], y == 0, groups).certificate
+    assert "of each of 36 promises is within" in events.audit(probs[:, 0], y == 0, groups).certificate
 
 
 def test_audit_of_a_head_and_how_it_reads():

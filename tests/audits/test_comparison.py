@@ -10,9 +10,9 @@ def test_audits_judged_by_different_alphas_say_so():
     probs, _, groups = cameras()
     heads = [gmc.QuantileHead(0.9, alpha, groups.names).fit(probs[:, 0], groups) for alpha in (0.01, 1.0)]
     ours, asis = (head.audit(probs[:, 0], groups) for head in heads)
-    assert "asked alpha" in str(gmc.compare({"ours": ours, "as it is": asis})).replace("\n", " ")
+    assert "promised alpha" in str(gmc.compare({"ours": ours, "as it is": asis})).replace("\n", " ")
     same = gmc.compare({"ours": ours, "as it is": gmc.audit(heads[1], (probs[:, 0], groups), alpha=0.01)})
-    assert "asked alpha" not in str(same)
+    assert "promised alpha" not in str(same)
 
 
 def test_the_top_of_a_page_with_several_heads_says_whose_certificate_it_shows(tmp_path):

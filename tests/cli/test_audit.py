@@ -24,7 +24,7 @@ def test_the_gate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     kept, broken = write(tmp_path / "good.npz", good), write(tmp_path / "bad.npz", bad)
     assert main(["audit", str(file), str(kept)]) == 0
     printed = capsys.readouterr()
-    assert "With confidence 95 %" in printed.out and printed.err == ""
+    assert "With 95 % confidence" in printed.out and printed.err == ""
     assert all(name in printed.out for name in head.groups)
     done = program("audit", file, broken, "--json")
     assert done.returncode == 1 and done.stderr == ""

@@ -1,1 +1,1 @@
-"""Is the promise kept? Audits, their intervals, comparisons, the groups that are worst off, and the page that shows them."""
+"""Is the promise kept? Audits, their intervals, comparisons, the worst groups, and the page that shows them."""

@@ -23,12 +23,12 @@ MAX_SHOWN = 40
 
 
 class Needed(int):
-    """A number of examples, and how sure it is.
+    """A number of examples, and how certain it is.
 
     Attributes:
-        chance: with which so many examples certify alpha, if the population is as these data say.
+        chance: probability that this many examples certify alpha, if the population is like these data.
         low, high: the number for a population that deviates 1.28 standard errors less, and more: four times out of five the
-            truth is between. None: no number would do.
+            truth is in between. None: no number would be enough.
     """
 
     chance: float
@@ -47,13 +47,15 @@ class Needed(int):
 
 
 def _rounded(number: int) -> int:
-    """Two figures are enough of an extrapolation."""
+    """Two digits are enough for an extrapolation."""
     return int(float(f"{number:.1e}"))
 
 
 @dataclass(frozen=True)
 class Audit(Tabular):
     """A promise measured on held-out data.
+
+    A row of the audit is one test function g: a group, together with a class, a word list or a level set if there are any.
 
     Three claims, each with confidence 1 - delta: the certificate (the worst g is within ``certified_alpha``), the intervals
     (all hold at once), and the verdicts (all are right at once).
@@ -62,7 +64,7 @@ class Audit(Tabular):
         table: columns ``group``, ``what``, ``mass``, ``count``, ``risk``, ``estimate``, ``low``, ``high``, ``bound``,
             ``verdict``; one row per g, worst first.
             ``estimate`` is the violation (mass-weighted, or the group's own deviation if ``conditional``),
-            [``low``, ``high``] its simultaneous interval, and ``bound`` how large it is at the most, for this g by itself.
+            [``low``, ``high``] its simultaneous interval, and ``bound`` the largest it can be, for this g by itself.
         alpha, delta, conditional: the promise, and 1 - confidence.
         num_examples: examples audited; ``excluded``: of them, without a risk.
         cost: what the promise cost, e.g. accuracy before and after.
@@ -103,13 +105,13 @@ class Audit(Tabular):
         """Every g is within alpha on the population, with confidence 1 - delta.
 
         For every g both "at least alpha" and "at most -alpha" are rejected at level delta. No correction for the number of g is
-        owed: where some g is beyond alpha, this g by itself is rejected with probability delta at the most.
+        needed: if some g is beyond alpha, this g by itself is rejected with probability at most delta.
         """
         return self.certified_alpha <= self._asked()
 
     @property
     def violated(self) -> bool:
-        """Some g is beyond alpha on the population; no such label is wrong with confidence 1 - delta."""
+        """Some g is beyond alpha on the population; with confidence 1 - delta no such label is wrong."""
         return any(verdict == "violated" for verdict in self.table["verdict"])
 
     @property
@@ -119,28 +121,28 @@ class Audit(Tabular):
 
     @property
     def certificate(self) -> str:
-        """One line to show."""
+        """The result in one line."""
         many = len(self.table["group"])
         kind = "own deviation" if self.conditional else "mass-weighted deviation"
         promises = "promises" if any(self.table["what"]) else "groups"
-        how = "" if self.method == "exact" else ", by a method that is right for many examples (asymptotic)"
+        how = "" if self.method == "exact" else " (asymptotic method, for many examples)"
         return (
-            f"With confidence {100 * (1 - self.delta):g} %{how}, the {kind} of every one of {many} {promises} is within "
-            f"{self.certified_alpha:.4f} of the target{self._target()} on the population ({self._wish()}on these "
-            f"{self.num_examples} examples {self.max_violation:.4f})."
+            f"With {100 * (1 - self.delta):g} % confidence{how}, the {kind} of each of {many} {promises} is within "
+            f"{self.certified_alpha:.4f} of the target{self._target()} in the population ({self._wish()}"
+            f"{self.max_violation:.4f} on these {self.num_examples} examples)."
         )
 
     @property
     def explanation(self) -> str:
-        """What the intervals and verdicts claim, beside the certificate."""
+        """What the intervals and verdicts claim in addition to the certificate."""
         return (
-            f"The intervals are a second claim: they hold for all rows at once with confidence {100 * (1 - self.delta):g} %, "
+            f"The intervals are a separate claim: with {100 * (1 - self.delta):g} % confidence they hold for all rows at once, "
             "so they are wider than the certificate needs. The verdicts are all right at once with the same confidence."
         )
 
     def _asked(self) -> float:
         if self.alpha is None:
-            raise ValueError("no alpha was asked for: see `certified_alpha`, or judge by one with `view(..., alpha=...)`.")
+            raise ValueError("this audit has no alpha: see `certified_alpha`, or set one with `view(..., alpha=...)`.")
         return self.alpha
 
     def _paid(self) -> str:
@@ -148,21 +150,21 @@ class Audit(Tabular):
         return ", ".join(f"{k} {round(v, 4) + 0.0:.4f}" for k, v in self.cost.items())  # no -0.0000
 
     def _wish(self) -> str:
-        return "" if self.alpha is None else f"asked {self.alpha:g}; "
+        return "" if self.alpha is None else f"alpha {self.alpha:g}; "
 
     def _target(self) -> str:
-        """The target to show, where it is one number that was asked for (not 0, nor everybody's mean)."""
+        """The target, if it is a single number (not 0, nor everybody's mean)."""
         found = [] if self.evidence is None or self.evidence.relative else sorted({*self.evidence.target.tolist()})
         return f" {found[0]:g}" if len(found) == 1 and found[0] else ""
 
     def view(self, kind: str, alpha: float | None = None) -> "Audit":
         """The same data seen the other way: each group's own deviation, or weighted by the group's mass.
 
-        Intervals of one view hold at once with probability 1 - delta; for both views together ask half the delta of each.
+        Intervals of one view hold at once with probability 1 - delta; for both views together use half the delta for each.
 
         Args:
             kind: ``"conditional"`` (own deviation) or ``"mass-weighted"``.
-            alpha: judge by another alpha; the audit's own if omitted.
+            alpha: use another alpha; the audit's own if omitted.
 
         Example:
             >>> probs, y = torch.rand(500), torch.rand(500).round()
@@ -195,14 +197,14 @@ class Audit(Tabular):
             if not isinstance(other, Audit):
                 raise TypeError(f"`others` must be audits, got {type(other).__name__}.")
             if other.source is None:
-                raise ValueError("an audit that was made from a table cannot be merged; make it with `gmc.audit`.")
+                raise ValueError("an audit made from a table cannot be merged; make it with `gmc.audit`.")
         head, tally, size = self.source
         for other in others:
             theirs, more, their_size = other.source
             if (other.delta, other.method, their_size) != (self.delta, self.method, size):
                 raise ValueError("`others` must be audits with the same delta, method and cluster_size.")
             if not head.same_state(theirs):
-                raise ValueError("`others` must be audits of the same fitted head, and one of them is not.")
+                raise ValueError("`others` must be audits of the same fitted head, but one is not.")
             tally = tally + more
         found = measure.conclude(head, tally, self.delta, self.method, size)
         if (found.alpha, found.conditional) == (self.alpha, self.conditional):
@@ -210,14 +212,14 @@ class Audit(Tabular):
         return found.view("conditional" if self.conditional else "mass-weighted", self.alpha)
 
     def examples_needed(self, alpha: float | None = None, chance: float = 0.8) -> Needed | None:
-        """How many held-out examples like these would certify a wished alpha; None if none do.
+        """How many held-out examples like these would certify alpha; None if no number would.
 
         The estimates, masses and variances of these data are taken as those of the population. They are uncertain, so the
         answer, a whole number, also has a range.
 
         Args:
-            alpha: the wish; the audit's own alpha if omitted.
-            chance: probability with which such a sample is to certify it.
+            alpha: the alpha to certify; the audit's own if omitted.
+            chance: probability that such a sample certifies it.
 
         Example:
             >>> probs, y = torch.full((400,), 0.5), torch.arange(400) % 2
@@ -239,7 +241,7 @@ class Audit(Tabular):
 
     def _evidence(self) -> "Evidence":
         if self.evidence is None:
-            raise ValueError("this audit was made from a table alone; make it with `gmc.audit` or a head's `audit`.")
+            raise ValueError("this audit was made only from a table; make it with `gmc.audit` or a head's `audit`.")
         return self.evidence
 
     def to_dict(self) -> dict[str, Any]:
@@ -250,7 +252,7 @@ class Audit(Tabular):
         return plain({name: getattr(self, name) for name in [*names, "cost", "table"]} | asked)
 
     def to_json(self, path: str | Path) -> Path:
-        """Write :meth:`to_dict` to a file, whole or not at all; returns its path.
+        """Write :meth:`to_dict` to a file, completely or not at all; returns its path.
 
         Example:
             >>> head.audit(scores, masks).to_json("audit.json")  # doctest: +SKIP
@@ -276,7 +278,7 @@ class Audit(Tabular):
     def plot(self, **options: Any) -> "Figure":
         """Deviation of each group with its interval and the alpha band (extra ``report``).
 
-        Options of :func:`torchgmc.plots.deviation`. What a head was fitted to is in ``plots.thresholds``, ``.tree`` and
+        Options of :func:`torchgmc.plots.deviation`. For what was fitted, see ``plots.thresholds``, ``.tree`` and
         ``.words``.
         """
         from torchgmc import plots
@@ -287,7 +289,7 @@ class Audit(Tabular):
         verdicts = self.table["verdict"]
         counts = ", ".join(f"{verdicts.count(v)} {v}" for v in ("violated", "undecided", "holds") if v in verdicts)
         worst = f"worst {self.max_violation:.4g}" + ("" if self.alpha is None else f", alpha {self.alpha:g}")
-        return f"Audit({self.name}: {len(verdicts)} g, {worst}: {counts}; n = {self.num_examples})"
+        return f"Audit({self.name}: {len(verdicts)} rows, {worst}: {counts}; n = {self.num_examples})"
 
     def __str__(self) -> str:
         rows = self.rows()
@@ -330,7 +332,7 @@ class Evidence:
         rows: s, membership and weights.
         groups, what: names of the rows and columns of G.
         target: target of each column, shape ``(u,)``.
-        cells: mass and count ``(a, u)`` to show mass-weighted, where a column is a part of the group (a level set).
+        cells: mass and count ``(a, u)`` of the mass-weighted view, where a column is a part of the group (a level set).
         columns: further columns of the table, one number per group, ``(a,)``.
     """
 

@@ -26,8 +26,8 @@ class Comparison(Tabular):
         audits: the audit of each head, by name.
         table: ``group``, ``what`` and, for each head, its ``estimate``, ``interval`` (low, high) and ``verdict`` (None where a
             head has no such g); the group that is worst for any head first.
-        summary: for each head: largest violation, alpha it can certify, whether the promise holds, and every cost; first of
-            all the alpha it is judged by, where the audits differ in it.
+        summary: for each head: largest violation, alpha it can certify, whether the promise holds, and every cost; first
+            of all its alpha, if the audits differ in it.
     """
 
     audits: dict[str, Audit]
@@ -41,7 +41,7 @@ class Comparison(Tabular):
         return plots.deviation(self.audits, **options)
 
     def to_json(self, path: str | Path) -> Path:
-        """Write the audits by name to a file, whole or not at all; returns its path."""
+        """Write the audits by name to a file, completely or not at all; returns its path."""
         return write_json(path, {name: audit.to_dict() for name, audit in self.audits.items()})
 
     def to_html(self, path: str | Path, title: str = "Audits side by side", head: "Head | None" = None, **options: Any) -> Path:
@@ -84,7 +84,7 @@ def compare(audits: Mapping[str, Audit]) -> Comparison:
     """Audits of several heads side by side.
 
     Args:
-        audits: by the name to show; all conditional or all mass-weighted. Verdicts compare only where all are judged by one
+        audits: by display name; all conditional or all mass-weighted. Verdicts are comparable only if all audits use one
             alpha: ``gmc.audit(head, data, alpha=0.01)`` or ``audit.view(..., alpha=0.01)``.
 
     Example:
@@ -93,12 +93,12 @@ def compare(audits: Mapping[str, Audit]) -> Comparison:
         >>> heads = {"GMC": gmc.ThresholdHead(0.1, 0.01), "conformal": gmc.baselines.ConformalRiskControl(0.1)}
         >>> both = gmc.compare({name: gmc.audit(head.fit(scores, masks), (scores, masks)) for name, head in heads.items()})
         >>> list(both.summary["GMC"])[:3]
-        ['asked alpha', 'worst deviation', 'certified alpha']
+        ['promised alpha', 'worst deviation', 'certified alpha']
     """
     if not isinstance(audits, Mapping) or not audits or not all(isinstance(a, Audit) for a in audits.values()):
         raise TypeError(f"`audits` must map names to audits, as in {{'GMC': head.audit(...)}}, got {audits!r:.80}.")
     if len({audit.conditional for audit in audits.values()}) > 1:
-        raise ValueError("`audits` must be all conditional or all mass-weighted; bring them together with `audit.view(...)`.")
+        raise ValueError("`audits` must be all conditional or all mass-weighted; convert them with `audit.view(...)`.")
     found = {name: {(r["group"], r["what"]): r for r in audit.rows()} for name, audit in audits.items()}
     worst: dict[tuple[str, str], float] = {}
     for rows in found.values():
@@ -113,7 +113,7 @@ def compare(audits: Mapping[str, Audit]) -> Comparison:
         table[f"{name} verdict"] = [row and row["verdict"] for row in here]
     alphas = {audit.alpha for audit in audits.values()}
     summary = {
-        name: ({"asked alpha": audit.alpha} if len(alphas) > 1 else {})
+        name: ({"promised alpha": audit.alpha} if len(alphas) > 1 else {})
         | {
             "worst deviation": audit.max_violation,
             "certified alpha": audit.certified_alpha,
@@ -127,7 +127,7 @@ def compare(audits: Mapping[str, Audit]) -> Comparison:
 
 
 def by_name(audits: Any, name: str = "audits") -> dict[str, Audit]:
-    """The audits of an audit, a comparison or a mapping, by the name to show; ``name`` is that of the argument."""
+    """The audits of an audit, a comparison or a mapping, by display name; ``name`` is that of the argument."""
     if isinstance(audits, Audit):
         return {audits.name or "head": audits}
     found = audits.audits if isinstance(audits, Comparison) else audits

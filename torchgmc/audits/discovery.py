@@ -1,4 +1,4 @@
-"""Discovery: which intersections of columns deviate most, among all that there are?"""
+"""Discovery: which of all intersections of columns deviate most?"""
 
 import math
 import warnings
@@ -26,7 +26,7 @@ class Discovery(Tabular):
         table: ``group``, ``count`` (rows), ``mass`` (share of the weight), ``estimate`` (mean of s inside the group), ``low``
             and ``high`` (its interval), ``weighted``, ``weighted low`` and ``weighted high`` (mass times mean), and
             ``verdict``; worst first.
-        alpha: deviation that counts as kept.
+        alpha: largest deviation that keeps the promise.
         delta: 1 - confidence of all intervals of **all searched groups** together, not of those shown.
         order: what "worst" meant: ``"conditional"`` or ``"mass-weighted"``.
         num_searched: groups searched.
@@ -49,7 +49,7 @@ class Discovery(Tabular):
 
     @property
     def summary(self) -> str:
-        """One line to show."""
+        """The result in one line."""
         return (
             f"{self.num_violated} of {self.num_searched} groups searched in {self.num_rows} rows deviate by more than "
             f"{self.alpha:g} (confidence {100 * (1 - self.delta):g} % for all of them at once)."
@@ -96,20 +96,20 @@ def find_groups(
     Args:
         columns: labels and numbers, as in :meth:`torchgmc.Groups.from_columns`.
         s: values, shape ``(n,)``.
-        depth: up to how many columns an intersection combines (at most all).
-        top: how many groups to show.
+        depth: largest number of columns an intersection may combine.
+        top: number of groups to return.
         delta: 1 - confidence.
-        alpha: deviation that counts as kept; a group is ``violated`` when its interval lies beyond it.
-        bounds: range of s, known beforehand; the intervals rest on it.
+        alpha: largest deviation that keeps the promise; a group is ``violated`` when its interval lies beyond it.
+        bounds: range of s, known in advance; the intervals depend on it.
         order: what is worst: ``"conditional"`` ranks by the side of the interval of the group's mean that is nearest to 0 (a
-            small group's mean deviates much by chance), and by the mean where the interval holds 0; ``"mass-weighted"`` ranks
-            by mass times mean. The verdict is that of the same view.
+            small group's mean can be far off by chance), and by the mean where the interval contains 0; ``"mass-weighted"``
+            ranks by mass times mean. The verdict is that of the same view.
         min_size: smaller groups are not searched.
-        weight: weight of each row, not depending on s.
+        weight: weight of each row; it must not depend on s.
         bins, quantiles, missing: as in :meth:`torchgmc.Groups.from_columns`.
 
     Returns:
-        The worst groups, ``top`` at most.
+        The worst groups, at most ``top``.
 
     Example:
         >>> columns = {"sex": ["f", "m"] * 500, "site": [1, 1, 2, 2] * 250}
@@ -189,13 +189,13 @@ def _values(s: Any, low: float, high: float) -> Tensor:
     if values.dim() != 1 or values.is_complex():
         raise ValueError(f"`s` must have shape (n,), one value per row, got {tuple(values.shape)}.")
     if len(values) == 0:
-        raise ValueError("`s` holds no rows to search.")
+        raise ValueError("`s` has no rows to search.")
     values = values.double()
     checks.finite("s", values)
     least, most = (float(v) for v in values.aminmax())
     slack = 1e-6 * (high - low)  # float32 values at the ends
     if least < low - slack or most > high + slack:
         raise ValueError(
-            f"`s` must lie in `bounds` = ({low:g}, {high:g}), but reaches from {least:g} to {most:g}; give its range."
+            f"`s` must lie in `bounds` = ({low:g}, {high:g}), but ranges from {least:g} to {most:g}; pass its range."
         )
     return values

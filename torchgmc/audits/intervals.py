@@ -2,10 +2,10 @@
 
 Three claims follow from one set of rows, each with confidence 1 - delta (statistics: intersection-union test, Bonferroni):
 
-- *bound*: how far each g is from the target at the most. The largest of them bounds the worst g without any correction for the
-  number of g, since the worst one is not random: that is the certificate;
-- *intervals*, which hold for all g at once: delta / (2 G) a side;
-- *labels*, which are all right at once: "holds" at delta / G, "violated" at delta / (2 G) a side.
+- *bound*: the farthest that each g can be from the target. The largest of them bounds the worst g without any correction for
+  the number of g, since the worst one is not random: that is the certificate;
+- *intervals*, which hold for all g at once: delta / (2 G) per side;
+- *labels*, which are all right at once: "holds" at delta / G, "violated" at delta / (2 G) per side.
 """
 
 import math
@@ -28,12 +28,12 @@ METHODS = ("exact", "asymptotic")
 
 @dataclass(frozen=True)
 class Judged:
-    """What is known of each g, ``(a, u)`` each.
+    """What is known about each g, ``(a, u)`` each.
 
     Attributes:
         estimate: violation.
         low, high: simultaneous interval.
-        bound: |violation| at the most, for this g by itself.
+        bound: upper bound of |violation|, for this g by itself.
         verdict: 0 undecided, 1 holds, 2 violated.
     """
 
@@ -57,8 +57,8 @@ class Rows:
         bounds: range of s, two of ``(u,)``.
         two_valued: s takes the two ends of its range only.
         levels: s is 0 outside a level set, whatever the range.
-        relative: the target is everybody's mean, which was not taken off s.
-        largest: weight of a cluster at the most, if that was known beforehand.
+        relative: the target is everybody's mean, which was not subtracted from s.
+        largest: upper bound of a cluster's weight, if known in advance.
     """
 
     s: Tensor

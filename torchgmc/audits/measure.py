@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["Tally", "audit", "conclude", "each"]
 
 UNKNOWN_RANGE = "The range of s was taken from these data, so the intervals are a guide, not a guarantee."
-UNKNOWN_SIZE = "The largest cluster was taken from these data: give `cluster_size` if a bound is known beforehand."
+UNKNOWN_SIZE = "The largest cluster was taken from these data: pass `cluster_size` if a bound is known in advance."
 
 
 @dataclass
@@ -50,14 +50,14 @@ class Tally:
 
     @classmethod
     def of(cls, head: "Head", batch: Mapping[str, Any]) -> "Tally":
-        """Of one batch, given by the names of the arguments of ``head.observe``."""
+        """Of one batch, by the names of the arguments of ``head.observe``."""
         first = batch[head.arguments[0]]
         given = {name: value for name, value in batch.items() if name not in ("weight", "clusters")}
         with torch.no_grad():
             values = head.values(**{name: value for name, value in given.items() if name not in head.audit_only})
             n = len(values.s)
             if n == 0:
-                raise ValueError(f"`{head.arguments[0]}` holds no examples to audit.")
+                raise ValueError(f"`{head.arguments[0]}` has no examples to audit.")
             weight = checks.weights(batch.get("weight"), n, values.s)
             return cls(
                 values.s if values.mean is None else values.s + values.mean,
@@ -77,7 +77,7 @@ class Tally:
             return torch.cat([a, b.to(a.device)])
 
         if self.cluster.shape[1] != other.cluster.shape[1]:
-            raise ValueError("`clusters` must be given with every batch, or with none.")
+            raise ValueError("pass `clusters` with every batch or with none.")
 
         return Tally(
             both(self.s, other.s),
@@ -98,12 +98,13 @@ def _content(head: "Head", first: Any, batch: Mapping[str, Any]) -> list[Tensor]
 
 
 def each(batches: Any) -> Iterable[Any]:
-    """The batches one by one; one batch by itself is taken as such."""
+    """The batches one by one; a single batch is accepted too."""
     if isinstance(batches, Mapping) or (isinstance(batches, tuple | list) and batches and isinstance(batches[0], Tensor)):
         return [batches]
     if isinstance(batches, Tensor | str) or not isinstance(batches, Iterable):
         raise TypeError(
-            f"`batches` must be batches, or one: a tuple of the arguments of `observe`; got {type(batches).__name__}."
+            f"`batches` must be an iterable of batches, or one batch: a tuple of the arguments of `observe`; got "
+            f"{type(batches).__name__}."
         )
     return batches
 
@@ -121,8 +122,8 @@ def audit(
     """Audit a head or a baseline on held-out data that come in batches.
 
     Pixels and vocabularies are seen once and forgotten; a few numbers per example are kept. However the data are cut and
-    ordered, the audit is that of ``head.audit`` on all (to rounding). Under ``torch.distributed`` every rank gives its own
-    batches and gets the audit of all of them; an audit of one rank goes inside ``gmc.distributed.local()``. Audits of parts
+    ordered, the audit is that of ``head.audit`` on all (to rounding). Under ``torch.distributed`` every rank passes its own
+    batches and gets the audit of all of them; to audit on one rank only, use ``gmc.distributed.local()``. Audits of parts
     are joined by :meth:`torchgmc.Audit.merge`.
 
     Args:
@@ -131,12 +132,12 @@ def audit(
             ``head.observe``, e.g. ``(scores, masks, groups)`` or ``(scores, masks, groups, weight)``, or a mapping from their
             names.
         delta: 1 - confidence: of the certificate, of all intervals together, and of all verdicts together.
-        alpha: judge by another alpha than the head's.
-        conditional: judge each group's own deviation (True) or the mass-weighted one (False); as the head if omitted.
+        alpha: use this alpha instead of the head's.
+        conditional: judge each group's own deviation (True) or the mass-weighted one (False); by default like the head.
         method: ``"exact"`` holds for every number of examples and every distribution; ``"asymptotic"`` holds for many examples
             and is narrower, above all for small probabilities as in text. Groups that it does not fit (fewer than 30 values
             other than 0, or skewed) keep the exact intervals. The certificate names it.
-        cluster_size: largest number of examples (or weight) of a cluster, known beforehand; only with ``clusters`` in the
+        cluster_size: largest number of examples (or weight) of a cluster, known in advance; only with ``clusters`` in the
             batches, which say which examples belong together: a cluster counts as one independent draw.
 
     Returns:
@@ -167,7 +168,7 @@ def audit(
             tally = part if tally is None else tally + part
         tally = distributed.reduce(tally, "audit", head.fitted.device)
         if tally is None:
-            raise ValueError("`batches` holds no batch to audit.")
+            raise ValueError("`batches` has no batch to audit.")
         found = conclude(head, tally, delta, method, cluster_size)
     if alpha is None and conditional is None:
         return found
@@ -207,7 +208,7 @@ def _evidence(head: "Head", tally: Tally, columns: dict[str, Tensor], cluster_si
     names, known = head.test_functions(), head.s_range()
     defined = ~tally.s.isnan()
     if bool(tally.s.isinf().any()):
-        raise ValueError("s is infinite for some examples, so there is no mean to audit; look at the scores and the risk.")
+        raise ValueError("s is infinite for some examples, so there is no mean to audit; check the scores and the risk.")
     low, high = known if known is not None else _seen(tally.s[defined])
     options = {
         "two_valued": head.two_valued,
@@ -223,7 +224,7 @@ def _evidence(head: "Head", tally: Tally, columns: dict[str, Tensor], cluster_si
             raise ValueError(f"`cluster_size` must bound every cluster, got {cluster_size:g}, but one has {found:g} examples.")
     empty = rows.count.eq(0).any(1)
     if head.static and bool(empty.any()):
-        raise ValueError(f"group {names.who[int(empty.nonzero()[0])]!r} has no examples to audit; leave it out or add data.")
+        raise ValueError(f"group {names.who[int(empty.nonzero()[0])]!r} has no examples to audit; drop it or add data.")
     target = rows.mean if head.relative else torch.as_tensor(head.s_target()).to(rows.s).expand(rows.s.shape[1])
     cells = None
     if tally.column is not None:
@@ -250,5 +251,5 @@ def _check_range(rows: Rows) -> None:
         k = int(wrong.any(0).nonzero()[0])
         raise ValueError(
             f"s must lie in its range, {float(low[k]):g} to {float(high[k]):g}, but it is {float(rows.s[wrong][0]):g} for some "
-            "example; the range of the risk is not what the head says it is."
+            "example; the head's range of the risk is wrong."
         )

@@ -68,11 +68,11 @@ class Moments:
           interval: the members of A say all there is to know of a rare group.
 
         R is the width of the range of s. Mass-weighted, the sample is all n examples with 1_A s; conditional, it is the members
-        of A. Weights are taken as given.
+        of A. Weights are treated as fixed.
 
         Args:
             conditional: of the group's own deviation, or of the mass-weighted one.
-            bounds: range of s, known beforehand: two numbers, or two tensors ``(u,)``.
+            bounds: range of s, known in advance: two numbers, or two tensors ``(u,)``.
             delta: 1 - confidence.
 
         Returns:

@@ -15,7 +15,7 @@ __all__ = ["OverlapWarning", "Sketch", "example_keys", "salt_of", "share", "warn
 SIZE = 1024
 #: Scores of an example that make its key; evenly spaced, so the work does not grow with pixels or vocabulary.
 COLUMNS = 32
-#: From so many numbers per example on, their last bits are left out: a model gives other ones for other sizes of batches.
+#: From so many numbers per example on, their last bits are left out: a model returns different ones for different batch sizes.
 MANY = 16
 
 
@@ -65,7 +65,7 @@ class Sketch:
         return cls(keys, limit) if len(keys) <= SIZE else cls(keys[:SIZE], float(keys[SIZE - 1]))
 
     def __add__(self, other: "Sketch") -> "Sketch":
-        """Sketch of both sets of examples; salted keys can be added to keys of the same salt only."""
+        """Sketch of both sets of examples; salted keys can only be added to keys with the same salt."""
         if self.salt != other.salt:
             raise ValueError("the keys of two sets of calibration data have different salts and cannot be joined.")
         both = torch.cat([self.keys, other.keys.to(self.keys.device)])
@@ -104,7 +104,7 @@ def salt_of(text: str) -> int:
 
 
 def share(seen: Sketch, audited: Sketch) -> float:
-    r"""Estimated share of the audited examples that were seen before; 0 where it cannot be told from chance.
+    r"""Estimated share of the audited examples that were seen before; 0 where it could be chance.
 
     Below the limit up to which both sketches are complete, let p be the share of audited keys that were seen, and r the share
     of seen keys that occur more than once. Among independent examples that coincide by chance (few distinct scores), both
@@ -139,12 +139,12 @@ def share(seen: Sketch, audited: Sketch) -> float:
 
 
 def warning_text(seen: Sketch, audited: Sketch) -> str:
-    """What to say of an audit's data; empty if they look new."""
+    """The warning about an audit's data; empty if they look new."""
     found = share(seen, audited)
     if not found:
         return ""
     return (
-        f"About {100 * found:.0f} % of the audited examples were also used to calibrate this head: the figures say how well it "
+        f"About {100 * found:.0f} % of the audited examples were also used to calibrate this head: the figures show how well it "
         "fits those data, not what holds for new ones. Audit on held-out data."
     )
 

@@ -1,4 +1,4 @@
-"""Results that are a table, and tables to show."""
+"""Results that are a table, and tables for display."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

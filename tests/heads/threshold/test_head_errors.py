@@ -139,7 +139,7 @@ def test_audit_errors():
     head = gmc.ThresholdHead(0.1, 0.5, ["x", "y"]).fit(SCORES, MASKS, GROUPS)
     with pytest.raises(ValueError, match="`delta` must lie strictly between 0 and 1"):
         head.audit(SCORES, MASKS, GROUPS, delta=1.0)
-    with pytest.raises(ValueError, match="holds no examples to audit"):
+    with pytest.raises(ValueError, match="has no examples to audit"):
         head.audit(SCORES[:0], MASKS[:0], GROUPS[:0])
     with pytest.raises(ValueError, match="group 'y' has no examples to audit"):
         head.audit(SCORES[:2], MASKS[:2], GROUPS[:2])
