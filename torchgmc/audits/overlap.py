@@ -144,8 +144,8 @@ def warning_text(seen: Sketch, audited: Sketch) -> str:
     if not found:
         return ""
     return (
-        f"About {100 * found:.0f} % of the audited examples were also used to calibrate this head: the figures show how well it "
-        "fits those data, not what holds for new ones. Audit on held-out data."
+        f"About {100 * found:.0f} % of the audited examples were also used to calibrate this head: the figures show how well "
+        "it fits those data, not what holds for new ones. Audit on held-out data."
     )
 
 
