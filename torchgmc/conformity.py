@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from torchgmc.engine import checks, hashing
+from torchgmc.engine.scripting import has_values
 
 #: How far the sum of a row of probabilities may be from 1; half precision needs so much.
 ROUNDING = 0.02
@@ -73,6 +74,7 @@ def cqr_interval(low: Tensor, high: Tensor, threshold: Tensor) -> tuple[Tensor, 
         )
     if checks.numbers("high", high).dtype == torch.bool:
         raise TypeError(f"`high` must hold numbers, got {high.dtype}.")
+    _not_nan(high=high)
     threshold = _like(threshold, low)
     return low - threshold, high + threshold
 
@@ -101,7 +103,7 @@ def lac_set(probs: Tensor, threshold: Tensor) -> Tensor:
     return 1.0 - _probs(probs) <= _rows(threshold, probs)[:, None]
 
 
-def aps(probs: Tensor, labels: Tensor, randomized: bool = False) -> Tensor:
+def aps(probs: Tensor, labels: Tensor, randomized: bool = False, version: int = hashing.VERSION) -> Tensor:
     """Adaptive prediction sets: mass of the classes at least as probable as the true one, ``(n,)``.
 
     Args:
@@ -109,31 +111,34 @@ def aps(probs: Tensor, labels: Tensor, randomized: bool = False) -> Tensor:
         labels: class ids, ``(n,)``.
         randomized: leave out a random part of the class's own mass, which evens out the jumps between set sizes. It is
             drawn from the probabilities themselves: the same input always gets the same set.
+        version: of that draw. Scores and sets must share it: with a head of an older file give its ``head.noise_version``.
 
     Example:
         >>> aps(torch.tensor([[0.5, 0.25, 0.25]]), torch.tensor([1]))
         tensor([0.7500])
     """
-    return _of_label(_cumulative(probs, randomized), labels)
+    return _of_label(_cumulative(probs, randomized, version), labels)
 
 
-def aps_set(probs: Tensor, threshold: Tensor, randomized: bool = False) -> Tensor:
-    """Classes whose APS score is at most q, bool ``(n, C)``: the most probable ones, as far as q reaches.
+def aps_set(probs: Tensor, threshold: Tensor, randomized: bool = False, version: int = hashing.VERSION) -> Tensor:
+    """Classes whose APS score is at most q, bool ``(n, C)``: the most probable ones, as far as q reaches; see :func:`aps`.
 
     Example:
         >>> aps_set(torch.tensor([[0.5, 0.3, 0.2]]), torch.tensor([0.85]))
         tensor([[ True,  True, False]])
     """
-    return _cumulative(probs, randomized) <= _rows(threshold, probs)[:, None]
+    return _cumulative(probs, randomized, version) <= _rows(threshold, probs)[:, None]
 
 
-def _cumulative(probs: Tensor, randomized: bool) -> Tensor:
+def _cumulative(probs: Tensor, randomized: bool, version: int) -> Tensor:
     """APS score of every class, (n, C)."""
     probs = _probs(probs)
+    if version not in hashing.VERSIONS:
+        raise ValueError(f"`version` must be one of {', '.join(map(str, hashing.VERSIONS))}, got {version!r}.")
     ordered, place = probs.sort(dim=1, descending=True, stable=True)
     mass = ordered.cumsum(1)
     if randomized:
-        mass = mass - ordered * (hashing.keys(probs) / 4194304.0).to(probs.dtype)[:, None]
+        mass = mass - ordered * (hashing.keys(probs, version) / 4194304.0).to(probs.dtype)[:, None]
     return torch.zeros_like(mass).scatter(1, place, mass)
 
 
@@ -141,7 +146,7 @@ def _probs(probs: Tensor) -> Tensor:
     probs = checks.ordinary("probs", probs)
     if probs.dim() != 2 or not probs.is_floating_point():
         raise ValueError(f"`probs` must be floating point of shape (n, C), got {probs.dtype} {tuple(probs.shape)}.")
-    if not torch.compiler.is_compiling() and probs.numel():
+    if probs.numel() and has_values(probs):
         low, high = (float(v) for v in probs.detach().aminmax())
         off = float((probs.detach().sum(1, dtype=torch.float32) - 1.0).abs().max())
         if not (low >= 0.0 and high <= 1.001 and off <= ROUNDING):
@@ -162,7 +167,16 @@ def _rows(threshold: Tensor, probs: Tensor) -> Tensor:
             f"`threshold` must have one entry per row of `probs`, ({len(probs)},) on {probs.device}, got "
             f"{tuple(threshold.shape)} on {threshold.device}."
         )
+    _not_nan(threshold=threshold)
     return threshold
+
+
+def _not_nan(**tensors: Tensor) -> None:
+    """NaN would become a set or an interval that nobody asked for; infinity is a threshold like others."""
+    for name, value in tensors.items():
+        if value.is_floating_point() and has_values(value) and bool(value.detach().isnan().any()):
+            row = int(value.isnan().nonzero()[0, 0])
+            raise ValueError(f"`{name}` must not be NaN, but {name}[{row}] is; look for overflow in the model.")
 
 
 def _of_label(scores: Tensor, labels: Tensor) -> Tensor:
@@ -193,6 +207,7 @@ def _check_rows(**tensors: Tensor) -> None:
             f"all arguments must have the same shape (n,), got {listed}; pass one number per example (squeeze a "
             f"trailing dimension)."
         )
+    _not_nan(**tensors)
 
 
 def _like(threshold: Tensor, prediction: Tensor) -> Tensor:
@@ -207,4 +222,5 @@ def _like(threshold: Tensor, prediction: Tensor) -> Tensor:
         raise ValueError(
             f"`threshold` must have one entry per prediction, shape {tuple(prediction.shape)}, got {tuple(threshold.shape)}."
         )
+    _not_nan(threshold=threshold, prediction=prediction)
     return threshold.to(prediction.dtype)

@@ -127,8 +127,8 @@ def pooled(calibrate: Method) -> Method:
                 twin.observed = reduce(self.observed, "", self.fitted.device)
             with local():  # a calibrate that calls another's must not add the ranks up twice
                 calibrate(twin, *args, **kwargs)
-        twin.__dict__ |= {name: value for name, value in self.__dict__.items() if name in ("_parts", "observed")}
-        self.__dict__.update(twin.__dict__)
+        # What was observed stays the head's own: another thread may have added to it meanwhile.
+        self.__dict__.update({name: value for name, value in twin.__dict__.items() if name not in ("_parts", "observed")})
         return self
 
     return cast(Method, over_all_ranks)
@@ -234,7 +234,7 @@ def _check_signatures(signatures: list[str]) -> None:
 
 def signature(head: "Head", solver: str = "exact", eta: float | None = None, max_iter: int | None = None) -> str:
     """What must be the same on all ranks of a fit: the head and the options of ``calibrate``."""
-    config = json.dumps(head.config(), sort_keys=True, default=str)
+    config = json.dumps(head.config(), default=str)
     return f"{head.kind()} {config}, solver={solver!r}, eta={eta!r}, max_iter={max_iter!r}"
 
 

@@ -1,12 +1,12 @@
 """Files that run without torchgmc: TorchScript, torch.export and ONNX, each read back and compared."""
 
-import contextlib
 import io
 import json
 import logging
 import os
+import zipfile
 from collections.abc import Callable
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import torch
@@ -14,8 +14,8 @@ from torch import Tensor
 
 from torchgmc.deploy.attach import CalibratedModel
 from torchgmc.deploy.program import KEY, Flat, Program, first_line, flatten
-from torchgmc.deploy.torchscript import open_torchscript, read_torchscript, write_torchscript
-from torchgmc.engine import checks
+from torchgmc.deploy.torchscript import open_torchscript, write_torchscript
+from torchgmc.engine import checks as asked
 from torchgmc.engine.extras import require
 from torchgmc.engine.files import write_atomically
 from torchgmc.engine.modes import evaluating
@@ -26,6 +26,8 @@ __all__ = ["FORMATS", "export", "metadata"]
 FORMATS = ("torchscript", "torch.export", "onnx")
 #: Largest relative difference between a file and the eager model.
 RTOL = 1e-4
+#: Bytes of metadata that are read.
+LONGEST = 1 << 24
 log = logging.getLogger(__name__)
 
 
@@ -34,6 +36,7 @@ def export(
     path: str | os.PathLike[str],
     format: str = "torchscript",
     example_inputs: tuple[Any, ...] | dict[str, Any] = (),
+    checks: bool = False,
 ) -> Path:
     """Write a calibrated model to one file that runs without torchgmc.
 
@@ -48,18 +51,28 @@ def export(
         format: ``"torchscript"`` (scripted; traced where the model cannot be scripted, which is logged), ``"torch.export"`` or
             ``"onnx"`` (extra ``onnx``).
         example_inputs: arguments of a call ``model(*example_inputs)``, groups included, or a dict for ``model(**...)``.
+        checks: a file checks the shape of the membership, and no value: memberships other than 0 and 1 (a mask of 0 and 255),
+            NaN, and logits where the head was fitted on probabilities give wrong answers without a word. True keeps these
+            checks in the file, for a pass over scores and membership: a call then raises, as the eager model does. ONNX has
+            no operation that stops, so this is for the other two formats.
 
     Returns:
         The path. :func:`metadata` reads what was promised to whom back out of it.
     """
-    checks.option("format", format, FORMATS)
+    asked.option("format", format, FORMATS)
+    if asked.flag("checks", checks) and format == "onnx":
+        raise ValueError(
+            "`checks` cannot be kept in ONNX, which has no operation that stops; use another format, or check before."
+        )
     if not isinstance(model, CalibratedModel):
         alone = " (for a head without a model: gmc.save it, then `torchgmc export`)" if isinstance(model, Head) else ""
         raise TypeError(f"`model` must come from torchgmc.attach, got {type(model).__name__}{alone}.")
     if not model.head.is_fitted:
         raise RuntimeError("the head is not fitted; fit it before exporting.")
-    target = checks.path("path", path)
+    target = asked.path("path", path)
     flat, tensors = flatten(model, example_inputs)
+    if checks:
+        flat.guard()
     body = _describe(flat, format)
     write, read = {
         "torchscript": (write_torchscript, open_torchscript),
@@ -80,13 +93,33 @@ def export(
 
 
 def metadata(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """The metadata of an exported file: version, head, alpha, target, groups, names of the inputs and format."""
-    name = str(checks.path("path", path))
-    for reader in (read_torchscript, _read_export, _read_onnx):
-        with contextlib.suppress(Exception):
-            found: dict[str, Any] = json.loads(reader(name))
-            return found
-    raise ValueError(f"{Path(path).name!r} holds no metadata of torchgmc.")
+    """What an exported file says of itself: version, head, alpha, target, groups, names of the inputs, checks and format.
+
+    The file is not loaded, and nothing in it is run: it may come from anybody.
+    """
+    path = asked.path("path", path)
+    if not path.is_file():
+        raise FileNotFoundError(f"no file {str(path)!r} to read metadata from.")
+    try:
+        found = json.loads(_read_archive(path) if zipfile.is_zipfile(path) else _read_onnx(path))
+    except ImportError:
+        raise
+    except Exception as error:  # a crafted file can fail anywhere
+        raise ValueError(f"{path.name!r} holds no metadata of torchgmc: {first_line(error)}") from error
+    if not isinstance(found, dict):
+        raise ValueError(f"{path.name!r} holds no metadata of torchgmc: {found!r:.80}")
+    return found
+
+
+def _read_archive(path: Path) -> bytes:
+    """The metadata of a TorchScript or torch.export file: a member of the archive, which is unpacked and not loaded."""
+    with zipfile.ZipFile(path) as archive:
+        for one in archive.infolist():
+            if PurePosixPath(one.filename).parts[-2:] in ((folder, KEY) for folder in ("extra", "extra_files")):
+                if one.file_size > LONGEST:
+                    raise ValueError(f"{one.filename!r} has {one.file_size} bytes")
+                return archive.read(one)
+    raise ValueError(f"it has no {KEY!r}")
 
 
 def _describe(flat: Flat, format: str) -> str:
@@ -104,6 +137,7 @@ def _describe(flat: Flat, format: str) -> str:
             "groups": list(head.groups) if head.grouped else None,
             "config": config,
             "inputs": flat.names,
+            "checks": flat.guarded,
         },
         sort_keys=True,
     )
@@ -146,13 +180,6 @@ def _open_export(path: Path) -> Program:
         return torch.export.load(file).module()
 
 
-def _read_export(path: str) -> str:
-    files: dict[str, Any] = {KEY: ""}
-    with open(path, "rb") as file:
-        torch.export.load(file, extra_files=files)
-    return str(files[KEY])
-
-
 def _write_onnx(flat: Flat, tensors: tuple[Tensor, ...], path: Path, body: str) -> None:
     require("onnxscript", extra="onnx")
     outputs = ["scores", "threshold"] if flat.threshold_only else ["output"]
@@ -164,6 +191,8 @@ def _write_onnx(flat: Flat, tensors: tuple[Tensor, ...], path: Path, body: str) 
         program = _freest(flat, tensors, convert)
         program.model.metadata_props[KEY] = body
         program.save(str(path))
+    except OSError:  # of the disk, not of the converter
+        raise
     except Exception as error:  # the converter raises many kinds
         raise RuntimeError(
             f"torch {torch.__version__} cannot write this model as ONNX; use 'torch.export' or 'torchscript', or newer "
@@ -183,9 +212,12 @@ def _open_onnx(path: Path) -> Program:
     return program
 
 
-def _read_onnx(path: str) -> str:
+def _read_onnx(path: Path) -> str:
     onnx = require("onnx", extra="onnx")
-    return str({one.key: one.value for one in onnx.load(path, load_external_data=False).metadata_props}[KEY])
+    found = {one.key: one.value for one in onnx.load(str(path), load_external_data=False).metadata_props}
+    if KEY not in found:
+        raise ValueError(f"it has no {KEY!r}")
+    return str(found[KEY])
 
 
 # -- comparison --------------------------------------------------------------------------------------------------------------
@@ -239,7 +271,8 @@ def _settled(flat: Flat, scores: Tensor, member: Tensor | None, inputs: tuple[Te
     steps += [(torch.rand(scores.shape, generator=draws) * 2 - 1).sign().to(scores) for _ in range(8)]
     same = torch.ones_like(result, dtype=torch.bool)
     for step in steps:
-        same &= flat.finish(scores + size * step, member, inputs) == result
+        moved = scores + size * step
+        same &= flat.finish(moved.clamp(0.0, 1.0) if flat.head.takes == "probs" else moved, member, inputs) == result
     return same
 
 

@@ -5,7 +5,7 @@ Heads and :func:`torchgmc.violations` are plain functions of tensors, so they wo
 through a soft ``forward``, and ``functional_call`` runs a head with your own buffers.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -72,14 +72,19 @@ def stack(heads: Sequence[Head]) -> dict[str, Tensor]:
             )
         if not head.is_fitted:
             raise RuntimeError(f"heads[{i}] is not fitted; call `fit`, or `observe` and `calibrate`, or load its state.")
-        ours, theirs = first.config(), head.config()
-        other = [name for name in ours if name not in head.fit_only and ours[name] != theirs[name]]
+        ours, theirs = (one.config() | {"noise_version": one.noise_version} for one in (first, head))
+        other = [name for name in ours if name not in head.fit_only and _flat(ours[name]) != _flat(theirs[name])]
         if other:
             raise ValueError(f"`heads` must have the same forward, but heads[{i}] was made with a different `{other[0]}`.")
     return {
         name: torch.stack(_equal_length([dict(head.named_buffers())[name] for head in heads]))
         for name, _ in first.named_buffers()
     }
+
+
+def _flat(value: Any) -> list[Any]:
+    """A value as a list; that of a mapping keeps its order, which == ignores."""
+    return list(value.items()) if isinstance(value, Mapping) else [value]
 
 
 def _equal_length(buffers: list[Tensor]) -> list[Tensor]:

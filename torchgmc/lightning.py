@@ -297,7 +297,7 @@ class CalibrationCallback(Callback):
     def state_dict(self) -> dict[str, Any]:
         """The head: kind, configuration and fitted state; plain types and tensors only."""
         body, tensors = io.pack(self._head)
-        return body | {"config": json.dumps(body["config"], sort_keys=True, default=str), "state": tensors}
+        return body | {"config": json.dumps(body["config"], default=str), "state": tensors}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """The head of a checkpoint into this callback's own."""
@@ -309,7 +309,7 @@ class CalibrationCallback(Callback):
                 f"that was saved."
             )
         own = json.dumps(self._head.config(), sort_keys=True, default=str)
-        if state_dict["config"] != own:
+        if json.dumps(json.loads(state_dict["config"]), sort_keys=True) != own:  # an order that matters is in the state
             raise ValueError(
                 f"the head of the checkpoint was made with {state_dict['config']}, but this callback's with {own}."
             )
@@ -356,7 +356,11 @@ def head_from_checkpoint(path: str | os.PathLike[str], name: str = "calibration"
             f"{', '.join(map(repr, saved)) or 'none'}."
         )
     state = saved[key]
-    return io.unpack(state | {"config": json.loads(state["config"])}, state["state"], Path(path).name, **options)
+    try:
+        body, tensors = {**state, "config": json.loads(state["config"])}, dict(state["state"])
+    except (TypeError, KeyError, ValueError, RecursionError) as error:
+        raise ValueError(f"{Path(path).name!r} holds no usable head: {type(error).__name__}: {error}") from error
+    return io.unpack(body, tensors, Path(path).name, **options)
 
 
 class _Plain(nn.Module):

@@ -60,7 +60,7 @@ class GroupViolation(Metric):  # type: ignore[misc]  # a class of an optional pa
         self.names, self.num_outputs = names, checks.count("num_outputs", num_outputs, 1)
         if not callable(mapping):
             checks.option("mapping", mapping, MAPPINGS)
-        self.mapping, self.conditional = mapping, bool(conditional)
+        self.mapping, self.conditional = mapping, checks.flag("conditional", conditional)
         shape = (len(self.names), self.num_outputs)
         for name, size in {"sums": shape, "mass": shape, "total_sums": shape[1:], "total": shape[1:]}.items():
             self.add_state(name, torch.zeros(size, dtype=torch.float64), dist_reduce_fx="sum")

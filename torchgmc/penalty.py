@@ -128,7 +128,7 @@ class GMCPenalty(Float64Module):
         self.temperature = checks.positive("temperature", temperature, "It is the width of the smooth maximum.")
         if isinstance(decay, bool) or not isinstance(decay, int | float) or not 0.0 <= decay < 1.0:
             raise ValueError(f"`decay` must lie in [0, 1), got {decay!r}; 0 measures each batch on its own.")
-        self.decay, self.conditional = float(decay), bool(conditional)
+        self.decay, self.conditional = float(decay), checks.flag("conditional", conditional)
         if what is not None and (not isinstance(what, Tensor) or what.dim() != 2):
             raise ValueError(f"`what` must be a tensor of directions, (u, l), got {getattr(what, 'shape', what)!r}.")
         self.register_buffer("directions", None if what is None else what.detach().clone().double())
@@ -154,7 +154,7 @@ class GMCPenalty(Float64Module):
         width = (
             head.softness() if softness is None else checks.positive("softness", softness, "It is the width of a soft step.")
         )
-        own = {"groups": head.groups if head.grouped else None, "conditional": head.conditional, "alpha": head.alpha}
+        own = {"groups": head.groups if head.grouped else None, "conditional": head.conditional, "alpha": head.alpha or 0.0}
         made = cls(functools.partial(head.values, softness=width), **(own | options))
         made.__dict__["head"] = head  # read, not owned: its buffers are not part of this module
         return made

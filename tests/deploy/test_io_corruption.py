@@ -12,6 +12,7 @@ import torchgmc as gmc
 from gmctest import GOLDEN
 from gmctest.heads_zoo import ZOO
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*alphabetical order:UserWarning")
 FILES = sorted(p for p in GOLDEN.glob("*.safetensors") if "expected" not in p.name)
 SMALLEST = min(FILES, key=lambda p: p.stat().st_size)
 OPTIONS = {entry.name: entry.loading for entry in ZOO}

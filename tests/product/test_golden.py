@@ -4,6 +4,7 @@
 written again: it stands for the version that wrote it.
 """
 
+import contextlib
 import copy
 from pathlib import Path
 
@@ -63,7 +64,8 @@ CHECKPOINT = GOLDEN / f"lightning-{VERSION}.ckpt"
 )
 def test_saved_heads_keep_loading(saved: Path):
     options = {e.name: e.loading for e in ZOO}[saved.name.removesuffix(f"-{VERSION}.safetensors")]
-    head = gmc.load(saved, **options)
+    with pytest.warns(UserWarning, match="alphabetical") if "distribution" in saved.name else contextlib.nullcontext():
+        head = gmc.load(saved, **options)  # whoever wrote these files may have had the word lists in another order
     expected = load_file(saved.with_suffix(".expected.safetensors"))
     inputs = [expected[f"input_{i}"] for i in range(len(expected) - 1)]
     torch.testing.assert_close(head(*inputs), expected["output"], rtol=1e-6, atol=1e-7)

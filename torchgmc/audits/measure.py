@@ -159,6 +159,7 @@ def audit(
         checks.positive("cluster_size", cluster_size, "It is the largest number of examples of a cluster.")
     if not head.is_fitted:
         raise RuntimeError("this head is not fitted; call `fit`, or `observe` and `calibrate`, or load its state.")
+    head.check_state()
     tally: Tally | None = None
     with distributed.together():
         if distributed.active():

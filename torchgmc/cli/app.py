@@ -15,6 +15,7 @@ from typer.core import TyperGroup
 
 import torchgmc
 from torchgmc.cli import apply, audit, calibrate, demo, export, options, reproduce
+from torchgmc.engine.checks import printable
 
 __all__ = ["application", "run"]
 
@@ -110,7 +111,7 @@ def _ended_gently() -> Iterator[None]:
 
 
 def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
-    print(f"torchgmc: warning: {' '.join(str(message).split())}", file=sys.stderr)
+    print(f"torchgmc: warning: {printable(' '.join(str(message).split()))}", file=sys.stderr)
 
 
 def _explained(error: Exception) -> str:
@@ -121,5 +122,5 @@ def _explained(error: Exception) -> str:
 
 
 def _fail(message: str, code: int = 2) -> int:
-    print(f"torchgmc: {' '.join(message.split())}", file=sys.stderr)
+    print(f"torchgmc: {printable(' '.join(message.split()))}", file=sys.stderr)
     return code

@@ -68,7 +68,7 @@ def apply(
     if as_json:
         show.print_json({"torchgmc": gmc.__version__, "array": name, "shape": list(shape), "files": {"out": str(out)}})
     else:
-        typer.echo(f"{name} {tuple(shape)}: {out}")
+        typer.echo(f"{name} {tuple(shape)}: {checks.printable(str(out))}")
 
 
 def command() -> Callable[..., None]:

@@ -38,6 +38,9 @@ def export(
     ] = None,
     scores: Annotated[str | None, options.told("Array of scores in the example.", "NAME")] = None,
     groups: options.GroupColumns = None,
+    keep_checks: Annotated[
+        bool, options.told("Keep checks of values in the file (not onnx): memberships of 0 or 1, no NaN.", None, "--checks")
+    ] = False,
     as_json: options.Json = False,
 ) -> None:
     """Write a fitted head to a file that runs without torchgmc; it is read back and compared.
@@ -49,12 +52,12 @@ def export(
     fitted, notes = load_head(head)
     inputs = _from_file(fitted, notes, example, scores, groups) if example is not None else _made_up(fitted, notes)
     adapter = gmc.Adapter(activation="none")
-    gmc.attach(nn.Identity(), fitted, adapter=adapter).export(out, format=format, example_inputs=inputs)
+    gmc.attach(nn.Identity(), fitted, adapter=adapter).export(out, format=format, example_inputs=inputs, checks=keep_checks)
     shapes = [list(value.shape[1:]) for value in inputs]
     if as_json:
         show.print_json({"torchgmc": gmc.__version__, "format": format, "inputs": shapes, "files": {"out": str(out)}})
     else:
-        typer.echo(f"{format}: {out}")
+        typer.echo(f"{format}: {checks.printable(str(out))}")
 
 
 def _from_file(

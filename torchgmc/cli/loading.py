@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,12 @@ from torchgmc.cli.membership import Membership
 from torchgmc.cli.source import Source, find_arrays, listing, task_of
 from torchgmc.cli.tables import Table, open_table
 from torchgmc.deploy.io import load, read_notes
+from torchgmc.engine import checks
 
 __all__ = ["load_head", "open_source"]
+
+#: Numbers of one example's scores.
+MOST = 10**8
 
 
 def load_head(path: Path) -> tuple[gmc.Head, dict[str, Any]]:
@@ -26,7 +31,28 @@ def load_head(path: Path) -> tuple[gmc.Head, dict[str, Any]]:
     task_of(type(head))  # or say that there is none
     if not head.is_fitted:
         raise ValueError(f"the head in {str(path)!r} is not fitted.")
-    return head, read_notes(path)
+    notes = read_notes(path)
+    _check_notes(path, notes)
+    return head, notes
+
+
+def _check_notes(path: Path, notes: dict[str, Any]) -> None:
+    """Raise unless the notes are such as `calibrate` writes."""
+    arrays, scores, groups = notes.get("arrays", {}), notes.get("scores", {}), notes.get("groups", {})
+    parts = {"arrays": arrays, "scores": scores, "groups": groups, "matrices": {}}
+    if isinstance(groups, dict):
+        parts["matrices"] = groups.get("matrices", {})
+    wrong = [name for name, part in parts.items() if not isinstance(part, dict)]
+    if not wrong:
+        shape, names = scores.get("shape", []), parts["matrices"].values()
+        wrong += ["arrays"] * any(not isinstance(name, str) for name in arrays.values())
+        wrong += ["scores"] * (
+            not isinstance(shape, list) or any(type(size) is not int or not 0 < size <= MOST for size in shape)
+        )
+        wrong += ["scores"] * (bool(scores) and scores.get("dtype") not in ("float16", "bfloat16", "float32", "float64"))
+        wrong += ["matrices"] * any(not isinstance(part, list) or any(not isinstance(x, str) for x in part) for part in names)
+    if wrong or math.prod(scores.get("shape", [])) > MOST:
+        raise ValueError(f"{str(path)!r} has notes that cannot be used ({(wrong or ['scores'])[0]}); calibrate again.")
 
 
 def open_source(
@@ -64,7 +90,13 @@ def _membership(head: gmc.Head, notes: dict[str, Any], table: Table, given: list
     if not given and head.named_groups is not None:
         return Membership(head.named_groups.as_spelled())
     if not given and "groups" in notes:
-        return Membership.from_dict(notes["groups"])
+        found = Membership.from_dict(notes["groups"])
+        if [checks.printable(name) for name in found.names] != head.groups:
+            raise ValueError(
+                f"the notes of the head's file describe the groups {listing(found.names, 4)}, and the head was fitted for "
+                f"{listing(head.groups, 4)}; name the columns with --groups, or calibrate again."
+            )
+        return found
     if len(given) == 1 or (not given and "groups" in table.names):  # a matrix
         return Membership(None, {given[0] if given else "groups": head.groups})
     columns = given or head.groups  # a column of True and False for each group

@@ -132,7 +132,7 @@ class Membership:
     @classmethod
     def from_dict(cls, found: Mapping[str, Any]) -> Membership:
         """The groups that :meth:`to_dict` describes, or the notes of a file of version 0.1."""
-        return cls(Groups.from_dict(found).as_spelled() if found.get("columns") else None, found["matrices"])
+        return cls(Groups.from_dict(found).as_spelled() if found.get("columns") else None, found.get("matrices", {}))
 
 
 def _width(table: Table, name: str) -> int | None:

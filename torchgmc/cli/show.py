@@ -14,6 +14,7 @@ from typing import Any
 import typer
 
 import torchgmc as gmc
+from torchgmc.engine import checks
 
 __all__ = ["command", "fit_content", "print_audit", "print_fit", "print_json", "progress", "say"]
 
@@ -25,7 +26,7 @@ def print_json(content: dict[str, Any]) -> None:
 
 def say(message: str) -> None:
     """One line on stderr."""
-    print(f"torchgmc: {message}", file=sys.stderr)
+    print(f"torchgmc: {checks.printable(message)}", file=sys.stderr)
 
 
 def console() -> Any:
@@ -146,4 +147,4 @@ def _table(numeric: tuple[str, ...]) -> Any:
 def _plain(text: str) -> str:
     from rich.markup import escape
 
-    return escape(text)
+    return escape(checks.printable(text))

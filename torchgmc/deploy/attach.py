@@ -202,11 +202,12 @@ class CalibratedModel(nn.Module):
         path: str | os.PathLike[str],
         format: str = "torchscript",
         example_inputs: tuple[Any, ...] | dict[str, Any] = (),
+        checks: bool = False,
     ) -> Path:
         """Write model and head to one file that runs without torchgmc; see :func:`torchgmc.export.export`."""
         from torchgmc.export import export
 
-        return export(self, path, format, example_inputs)
+        return export(self, path, format, example_inputs, checks)
 
     def extra_repr(self) -> str:
         """Where groups come from, and the adapter."""

@@ -4,6 +4,7 @@ import hashlib
 import json
 import math
 import os
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -80,7 +81,7 @@ def save(
         kept = head.calibrated_on if head.calibrated_on.salt else head.calibrated_on.salted(_salt(body, remember))
         tensors[KEYS] = kept.keys.cpu()
         body["keys"] = {"limit": None if math.isinf(kept.limit) else kept.limit, "secret": isinstance(remember, str)}
-    text = json.dumps(body, sort_keys=True)
+    text = json.dumps(body)
     metadata = {_KEY: text, "checksum": _checksum(text, tensors)}
     target = checks.path("path", path)
     return write_file(target, to_bytes(tensors, metadata))
@@ -134,8 +135,16 @@ def pack(head: Head) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """What a file stores about a head: a description in JSON types, and tensors on the CPU."""
     if not isinstance(head, Head):
         raise TypeError(f"`head` must be a torchgmc head, got {type(head).__name__}.")
+    head = head.now()  # another thread may fit it meanwhile
+    head.check_state()
     tensors = {name: value.detach().cpu().contiguous().clone() for name, value in head.state_dict().items()}
-    return {"schema": SCHEMA, "head": head.kind(), "config": head.config(), "fitted": bool(head.is_fitted)}, tensors
+    return {
+        "schema": SCHEMA,
+        "ordered": True,
+        "head": head.kind(),
+        "config": head.config(),
+        "fitted": bool(head.is_fitted),
+    }, tensors
 
 
 def unpack(body: Mapping[str, Any], tensors: Mapping[str, Tensor], source: str, **options: Any) -> Head:
@@ -153,6 +162,13 @@ def unpack(body: Mapping[str, Any], tensors: Mapping[str, Tensor], source: str, 
             f"{source!r} has file schema {body['schema']}, but this version of torchgmc reads up to {SCHEMA}; upgrade torchgmc."
         )
     kind = _class_of(body.get("head"), source)
+    if "ordered" not in body and len(body["config"].get("attributes") or ()) > 1:
+        warnings.warn(
+            f"{source!r} was written by a version that put word lists into alphabetical order: if they were not, the head's "
+            "lists are exchanged. Check its `attributes`, or fit it again.",
+            UserWarning,
+            stacklevel=3,
+        )
     try:
         _check_sizes(kind, body["config"], {name: value.shape for name, value in tensors.items()})
         head = kind.from_config(body["config"] | options)
@@ -223,7 +239,7 @@ def known_heads() -> dict[str, type[Head]]:
 def _class_of(kind: Any, source: str) -> type[Head]:
     """The class that a file names. Nothing is imported for it."""
     known = known_heads()
-    if kind in known:
+    if isinstance(kind, str) and kind in known:
         return known[kind]
     own = [one for name, one in known.items() if ":" in name and one.__name__ == kind]  # a file of version 0.1
     if len(own) == 1:

@@ -2,6 +2,7 @@
 
 import copy
 import inspect
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -10,10 +11,38 @@ from torch import Tensor, nn
 
 from torchgmc.deploy.adapters import beside
 from torchgmc.deploy.attach import CalibratedModel
+from torchgmc.engine.scripting import is_scripting
+from torchgmc.heads.base import ROOM
 
 Program = Callable[..., Any]
 #: Key of the metadata inside every format.
 KEY = "torchgmc.json"
+
+
+class Guard(nn.Module):
+    """Its input as it is, if every value may be there; raises otherwise, also in a file.
+
+    Args:
+        what: the input, for the message.
+        low, high: where values must lie, up to rounding.
+        binary: they must be the one or the other.
+    """
+
+    def __init__(self, what: str, low: float, high: float, binary: bool = False) -> None:
+        super().__init__()
+        room = ROOM * (high - low) if math.isfinite(high - low) and not binary else 0.0
+        self.low, self.high, self.binary = low - room, high + room, binary
+        kind = "0 or 1" if binary else f"numbers from {low:g} to {high:g}, and never NaN"
+        self.message = f"{what} must hold {kind}"
+
+    def forward(self, x: Tensor) -> Tensor:
+        fine = ((x == self.low) | (x == self.high)).all() if self.binary else ((x >= self.low) & (x <= self.high)).all()
+        if is_scripting():
+            if not bool(fine):
+                raise ValueError(self.message)
+        else:
+            torch._assert_async(fine, self.message)  # an operation of the graph, which `if` would not be
+        return x
 
 
 class Flat(nn.Module):
@@ -31,6 +60,17 @@ class Flat(nn.Module):
         self.main = names.index("input_ids") if "input_ids" in names else 0
         self.grouped, self.threshold_only = grouped, calibrated.wants == "groups"
         self.names = [*names, "groups"] if grouped else names
+        self.guarded = False
+        self.of_scores: nn.Module = nn.Identity()
+        self.of_groups: nn.Module = nn.Identity()
+
+    def guard(self) -> None:
+        """Keep checks of values in the graph."""
+        self.guarded = True
+        if not self.threshold_only:  # else the head does not look at them
+            self.of_scores = Guard("the scores", *self.head.input_range())
+        if self.head.static or "groups" in self.head.arguments:
+            self.of_groups = Guard("`groups`", 0.0, 1.0, binary=True)
 
     def forward(self, *tensors: Tensor) -> Any:
         inputs = self.inputs(tensors)
@@ -53,6 +93,8 @@ class Flat(nn.Module):
 
     def finish(self, scores: Tensor, member: Tensor | None, inputs: tuple[Tensor, ...]) -> Any:
         """The head's result."""
+        scores = self.of_scores(scores)
+        member = None if member is None else self.of_groups(member)
         if self.threshold_only:
             return scores, beside(scores, self.head(member))
         return self.adapter.apply(self.head, scores, member, dict(zip(self.names, inputs, strict=False)))

@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import inspect
+import io
 import logging
 import warnings
 from collections.abc import Iterator
@@ -29,12 +30,16 @@ def _deprecated_jit() -> Iterator[None]:
 def write_torchscript(flat: Flat, tensors: tuple[Tensor, ...], path: Path, body: str) -> None:
     with _deprecated_jit():
         parts = {"head": torch.jit.script(flat.head), "source": _script(flat.source)}
+        if flat.guarded:
+            parts |= {"of_scores": torch.jit.script(flat.of_scores), "of_groups": torch.jit.script(flat.of_groups)}
         try:
             module = _join(flat, tensors, model=torch.jit.script(flat.model), **parts)
         except Exception as error:  # the compiler raises many kinds
             log.info("%s is traced, not scripted: %s", type(flat.model).__name__, first_line(error))
             module = _join(flat, tensors, **parts)
-        torch.jit.save(module, str(path), _extra_files={KEY: body})
+        buffer = io.BytesIO()  # torch's own writer ends the process when the disk is full
+        torch.jit.save(module, buffer, _extra_files={KEY: body})
+    path.write_bytes(buffer.getbuffer())
 
 
 def _script(source: Any) -> Any:
@@ -76,11 +81,3 @@ def open_torchscript(path: Path) -> Program:
     """The program in a file."""
     with _deprecated_jit():
         return torch.jit.load(str(path))  # type: ignore[no-untyped-call, no-any-return]
-
-
-def read_torchscript(path: str) -> str:
-    files = {KEY: ""}
-    with _deprecated_jit():
-        torch.jit.load(path, _extra_files=files, map_location="cpu")  # type: ignore[no-untyped-call]
-    found: Any = files[KEY]
-    return found.decode() if isinstance(found, bytes) else str(found)

@@ -3,8 +3,9 @@
 import math
 import operator
 import os
+import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,29 @@ def interval(name: str, value: Any) -> tuple[float, float]:
     if len(value) != 2 or not -math.inf < value[0] < value[1] < math.inf:
         raise ValueError(f"`{name}` must be two finite numbers, (low, high) with low < high, got {value!r:.80}.")
     return float(value[0]), float(value[1])
+
+
+def flag(name: str, value: Any) -> bool:
+    """True or False; a text such as "no" would count as True."""
+    if not isinstance(value, bool | np.bool_):
+        raise TypeError(f"`{name}` must be True or False, got {value!r:.80}.")
+    return bool(value)
+
+
+def printable(text: str) -> str:
+    r"""The text as it may be shown: line breaks, terminal escapes and half characters as ``\n``, ``\x1b`` and ``\ud800``.
+
+    Example:
+        >>> printable("north\x1b[2J\n"), printable("Köln, 3\u202f000")
+        ('north\\x1b[2J\\n', 'Köln, 3\u202f000')
+    """
+    if text.isprintable():
+        return text
+    shown = ("\u200c", "\u200d")  # they join letters and emoji
+    return "".join(
+        c if c.isprintable() or c in shown or unicodedata.category(c) == "Zs" else c.encode("unicode_escape").decode()
+        for c in text
+    )
 
 
 def option(name: str, value: Any, known: Sequence[str]) -> str:
@@ -84,11 +108,16 @@ def path(name: str, value: Any) -> Path:
 
 
 def names(groups: Any) -> list[str]:
-    """Group names from a list of names, a Groups object or nothing (one group, "all")."""
+    """Group names from a list of names, a Groups object or nothing (one group, "all"), :func:`printable`."""
     if groups is None:
         return ["all"]
     if isinstance(groups, str):
         raise TypeError(f"`groups` must be a list of names, got the string {groups!r}; write [{groups!r}].")
+    if isinstance(groups, Mapping) or (hasattr(groups, "columns") and not hasattr(groups, "membership")):
+        raise TypeError(
+            f"`groups` must be names, or Groups that say how they follow from columns, got {type(groups).__name__}; use "
+            "gmc.Groups.from_columns(columns)."
+        )
     listed = getattr(groups, "names", groups)
     found = list(listed) if isinstance(listed, Iterable) and not isinstance(groups, Tensor) else []
     if not found or not all(isinstance(name, str) for name in found):
@@ -96,6 +125,7 @@ def names(groups: Any) -> list[str]:
             "`groups` must be a non-empty list of names (one per column of the membership), or a Groups object, got "
             f"{type(groups).__name__}; pass the membership itself to `fit`."
         )
+    found = [printable(name) for name in found]
     twice = sorted(name for name, times in Counter(found).items() if times > 1)
     if twice:
         raise ValueError(f"`groups` has repeated names: {', '.join(map(repr, twice))}; each group needs its own name.")

@@ -39,6 +39,10 @@ def write_atomically(path: Path, write: Callable[[Path], Any]) -> None:
         with part.open("rb") as file:
             os.fsync(file.fileno())
         part.replace(path)
+    except OSError as error:  # a full disk does not say which file
+        if error.filename is None and error.errno is not None:
+            raise OSError(error.errno, os.strerror(error.errno), str(path)) from error
+        raise
     finally:
         part.unlink(missing_ok=True)
 

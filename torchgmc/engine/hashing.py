@@ -36,6 +36,8 @@ def levels(scores: Tensor) -> Tensor:
 #: How :func:`keys` weighs the places of a row. Version 1 gave neighbouring places nearly the same weight, so that short rows
 #: shared keys; heads that were fitted with it keep it.
 VERSION = 2
+#: Those that there are.
+VERSIONS = (1, 2)
 
 
 def keys(scores: Tensor, version: int = 2) -> Tensor:

@@ -67,11 +67,14 @@ def minimise(
     slack = slack.clamp_max(torch.finfo(slack.dtype).max)  # times 0 it is 0
     point = look(theta)
     history, stalled = [point.gradient.abs().max()], False
+    best: tuple[Tensor, Tensor, Point] | None = None
     while True:
         moves = torch.where(theta != 0, theta.sign(), -point.gradient.sign())  # the orthant to stay in
         free = (theta != 0) | (point.gradient.abs() > slack)
         slope = torch.where(free, point.gradient + slack * moves, 0.0)
         missed = slope.abs().max()
+        if best is None or bool(missed < best[0]):
+            best = missed, theta, point
         if bool(missed <= enough) or len(history) > max_iter:
             break
         found = _step(look, theta, point, slope, moves, free, hessian(point.memory), slack)
@@ -80,6 +83,7 @@ def minimise(
             break
         theta, point = found
         history.append(point.gradient.abs().max())
+    missed, theta, point = best  # the objective falls with every step, but its slopes may not
     return Minimum(theta, point, torch.stack(history), missed, stalled)
 
 
@@ -100,9 +104,9 @@ def _step(
     # A floor, so that an offset without effect (a group of everyone) never divides by 0.
     diagonal = diagonal.clamp_min(1e-12 * float(diagonal.max()) + 1e-300)
     for direction in (_newton(hessian, diagonal, theta, slope, moves, free, slack), -slope / diagonal.view_as(slope)):
-        size = 1.0
+        size, direction = 1.0, direction.clamp(-LONGEST, LONGEST)  # at first: else its halves could all be equally long
         for _ in range(HALVINGS):
-            trial = theta + (size * direction).clamp(-LONGEST, LONGEST)
+            trial = theta + size * direction
             trial = torch.where((trial * moves > 0) | (slack == 0), trial, 0.0)
             new = look(trial)
             gain = start - new.value - (slack * trial.abs()).sum()

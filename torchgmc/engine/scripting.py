@@ -17,7 +17,7 @@ def has_values(value: Tensor) -> bool:
     if torch.compiler.is_compiling() or is_tracing() or value.device.type == "meta":
         return False
     try:
-        bool(value.detach().flatten()[:1].ne(0).any())
+        bool(value.detach()[(slice(1),) * value.dim()].ne(0).any())
     except RuntimeError:  # what torch raises for each of the others
         return False
     return True

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from torchgmc.engine.checks import printable
 from torchgmc.groups.columns import Codes, Column
 from torchgmc.groups.sums import Combo
 
@@ -21,7 +22,7 @@ def terms_of(columns: Sequence[Column], combo: tuple[int, ...], keys: Codes) -> 
 
 
 def term_name(columns: Sequence[Column], term: tuple[tuple[int, int], ...]) -> str:
-    return " & ".join(columns[j].levels[level] for j, level in term) or "all"
+    return printable(" & ".join(columns[j].levels[level] for j, level in term)) or "all"
 
 
 def listing_of_terms(columns: Sequence[Column], refused: list[tuple[Combo, Codes, Codes]], limit: int = 12) -> str:
@@ -36,5 +37,5 @@ def listing_of_terms(columns: Sequence[Column], refused: list[tuple[Combo, Codes
 
 def names_differ(columns: Sequence[Column]) -> bool:
     """Whether the levels show that no two groups share a name: a name then identifies its levels, and these their columns."""
-    levels = [level for column in columns for level in column.levels]
+    levels = [printable(level) for column in columns for level in column.levels]
     return len(set(levels)) == len(levels) and not any("&" in level for level in levels)

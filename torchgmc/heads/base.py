@@ -3,6 +3,7 @@
 import copy
 import functools
 import json
+import math
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Optional, TypeVar
@@ -34,6 +35,8 @@ FITTING = frozenset({"alpha", "noise_floor", "init", "resolution", "patterns", "
 ABOUT = "_extra_state"
 #: Name of the row for everyone.
 EVERYONE = "everyone"
+#: How far beyond its range a probability may be by rounding, as a share of the range.
+ROOM = 1e-3
 #: Held while statistics are added: several threads may observe.
 _KEEPING = threading.RLock()
 
@@ -96,6 +99,8 @@ class Head(Float64Module):
     renamed: ClassVar[dict[str, str]] = {}
     #: Buffers in which infinity means something. Any other number that is not finite is an error when a state is loaded.
     unbounded: ClassVar[tuple[str, ...]] = ()
+    #: No other number of a state may be larger: there ``forward`` would overflow.
+    largest_number: ClassVar[float] = float("inf")
     #: Options that say how large the state is, and the buffer that is at least so large: a file is asked before a head is made.
     sized: ClassVar[dict[str, str]] = {}
     #: Does ``calibrate`` fit something to the data? If not, an audit may use the same data.
@@ -114,13 +119,13 @@ class Head(Float64Module):
     ) -> None:
         super().__init__()
         self.alpha = None if alpha is None else checks.positive("alpha", alpha, "It is the largest violation allowed.")
-        self.noise_floor = bool(noise_floor)
+        self.noise_floor = checks.flag("noise_floor", noise_floor)
         if self.alpha is None and not self.noise_floor:
             raise ValueError("alpha=None means as small as the sample can resolve, which needs noise_floor=True.")
         self.groups = checks.names(groups)
         self.num_groups = len(self.groups)
         self.grouped = groups is not None  # without groups, `groups` may be left out of every call
-        self.conditional = bool(conditional)
+        self.conditional = checks.flag("conditional", conditional)
         if not isinstance(jitter, int | float) or not 0.0 <= jitter < float("inf"):
             raise ValueError(f"`jitter` must be a finite half-width of at least 0, got {jitter!r}.")
         self.jitter = float(jitter)
@@ -208,6 +213,10 @@ class Head(Float64Module):
     def s_target(self) -> Tensor | float:
         """What was subtracted from the risk to get s: a number, or ``(u,)``; tables show both."""
         return 0.0
+
+    def input_range(self) -> tuple[float, float]:
+        """Where the numbers that ``forward`` takes of the model must lie."""
+        return -math.inf, math.inf
 
     def softness(self) -> float:
         """Default width of a soft step."""
@@ -471,7 +480,7 @@ class Head(Float64Module):
                 raise ValueError("`groups` is missing: this head needs a membership of shape (n, num_groups).")
             return torch.ones([n, 1], dtype=torch.float64, device=like.device)
         if not is_scripting():
-            self.check_member(groups)
+            groups = self.check_member(groups)
         if groups.dim() != 2 or groups.shape[1] != self.num_groups:
             raise ValueError(f"`groups` must have shape (n, {self.num_groups}), got {groups.shape}")
         return groups.to(torch.float64)
@@ -485,9 +494,13 @@ class Head(Float64Module):
             return super().__call__(*args, **kwargs)
         args = tuple(self._as_tensor(value) for value in args)
         kwargs = {name: self._as_tensor(value) for name, value in kwargs.items()}
+        return super(Head, self.now()).__call__(*args, **kwargs)
+
+    def now(self: _Same) -> _Same:
+        """This head as it is at this moment: `fit` and `calibrate` replace the table of buffers, they do not write to it."""
         now = object.__new__(type(self))
-        now.__dict__ = self.__dict__.copy()  # `fit` and `calibrate` replace the table of buffers, they do not write to it
-        return super(Head, now).__call__(*args, **kwargs)
+        now.__dict__ = self.__dict__.copy()
+        return now
 
     def _as_tensor(self, value: Any) -> Any:
         if isinstance(value, Tensor | str | int | float | None):
@@ -502,12 +515,13 @@ class Head(Float64Module):
             return check_groups(groups, groups.num_rows, self.groups)
         return self.transform(groups)
 
-    def check_input(self, name: str, value: Any, rows: Any = None) -> None:
-        """Type, device and rows of a floating input of an eager call; NaN, which would become an answer, is an error.
+    def check_input(self, name: str, value: Any, rows: Any = None, hint: str = "") -> None:
+        """Type, device, rows and values of a floating input of an eager call; NaN would become an answer.
 
         Args:
             name, value: the input.
             rows: another input, which must have as many rows.
+            hint: what to do about numbers outside :meth:`input_range` (up to rounding); empty if any number will do.
         """
         if torch.compiler.is_compiling():
             return
@@ -518,25 +532,40 @@ class Head(Float64Module):
         self._check_place(name, value)
         if isinstance(rows, Tensor) and (rows.dim() == 0 or len(rows) != len(value)):
             raise ValueError(f"`groups` must have one row per example, like all inputs, got shape {tuple(rows.shape)}.")
-        if has_values(value) and bool(value.detach().isnan().any()):
+        if not value.numel() or not has_values(value):
+            return
+        least, most = (float(v) for v in value.detach().aminmax())  # one pass; NaN comes through
+        if least != least:
             place = value.isnan().nonzero()[0].tolist()
             raise ValueError(f"`{name}` must not be NaN, but {name}{place} is; check the model for overflow.")
+        low, high = self.input_range()
+        room = ROOM * (high - low)
+        if hint and (least < low - room or most > high + room):
+            raise ValueError(f"`{name}` must lie in [{low:g}, {high:g}], got {least:.4g} to {most:.4g}; {hint}.")
 
-    def check_member(self, groups: Any) -> None:
-        """Type, device and values of a membership in an eager call: 0 or 1."""
+    def check_member(self, groups: Any) -> Any:
+        """A membership as a tensor, from Groups, a frame of group columns or an array too; in an eager call all is 0 or 1."""
         if torch.compiler.is_compiling():
-            return
+            return groups
+        groups = self._as_tensor(groups)
         if not isinstance(groups, Tensor):
             raise TypeError(f"`groups` must be a tensor of memberships, got {type(groups).__name__}; use torch.as_tensor.")
         self._check_place("groups", groups)
         if groups.dtype == torch.bool or not has_values(groups):
-            return
+            return groups
         wrong = (groups != 0) & (groups != 1)
         if bool(wrong.any()):
             raise ValueError(
                 f"`groups` must hold memberships, 0 or 1, but it holds {groups[wrong][0].item()}; for a mask of 0 and 255 pass "
                 "`groups > 0`."
             )
+        return groups
+
+    def check_state(self) -> None:
+        """Raise if a fitted number is not finite: its answers would be NaN, which audits leave out."""
+        why = self._refuse(dict(self._buffers), "") if self.is_fitted else ""
+        if why:
+            raise ValueError(f"the state of this {type(self).__name__} cannot be used: {why}; fit it again.")
 
     def _check_place(self, name: str, value: Tensor) -> None:
         if value.layout != torch.strided or value.is_complex():
@@ -620,8 +649,10 @@ class Head(Float64Module):
         about = state_dict.get(prefix + ABOUT)
         if about is not None:
             found, own = _from_bytes(about), _from_bytes(self.get_extra_state())
+            if found.get("noise_version", 1) not in hashing.VERSIONS:
+                return f"it draws its noise in a way ({_short(found['noise_version'])}) that a later torchgmc knows; upgrade"
             for name in sorted(set(found) & set(own) - {"noise_version"}):
-                if found[name] != own[name]:
+                if json.dumps(found[name]) != json.dumps(own[name]):  # lists of words have an order, which == ignores
                     return f"it belongs to a head with {name} = {_short(found[name])}, and this one has {_short(own[name])}"
         state = {name: state_dict.get(prefix + name) for name in self._buffers}
         for name, value in state.items():
@@ -629,11 +660,18 @@ class Head(Float64Module):
                 continue
             if value.is_floating_point() and bool((value.isnan() if name in self.unbounded else ~value.isfinite()).any()):
                 return f"{name!r} holds a number that is not finite"
+            if value.is_floating_point() and name not in self.unbounded and bool((value.abs() > self.largest_number).any()):
+                return f"{name!r} holds {float(value.abs().max()):.3g}, too large a number to compute with"
             limit = self.index_limits().get(name)
             if limit is not None and value.numel() and not 0 <= int(value.min()) <= int(value.max()) < limit:
                 return f"{name!r} must hold indices from 0 to {limit - 1}, got {int(value.min())} to {int(value.max())}"
-        lengths = {name: len(value) for name, value in state.items() if isinstance(value, Tensor) and name.startswith("log_")}
-        return f"the parts of its log differ in length: {lengths}" if len(set(lengths.values())) > 1 else ""
+        for kind, parts in (("log", ("log_who", "log_what", "log_step", "log_column")), ("table", ("known", "table"))):
+            lengths = {name: len(value) for name in parts if isinstance(value := state.get(name), Tensor) and value.dim()}
+            if len(set(lengths.values())) > 1:
+                return f"the parts of its {kind} differ in length: {lengths}"
+            if kind == "table" and 0 in lengths.values() and getattr(self, "finite_sample", False) and bool(state["fitted"]):
+                return "its table of thresholds is empty"
+        return ""
 
     def index_limits(self) -> dict[str, int]:
         """Buffers that hold indices, and the number that these must be below."""
@@ -664,7 +702,7 @@ class Head(Float64Module):
 
 
 def _as_bytes(about: dict[str, Any]) -> Tensor:
-    return torch.tensor(list(json.dumps(about, sort_keys=True, default=str).encode()), dtype=torch.uint8)
+    return torch.tensor(list(json.dumps(about, default=str).encode()), dtype=torch.uint8)
 
 
 def _from_bytes(about: Any) -> dict[str, Any]:

@@ -4,6 +4,8 @@ import torch
 from torch import Tensor
 
 from torchgmc.engine import checks
+from torchgmc.groups.columns import is_frame
+from torchgmc.groups.groups import Groups, check_groups
 from torchgmc.heads.distribution.head import DistributionHead
 from torchgmc.text.tokens import TokenGroups
 
@@ -20,7 +22,7 @@ class GMCLogitsProcessor:
     Args:
         head: a fitted head.
         groups: a :class:`TokenGroups` (or another module from input ids to membership), or the membership of the batch
-            itself, ``(batch, a)``, bool.
+            itself: a :class:`~torchgmc.Groups`, a frame of group columns, or ``(batch, a)``, bool.
         when: with a module, ``"prompt"`` decides the group from the prompt only, ``"all"`` again at each step from
             everything so far, including the generated text.
         prompt_length: tokens of the (padded) prompt. Detected by default: a call that does not continue the last one by one
@@ -33,7 +35,7 @@ class GMCLogitsProcessor:
     def __init__(
         self,
         head: DistributionHead,
-        groups: TokenGroups | torch.nn.Module | Tensor,
+        groups: TokenGroups | torch.nn.Module | Groups | Tensor,
         when: str = "prompt",
         prompt_length: int | None = None,
     ) -> None:
@@ -42,11 +44,13 @@ class GMCLogitsProcessor:
         if not head.is_fitted:
             raise ValueError("`head` is not fitted; call `fit` or `calibrate_masked_lm`, or load its state first.")
         checks.option("when", when, WHEN)
+        if isinstance(groups, Groups) or is_frame(groups):
+            groups = head.members_of(groups)
         names = None if isinstance(groups, Tensor) else getattr(groups, "names", None)  # older tensors have names too
         if names is not None and list(names) != head.groups:
             raise ValueError(f"`groups` names {list(names)}, but the head was made for {head.groups}.")
-        if isinstance(groups, Tensor) and (groups.dim() != 2 or groups.shape[1] != head.num_groups):
-            raise ValueError(f"`groups` must have shape (batch, {head.num_groups}), got {tuple(groups.shape)}.")
+        if isinstance(groups, Tensor):
+            groups = check_groups(groups, len(groups) if groups.dim() else 0, head.groups)
         if not isinstance(groups, Tensor) and not callable(groups):
             raise TypeError(f"`groups` must be a module from ids to membership, or a membership, got {type(groups).__name__}.")
         checks.count("prompt_length", prompt_length, 1)

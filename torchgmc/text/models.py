@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from torchgmc.engine import checks
 from torchgmc.engine.modes import evaluating
+from torchgmc.groups.groups import Groups, check_groups
 from torchgmc.heads.distribution.head import DistributionHead
 from torchgmc.text.tokens import TokenGroups, attributes_from_words
 
@@ -85,7 +86,7 @@ def calibrate_masked_lm(
     tokenizer: Any,
     sentences: Sequence[str],
     head: DistributionHead | None = None,
-    groups: TokenGroups | Mapping[str, Sequence[str]] | Tensor | None = None,
+    groups: TokenGroups | Mapping[str, Sequence[str]] | Groups | Tensor | None = None,
     attributes: Mapping[str, Sequence[str]] | None = None,
     alpha: float | None = None,
     batch_size: int = 32,
@@ -103,7 +104,8 @@ def calibrate_masked_lm(
         tokenizer: its tokenizer.
         sentences: each with one or more mask tokens; every mask counts as a separate prompt.
         head: the head to fit; or pass ``attributes`` and ``alpha`` to make one.
-        groups: words of each group, a :class:`TokenGroups`, or the membership of the sentences ``(len(sentences), a)``.
+        groups: words of each group, a :class:`TokenGroups`, or the membership of the sentences: a :class:`~torchgmc.Groups`,
+            or ``(len(sentences), a)``.
         attributes: words of each list (see :func:`attributes_from_words`).
         alpha: largest violation allowed.
         batch_size, max_length, progress: see :func:`masked_logits`.
@@ -120,6 +122,11 @@ def calibrate_masked_lm(
     _check_sentences(sentences)
     if len(sentences) == 0:
         raise ValueError("`sentences` is empty; pass at least one sentence to calibrate on.")
+    if isinstance(groups, Groups):
+        check_groups(groups, len(sentences), None if head is None else head.groups)
+        names, groups = groups.names, groups.membership
+        if head is None and attributes is not None and alpha is not None:
+            head, attributes, alpha = DistributionHead(attributes_from_words(tokenizer, attributes), alpha, names), None, None
     find: TokenGroups | Tensor = groups if isinstance(groups, TokenGroups | Tensor) else TokenGroups(tokenizer, groups)
     if isinstance(find, Tensor) and find.shape[:1] != (len(sentences),):
         raise ValueError(f"`groups` must have one row per sentence, {len(sentences)}, got shape {tuple(find.shape)}.")
@@ -146,7 +153,7 @@ def calibrate_masked_lm(
     return head.fit_batches(batches, solver, eta, max_iter)
 
 
-def apply_to_output(output: Any, head: DistributionHead, membership: Tensor, positions: Tensor | str = "all") -> Any:
+def apply_to_output(output: Any, head: DistributionHead, membership: Tensor | Groups, positions: Tensor | str = "all") -> Any:
     """The output of a language model with calibrated logits at some positions, of the same type.
 
     There, ``logits`` become calibrated log-probabilities (logits like any others: their softmax is the calibrated
@@ -155,13 +162,14 @@ def apply_to_output(output: Any, head: DistributionHead, membership: Tensor, pos
     Args:
         output: a transformers ``ModelOutput`` with ``logits`` ``(n, t, vocabulary)``, a dict or tuple of it, or the tensor.
         head: a fitted head.
-        membership: of the rows, ``(n, a)``, bool.
+        membership: of the rows, ``(n, a)``, bool, or a :class:`~torchgmc.Groups`.
         positions: bool mask ``(n, t)`` (for a masked model ``input_ids == tokenizer.mask_token_id``), one position per row
             ``(n,)`` int, ``"last"`` or ``"all"``.
     """
     logits, rebuild = _logits_of(output)
     checks.ordinary("logits", logits)
-    if checks.ordinary("membership", membership).dim() != 2:
+    membership = head.check_member(membership)
+    if membership.dim() != 2:
         raise ValueError(f"`membership` must have shape (n, {head.num_groups}), got {tuple(membership.shape)}.")
     if logits.dim() != 3 or len(logits) != len(membership):
         raise ValueError(f"logits must have shape ({len(membership)}, t, vocabulary), got {tuple(logits.shape)}.")

@@ -56,7 +56,7 @@ class TokenGroups(nn.Module):
         lists = _check_words("words", words)
         _check_case(case)
         pieces = _Pieces(tokenizer)
-        self.names = list(lists)
+        self.names = checks.names(list(lists))
         found: dict[tuple[int, ...], set[int]] = {}
         for column, (name, entries) in enumerate(lists.items()):
             forms = {word: pieces.forms(word, case) for word in entries}

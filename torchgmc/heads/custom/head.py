@@ -312,6 +312,8 @@ class GMCHead(Head):
             self.check_input("f0", f0, x)
             if self.static and x is not None and (x.dim() != 2 or x.shape[1] != self.scale.shape[0]):
                 raise ValueError(f"`x` must be the membership (n, {self.scale.shape[0]}) of the sets, got {tuple(x.shape)}.")
+            if self.static and x is not None:
+                x = self.check_member(x)
         if f0.dim() > 2:
             raise ValueError(f"`f0` must have shape (n,) or (n, l), got {f0.shape}")
         f = f0.to(torch.float64)
@@ -387,6 +389,17 @@ class GMCHead(Head):
             "projection": CUSTOM if self.projected else None,
             "what": self.directions.tolist() if self.directed else None,
         }
+
+    def _refuse(self, state_dict: Any, prefix: str) -> str:
+        why = super()._refuse(state_dict, prefix)
+        who, scale = state_dict.get(prefix + "log_who"), state_dict.get(prefix + "scale")
+        if why or not isinstance(who, Tensor) or not isinstance(scale, Tensor):
+            return why
+        if self.grouped and self.static and len(scale) not in (0, self.num_groups):
+            return f"'scale' has {len(scale)} sets, and this head {self.num_groups} groups"
+        if who.numel() and not 0 <= int(who.min()) <= int(who.max()) < len(scale):
+            return f"'log_who' must hold sets from 0 to {len(scale) - 1}, got {int(who.min())} to {int(who.max())}"
+        return ""
 
     def extra_repr(self) -> str:
         """Options and state."""

@@ -96,6 +96,7 @@ class DistributionHead(Head):
     audit_only: ClassVar[tuple[str, ...]] = ("labels",)
     takes = "logits"
     relative: ClassVar[bool] = True
+    largest_number: ClassVar[float] = 1e15
     task = TASK
 
     def __init__(
@@ -307,6 +308,8 @@ class DistributionHead(Head):
 
     def shift(self, groups: Tensor) -> Tensor:
         """What ``kl`` takes off the logits of each list, (W - EW) Theta: ``(n, u)``, float64. 0 for ``euclidean``."""
+        if not is_scripting():
+            groups = self.check_member(groups)
         member = self.membership(groups, groups.shape[0], self.offsets)
         return (member - self.mean_membership) @ self.offsets
 
@@ -342,7 +345,8 @@ class DistributionHead(Head):
         (greedy, sampling) or sums of log-probabilities (beams).
         """
         if not is_scripting():
-            self.check_input("scores", scores, checks.ordinary("groups", groups))
+            groups = self.check_member(groups)
+            self.check_input("scores", scores, groups)
         if scores.dim() != 2 or scores.shape[1] <= self.largest:
             raise ValueError(f"`scores` must have shape (n, vocabulary) with token {self.largest}, got {scores.shape}")
         if self.euclidean:
@@ -351,9 +355,9 @@ class DistributionHead(Head):
             return self.forward(scores, groups)
         change = self.shift(groups) @ self.directions  # (n, J)
         x = scores if self.temperature == 1.0 else scores / self.temperature
-        words = (x.index_select(1, self.ids).double() - torch.logsumexp(x, 1, keepdim=True)).exp()
-        log_z = torch.log1p((words * torch.expm1(-change)).sum(1, keepdim=True))
-        return (x - log_z.to(x.dtype)).index_add(1, self.ids, -change.to(x.dtype))
+        moved = x.index_add(1, self.ids, -change.to(x.dtype))
+        # Both sums by logarithms: a change of more than 700, after a model that is very sure, has no exponential.
+        return moved - (torch.logsumexp(moved, 1, keepdim=True) - torch.logsumexp(x, 1, keepdim=True))
 
     def _replay(self, logits: Tensor, groups: Tensor) -> Tensor:
         """Every step of the log with its projection, on h of these inputs."""
@@ -503,7 +507,9 @@ def _check_attributes(attributes: Any) -> dict[str, list[int]]:
                 f"`attributes`[{name!r}] must hold token ids, got {wrong[0]!r}; words become ids with "
                 "torchgmc.text.attributes_from_words."
             )
-        found[name] = sorted(set(values))
+        if checks.printable(name) in found:
+            raise ValueError(f"`attributes` has two lists of the name {checks.printable(name)!r}; each needs its own.")
+        found[checks.printable(name)] = sorted(set(values))
     return found
 
 

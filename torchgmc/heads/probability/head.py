@@ -89,6 +89,7 @@ class ProbabilityHead(Head):
     __jit_unused_properties__: ClassVar[list[str]] = ["with_means", *Head.__jit_unused_properties__]
     task = TASK
     takes = "probs"
+    largest_number: ClassVar[float] = 1e15
     growing: ClassVar[tuple[str, ...]] = ("rounds", "log_who", "log_step", "log_column")
     sized: ClassVar[dict[str, str]] = {"bins": "edges", "num_classes": "offsets"}
     renamed: ClassVar[dict[str, str]] = {"tables": "rounds"}
@@ -171,13 +172,21 @@ class ProbabilityHead(Head):
             if low < self.low - 1e-6 or high > self.high + 1e-6:
                 hint = "apply sigmoid or softmax to logits" if self.range is None else "widen `range`"
                 raise ValueError(f"`probs` must lie in [{self.low:g}, {self.high:g}], got {low:.4g} to {high:.4g}; {hint}.")
-        if self.per_class and probs.numel() and float((probs.double().sum(1) - 1).abs().max()) > 1e-2:
-            raise ValueError("`probs` must sum to 1 over the classes; apply softmax to logits.")
+        if self.per_class:
+            self._check_sums(probs)
         outcome = self._outcome(y, probs)
         member = self.check_groups(groups, len(probs), probs.device)
         weights = checks.weights(weight, len(probs), probs).detach()
         cluster = self.check_clusters(clusters, len(probs), probs.device)
         return ProbabilityStatistics(self.coordinates(probs), outcome, member, weights, cluster)
+
+    def _check_sums(self, probs: Tensor) -> None:
+        """Eager calls: the classes of a row exclude one another."""
+        if not probs.numel() or not has_values(probs):
+            return
+        off = float((probs.detach().sum(1, dtype=torch.float32) - 1).abs().max())
+        if off > (2e-2 if probs.dtype in (torch.float16, torch.bfloat16) else 1e-2):
+            raise ValueError(f"`probs` must sum to 1 over the classes, got sums off by {off:.3g}; apply softmax to logits.")
 
     def _outcome(self, y: Any, probs: Tensor) -> Tensor:
         """y in [0, 1], float64 ``(n, C)``."""
@@ -334,16 +343,6 @@ class ProbabilityHead(Head):
         z = levelsets.apply_tables(z, everyone, self.rounds, self.edges, self.euclidean)
         return levelsets.apply_log(z, member, self.log_who, self.log_step, self.log_column, self.edges, self.euclidean)
 
-    def _check_range(self, probs: Tensor, slack: float = 1e-3) -> None:
-        """Eager calls: probabilities lie in their range (rounding aside)."""
-        if not probs.numel() or not has_values(probs):
-            return
-        low, high = (float(v) for v in probs.detach().aminmax())
-        room = slack * (self.high - self.low)
-        if low < self.low - room or high > self.high + room:
-            hint = "apply sigmoid or softmax to logits" if self.range is None else "widen `range`"
-            raise ValueError(f"`probs` must lie in [{self.low:g}, {self.high:g}], got {low:.4g} to {high:.4g}; {hint}.")
-
     def forward(
         self,
         probs: Tensor,
@@ -368,10 +367,12 @@ class ProbabilityHead(Head):
         """
         soft.check(mode, temperature)
         if not is_scripting():
-            self.check_input("probs", probs, groups)
-            self._check_range(probs)
+            hint = "apply sigmoid or softmax to logits" if self.range is None else "widen `range`"
+            self.check_input("probs", probs, groups, hint)
         if probs.dim() != (2 if self.per_class else 1) or (self.per_class and probs.shape[1] != self.columns):
             raise ValueError(f"`probs` must have shape (n,), or (n, C) with classes, got {probs.shape}")
+        if self.per_class and not is_scripting():
+            self._check_sums(probs)
         f = levelsets.probabilities(self.calibrated(probs, groups, temperature if mode == "soft" else 0.0), self.euclidean)
         if mode == "straight_through":
             f = soft.straight_through(f, levelsets.probabilities(self.calibrated(probs, groups, temperature), self.euclidean))
@@ -409,6 +410,10 @@ class ProbabilityHead(Head):
         return training.solve(self, probs, y, groups, weight, alpha)
 
     # -- the promise -------------------------------------------------------------------------------------------------
+
+    def input_range(self) -> tuple[float, float]:
+        """``range``, or [0, 1]."""
+        return self.low, self.high
 
     def test_functions(self) -> Names:
         """Groups; level sets and classes, and all levels together."""

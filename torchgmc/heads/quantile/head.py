@@ -115,7 +115,8 @@ class QuantileHead(Head):
         self.target = checks.fraction("target", target)
         self.bins = None if bins is None else checks.count("bins", bins, 1)
         self.num_bins = self.bins or 1
-        self.finite_sample, self.patterns = bool(finite_sample), finite.check_patterns(patterns, self.groups)
+        self.finite_sample = checks.flag("finite_sample", finite_sample)
+        self.patterns = finite.check_patterns(patterns, self.groups)
         if self.finite_sample and self.bins is not None:
             raise ValueError("`finite_sample` needs groups that do not depend on the threshold; omit `bins`.")
         if init is not None and not (isinstance(init, int | float) and abs(init) < math.inf):
@@ -428,6 +429,8 @@ class QuantileHead(Head):
             temperature: T, in the units of the scores.
         """
         soft.check(mode, temperature)
+        if not is_scripting() and groups is not None:
+            groups = self.check_member(groups)
         if not is_scripting() and base is not None:
             self.check_input("base", base, groups)
         n = 1

@@ -140,13 +140,14 @@ class ThresholdHead(Head):
         patterns: Any = None,
     ) -> None:
         super().__init__(alpha, groups, conditional, jitter, noise_floor)
-        self.finite_sample, self.patterns = bool(finite_sample), finite.check_patterns(patterns, self.groups)
+        self.finite_sample = checks.flag("finite_sample", finite_sample)
+        self.patterns = finite.check_patterns(patterns, self.groups)
         self.num_classes = None if num_classes is None else checks.count("num_classes", num_classes, 1)
         self.columns = self.num_classes or 1
         self.per_class = self.num_classes is not None
         self.target = target
         self.risk = _find_risk(risk)
-        self.logits = bool(logits)
+        self.logits = checks.flag("logits", logits)
         default = (-16.0, 16.0) if self.logits else (0.0, 1.0)
         self.low, self.high = default if range is None else checks.interval("range", range)
         if init is not None and (isinstance(init, bool) or not isinstance(init, int | float) or not math.isfinite(init)):
@@ -302,6 +303,10 @@ class ThresholdHead(Head):
         return x if isinstance(self.risk, MonotoneRisk) else x.reshape(len(x), self.columns, math.prod(x.shape[2:]))
 
     # -- the promise -------------------------------------------------------------------------------------------------
+
+    def input_range(self) -> tuple[float, float]:
+        """[0, 1] for probabilities; other scores are free."""
+        return (0.0, 1.0) if self.probabilities else (-math.inf, math.inf)
 
     def test_functions(self) -> Names:
         """Groups and classes."""
@@ -479,7 +484,7 @@ class ThresholdHead(Head):
             temperature: T, in the units of the scores; take a larger one for logits.
         """
         if not is_scripting():
-            self.check_input("scores", scores, groups)
+            self.check_input("scores", scores, groups, "this head was fitted on probabilities")
         lam = self.threshold(groups, scores.shape[0])
         values = hashing.add(scores, self.jitter, self.noise_version)
         for _ in range(scores.dim() - lam.dim()):

@@ -321,7 +321,7 @@ class TreeHead(Head):
     def answer(self, probs: Tensor, lam: Tensor) -> Tensor:
         """Node that a threshold ``lam`` (n,) answers with, ``(n,)``; needs no fit."""
         if not is_scripting():
-            self.check_input("probs", probs, checks.ordinary("lam", lam))
+            self.check_input("probs", probs, checks.ordinary("lam", lam), "apply `softmax(1)` to logits")
         if probs.dim() != 2 or probs.shape[1] != self.num_leaves or lam.dim() != 1:
             raise ValueError(
                 f"`probs` must have shape (n, {self.num_leaves}) and `lam` (n,), got {probs.shape} and {lam.shape}"
@@ -332,7 +332,7 @@ class TreeHead(Head):
     def _routes(self, probs: Tensor, groups: Optional[Tensor]) -> tuple[Tensor, Tensor, Tensor]:  # noqa: UP045  # TorchScript
         """Levels and nodes of the path to the best leaf, ``(n, height)`` each, and membership ``(n, a)``."""
         if not is_scripting():
-            self.check_input("probs", probs, groups)
+            self.check_input("probs", probs, groups, "apply `softmax(1)` to logits")
         member = self.membership(groups, probs.shape[0], probs)
         if probs.dim() != 2 or probs.shape[1] != self.num_leaves:
             raise ValueError(f"`probs` must have shape (n, {self.num_leaves}), got {probs.shape}")
@@ -409,6 +409,10 @@ class TreeHead(Head):
             raise ValueError(f"`nodes` must be from 0 to {self.num_nodes - 1}, got others.") from None
 
     # -- the promise -------------------------------------------------------------------------------------------------
+
+    def input_range(self) -> tuple[float, float]:
+        """Probabilities."""
+        return 0.0, 1.0
 
     def test_functions(self) -> Names:
         """Every set of answers, within each static group."""

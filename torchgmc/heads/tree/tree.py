@@ -4,13 +4,17 @@ A node answers for all leaves below it. Along the path from the root to the best
 threshold lambda answers with the highest node whose score is below lambda, or with u itself if none is.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from torchgmc.engine import hashing
+from torchgmc.engine import checks, hashing
+
+#: Nodes in the paths of all leaves.
+MOST = 2 * 10**7
 
 
 class Tree:
@@ -61,7 +65,7 @@ class Tree:
         depths, first, last = [-1] * self.num_nodes, [0] * self.num_nodes, [0] * self.num_nodes
         order: list[int] = []
         routes: list[list[int]] = [[] for _ in range(self.num_leaves)]
-        stack, route = [(self.root, 0)], list[int]()
+        stack, route, steps = [(self.root, 0)], list[int](), 0
         while stack:
             node, entered = stack.pop()
             if entered:
@@ -74,18 +78,25 @@ class Tree:
             if node < self.num_leaves:
                 order.append(node)
                 routes[node] = list(route)
+                steps += len(route)
+                self._check_depth(steps)
             stack.extend((child, 0) for child in reversed(self.children[node]))
         lost = [v for v, depth in enumerate(depths) if depth < 0]
         if lost:
             raise ValueError(f"`parents` has a cycle: node {lost[0]} ({self.names[lost[0]]!r}) is not below the root.")
         self.height = max(depths)
         width = self.height + 1
+        self._check_depth(width * self.num_leaves)
         self.paths = torch.tensor([route + [leaf] * (width - len(route)) for leaf, route in enumerate(routes)])
         self.depths = torch.tensor(depths)
         self.order = torch.tensor(order)
         self.place = torch.empty_like(self.order)
         self.place[self.order] = torch.arange(self.num_leaves)
         self.spans = torch.tensor([first, last]).T.contiguous()
+
+    def _check_depth(self, steps: int) -> None:
+        if steps > MOST:
+            raise ValueError(f"`parents` is too deep a tree: the paths to its {self.num_leaves} leaves have over {MOST} nodes.")
 
     @property
     def sizes(self) -> Tensor:
@@ -103,6 +114,7 @@ class Tree:
     def find(self, node: Any) -> int:
         """Id of a node given by id or name."""
         if isinstance(node, str):
+            node = checks.printable(node)
             if node not in self.names:
                 raise ValueError(f"the tree has no node {node!r}; it has {', '.join(map(repr, self.names[:8]))}, ...")
             return self.names.index(node)
@@ -137,7 +149,7 @@ class Tree:
         for name, nodes in sets.items():
             if isinstance(nodes, str) or not isinstance(nodes, Sequence | Tensor) or not len(nodes):
                 raise TypeError(f"`sets[{name!r}]` must be a non-empty list of nodes (ids or names), got {nodes!r}.")
-            found[str(name)] = sorted({self.find(node) for node in nodes})
+            found[checks.printable(str(name))] = sorted({self.find(node) for node in nodes})
         return found
 
 
@@ -162,10 +174,10 @@ def _read(parents: Any, names: Sequence[str] | None) -> tuple[list[int], list[st
             )
     if names is not None and (isinstance(names, str) or not isinstance(names, Iterable)):
         raise TypeError(f"`names` must be a list with one name per node, got {names!r:.80}.")
-    labels = [str(node) for node in range(len(found))] if names is None else [str(name) for name in names]
+    labels = [str(node) for node in range(len(found))] if names is None else [checks.printable(str(name)) for name in names]
     if len(labels) != len(found):
         raise ValueError(f"`names` must have {len(found)} names, one per node, got {len(labels)}.")
-    twice = sorted({name for name in labels if labels.count(name) > 1})[:4] if len(set(labels)) < len(labels) else []
+    twice = sorted(name for name, times in Counter(labels).items() if times > 1)[:4]
     if twice:
         raise ValueError(f"`names` has repeated names: {', '.join(map(repr, twice))}; each node needs its own name.")
     return found, labels
@@ -200,7 +212,7 @@ def _unnest(tree: Any, above: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
 def _from_paths(paths: list[tuple[str, ...]], names: Sequence[str] | None) -> tuple[list[int], list[str]]:
     if names is not None:
         raise ValueError("pass `names` only when `parents` is an array; nested dicts and paths already hold the names.")
-    routes = [tuple(str(part) for part in path) for path in paths]
+    routes = [tuple(checks.printable(str(part)) for part in path) for path in paths]
     if len(set(routes)) < len(routes) or not all(routes):
         raise ValueError("`parents` names a leaf twice or has an empty path; each leaf needs its own path.")
     ids: dict[tuple[str, ...], int] = {route: leaf for leaf, route in enumerate(routes)}
@@ -215,10 +227,10 @@ def _from_paths(paths: list[tuple[str, ...]], names: Sequence[str] | None) -> tu
             raise ValueError(f"`parents` has {'/'.join(route[:-1])!r} both as a leaf and with {route[-1]!r} below it.")
         parents[ids[route]] = ids[route[:-1]]
     labels = [""] * len(parents)
-    last = [route[-1] if route else "root" for route in ids]
+    last = Counter(route[-1] if route else "root" for route in ids)
     for route, node in ids.items():
         name = route[-1] if route else "root"
-        labels[node] = name if last.count(name) == 1 else "/".join(route) or "root"
+        labels[node] = name if last[name] == 1 else "/".join(route) or "root"
     return parents, labels
 
 

@@ -1,0 +1,82 @@
+"""Crafted files with a right checksum: a ValueError, or a head that answers; never another error, nor minutes of work."""
+
+import collections
+import itertools
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+import torchgmc as gmc
+from gmctest.crafted import crafted, to_file
+from gmctest.fuzz_inputs import TALLY
+from gmctest.heads_zoo import ZOO, Entry
+from torchgmc.deploy import io
+
+#: One file in so many is tried every time, all of them in the slow run.
+SHARE = 12
+
+
+def outcome(entry: Entry, path: Path, inputs: tuple[torch.Tensor, ...], want: torch.Tensor) -> str:
+    try:
+        head = gmc.load(path, **entry.loading)
+    except ValueError:
+        return "error"
+    if not head.is_fitted or head.needs_groups != entry.make().needs_groups:
+        return "right"  # another head, which says what it is
+    found = head(*inputs)
+    assert found.shape == want.shape and not (found.is_floating_point() and bool(found.isnan().any())), "a silent NaN"
+    return "right"
+
+
+def try_all(entry: Entry, folder: Path, share: int) -> collections.Counter[str]:
+    head, inputs = entry.fitted(), entry.data(20, 1).inputs
+    path, want = gmc.save(head, folder / "head.safetensors"), head(*inputs)
+    tally: collections.Counter[str] = collections.Counter()
+    for one in itertools.islice(crafted(path), len(entry.name) % share, None, share):
+        (folder / "crafted.safetensors").write_bytes(one.data)
+        began = time.process_time()
+        try:
+            tally[outcome(entry, folder / "crafted.safetensors", inputs, want)] += 1
+        except Exception as error:
+            raise AssertionError(f"{one.name}: {type(error).__name__}: {error}") from error
+        assert time.process_time() - began < 20, f"{one.name} takes long: sizes are compared before anything is made"
+    TALLY[f"crafted {entry.name}"].update(tally)
+    return tally
+
+
+@pytest.mark.parametrize("entry", ZOO, ids=lambda e: e.name)
+def test_an_error_or_a_head_that_answers(entry: Entry, tmp_path: Path) -> None:
+    assert set(try_all(entry, tmp_path, SHARE)) == {"error", "right"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("entry", ZOO, ids=lambda e: e.name)
+def test_every_crafted_file(entry: Entry, tmp_path: Path) -> None:
+    assert sum(try_all(entry, tmp_path, 1).values()) > 300
+
+
+def test_trees_that_would_take_all_memory_are_refused(tmp_path: Path) -> None:
+    """A comb of 16,000 nodes, 200 kB of a file, has paths of 500 MB; names that repeat were counted one by one."""
+    body, tensors = io.pack(gmc.TreeHead({"x": ["a", "b"], "y": ["c"]}, 0.9, 0.02))
+    half = 8_000
+    comb = [half + i for i in range(half)] + [half + i + 1 for i in range(half - 1)] + [-1]
+    twice = [half] * half + [-1]
+    for parents, names in ((comb, [str(i) for i in range(2 * half)]), (twice, ["x"] * (half + 1))):
+        wrong = body | {"config": body["config"] | {"parents": parents, "names": names}}
+        (tmp_path / "head.safetensors").write_bytes(to_file(wrong, tensors))
+        with pytest.raises(ValueError, match="too deep a tree|repeated names"):
+            gmc.load(tmp_path / "head.safetensors")
+
+
+def test_a_flag_is_true_or_false() -> None:
+    """``bool("no")`` is True."""
+    for option in ("conditional", "noise_floor", "logits", "finite_sample"):
+        with pytest.raises(TypeError, match=f"`{option}` must be True or False, got 'no'"):
+            gmc.ThresholdHead(0.1, 0.02, **{option: "no"})
+
+
+def test_columns_are_not_names_of_groups() -> None:
+    with pytest.raises(TypeError, match="Groups.from_columns"):
+        gmc.ThresholdHead(0.1, 0.02, groups={"sex": ["f", "m"]})
