@@ -115,7 +115,7 @@ def _read_archive(path: Path) -> bytes:
     """The metadata of a TorchScript or torch.export file: a member of the archive, which is unpacked and not loaded."""
     with zipfile.ZipFile(path) as archive:
         for one in archive.infolist():
-            if PurePosixPath(one.filename).parts[-2:] in ((folder, KEY) for folder in ("extra", "extra_files")):
+            if PurePosixPath(one.filename).parts[-2:] in (("extra", KEY), ("extra_files", KEY)):
                 if one.file_size > LONGEST:
                     raise ValueError(f"{one.filename!r} has {one.file_size} bytes")
                 return archive.read(one)

@@ -168,16 +168,16 @@ def apply_to_output(output: Any, head: DistributionHead, membership: Tensor | Gr
     """
     logits, rebuild = _logits_of(output)
     checks.ordinary("logits", logits)
-    membership = head.check_member(membership)
-    if membership.dim() != 2:
-        raise ValueError(f"`membership` must have shape (n, {head.num_groups}), got {tuple(membership.shape)}.")
-    if logits.dim() != 3 or len(logits) != len(membership):
-        raise ValueError(f"logits must have shape ({len(membership)}, t, vocabulary), got {tuple(logits.shape)}.")
+    member: Tensor = head.check_member(membership)
+    if member.dim() != 2:
+        raise ValueError(f"`membership` must have shape (n, {head.num_groups}), got {tuple(member.shape)}.")
+    if logits.dim() != 3 or len(logits) != len(member):
+        raise ValueError(f"logits must have shape ({len(member)}, t, vocabulary), got {tuple(logits.shape)}.")
     if isinstance(positions, str):
         if positions not in ("all", "last"):
             raise ValueError(f"`positions` must be 'all', 'last' or a tensor, got {positions!r}.")
         if positions == "all":
-            return rebuild(head(logits, membership))
+            return rebuild(head(logits, member))
         positions = torch.full((len(logits),), logits.shape[1] - 1, device=logits.device)
     wrong = checks.ordinary("positions", positions).is_floating_point() or positions.is_complex()
     if wrong or positions.device != logits.device:
@@ -193,7 +193,7 @@ def apply_to_output(output: Any, head: DistributionHead, membership: Tensor | Gr
             f"`positions` must be bool of shape {tuple(logits.shape[:2])} or int of shape ({len(logits)},), got "
             f"{positions.dtype} {tuple(positions.shape)}."
         )
-    return rebuild(logits.index_put((row, place), head(logits[row, place], membership[row])))
+    return rebuild(logits.index_put((row, place), head(logits[row, place], member[row])))
 
 
 def _check_sentences(sentences: Any) -> None:
