@@ -110,7 +110,9 @@ def test_metadata_runs_nothing(format: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "x", "[]", "1", "null", "[" * 100_000, '{"a": ' * 100_000], ids=["empty", "word", "list", "1", "null", "(", "{"]
+    "text",
+    ["", "x", "[]", "1", "null", "[" * 100_000, '{"a": ' * 100_000],
+    ids=["empty", "word", "list", "1", "null", "(", "{"],
 )
 def test_crafted_metadata(text: str, tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "f", "w") as archive:

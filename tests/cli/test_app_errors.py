@@ -274,7 +274,7 @@ def test_bad_options_of_other_tasks(
 @pytest.fixture
 def saved(tmp_path: Path) -> Path:
     arrays = images(200, 0)
-    head = gmc.ThresholdHead(0.1, 0.05, groups(arrays)).fit(*tensors(arrays, ("scores", "masks")), groups(arrays))
+    head = gmc.ThresholdHead(0.1, 0.05, groups(arrays).names).fit(*tensors(arrays, ("scores", "masks")), groups(arrays))
     return gmc.save(head, tmp_path / "head.safetensors")
 
 

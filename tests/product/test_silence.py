@@ -229,7 +229,7 @@ def test_word_lists_keep_their_order_in_a_file(tmp_path: Path) -> None:
     loaded = gmc.load(gmc.save(head, tmp_path / "head.safetensors"))
     assert list(loaded.attributes) == ["z", "a"] and torch.equal(loaded(*data.inputs), head(*data.inputs))
     other = gmc.DistributionHead({"a": [4, 5, 9], "z": [3, 4]}, 0.002, ["a", "b", "c"]).fit(*data.observe)
-    with pytest.raises(ValueError, match="another `attributes`"):
+    with pytest.raises(ValueError, match="different `attributes`"):
         gmc.func.stack([head, other])
     assert gmc.distributed.signature(head) != gmc.distributed.signature(other)
 
