@@ -33,9 +33,13 @@ def weights(n: int, seed: int) -> Tensor:
 # -- right answers: plain formulas over the outputs ---------------------------------------------------------------------------
 
 
-def shares(member: Any, values: np.ndarray, weight: Any, counted: np.ndarray | None = None) -> np.ndarray:
-    """Sum of w 1_A s / sum of w, group by group; of the examples that count."""
+def shares(
+    head: gmc.Head, member: Any, values: np.ndarray, weight: Any, counted: np.ndarray | None = None
+) -> np.ndarray:
+    """Sum of w 1_A s / sum of w, group by group and, if it is promised, of everyone; of the examples that count."""
     member = (member.detach().bool() if isinstance(member, Tensor) else torch.tensor(member).bool()).numpy()
+    if head.promises_everyone:
+        member = np.concatenate([member, np.ones((len(member), 1), dtype=bool)], 1)
     w = np.ones(len(values)) if weight is None else np.asarray(torch.as_tensor(weight).detach().double())
     w = w if counted is None else w * counted
     return np.array([sum(w[i] * values[i] for i in range(len(values)) if row[i]) / w.sum() for row in member.T])
@@ -78,8 +82,7 @@ def check_fit(data: Arguments, head: gmc.Head) -> None:
     assert head.is_fitted and report is not None
     after = report.violations_after
     assert bool(after.isfinite().all()) and bool(report.violations_before.isfinite().all()), "a silent NaN"
-    exact = getattr(head, "noise_floor", True) is False or not isinstance(head, gmc.ProbabilityHead)
-    if report.converged and exact and head._fits and data.get("solver") != "fresh":
+    if report.converged and head.fits and data.get("solver") != "fresh":
         assert float(after.abs().max()) <= head.alpha * (1 + 1e-9) + 1e-12
     for name, buffer in head.named_buffers():
         assert name in ("seen", "limits") or not buffer.is_floating_point() or not buffer.isnan().any(), f"NaN in {name}"
@@ -102,20 +105,20 @@ def miss_rates(head: Any, data: Arguments, mask: Tensor) -> np.ndarray | None:
     found = mask.numpy().reshape(len(mask), -1)
     counts = true.sum(1)
     rate = np.where(counts > 0, (true & ~found).sum(1) / np.maximum(counts, 1), 0.0)
-    return shares(data["groups"], rate - head.target, data["weight"], counts > 0)
+    return shares(head, data["groups"], rate - head.target, data["weight"], counts > 0)
 
 
 def residuals(head: Any, data: Arguments, output: Tensor) -> np.ndarray | None:
     if head.bins is not None or data["probs"].dtype not in (torch.float32, torch.float64):
         return None
-    return shares(data["groups"], output.double().numpy() - data["y"].detach().double().numpy(), data["weight"])
+    return shares(head, data["groups"], output.double().numpy() - data["y"].detach().double().numpy(), data["weight"])
 
 
 def coverage(head: Any, data: Arguments, output: Tensor) -> np.ndarray | None:
     if head.bins is not None or data.get("base") is not None:
         return None
     inside = data["scores"].detach().double().numpy() <= output.double().numpy()
-    return shares(data["groups"], inside - head.target, data["weight"])
+    return shares(head, data["groups"], inside - head.target, data["weight"])
 
 
 def list_masses(head: Any, data: Arguments, output: Tensor) -> np.ndarray | None:
@@ -125,14 +128,14 @@ def list_masses(head: Any, data: Arguments, output: Tensor) -> np.ndarray | None
     mass = np.stack([p[:, ids].sum(1) for ids in heads_zoo.LISTS.values()], 1)
     w = np.ones(len(p)) if data["weight"] is None else np.asarray(torch.as_tensor(data["weight"]).detach().double())
     mean = (w[:, None] * mass).sum(0) / w.sum()
-    return np.stack([shares(data["groups"], mass[:, k] - mean[k], data["weight"]) for k in range(mass.shape[1])], 1)
+    return np.stack([shares(head, data["groups"], mass[:, k] - mean[k], data["weight"]) for k in range(mass.shape[1])], 1)
 
 
 def differences(head: Any, data: Arguments, output: Tensor) -> np.ndarray | None:
     if data["f0"].dtype != torch.float64 or data["y"].dim() != 1 or data["f0"].dim() != 1:
         return None
     rows = output.numpy().reshape(len(output)) - data["y"].detach().double().numpy()
-    return shares(data["x"], rows, data["weight"])
+    return shares(head, data["x"], rows, data["weight"])
 
 
 ORACLES: dict[type, Any] = {
@@ -205,7 +208,7 @@ def forward_entry(index: int) -> Entry:
 
 def audit_entry(index: int) -> Entry:
     zoo = heads_zoo.ZOO[index]
-    names = [name for name in inspect.signature(zoo.make().audit).parameters if name != "delta"]
+    names = zoo.make().arguments
 
     def make(n: int, seed: int) -> Arguments:
         data = dict(zip(names, zoo.data(n, seed).observe, strict=False))

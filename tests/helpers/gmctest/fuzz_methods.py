@@ -201,7 +201,7 @@ def watched_data(name: str) -> Any:
 def watch(name: str) -> Any:
     def call(groups: Any, weight: Any, **data: Any) -> Tensor:
         measure = gmc.metrics.for_head(head_of(name))
-        measure.update(*data.values(), groups=groups, weight=weight)
+        measure.update(*data.values(), groups, weight=weight)
         value: Tensor = measure.compute()
         return value
 
