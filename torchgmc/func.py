@@ -38,7 +38,11 @@ def sweep(head: H, alphas: Sequence[float], **options: Any) -> list[H]:
         >>> gmc.func.apply(heads, probs, groups).shape
         torch.Size([3, 500])
     """
-    if not isinstance(alphas, Sequence | Tensor) or isinstance(alphas, str):
+    if (
+        not isinstance(alphas, Sequence | Tensor)
+        or isinstance(alphas, str)
+        or (isinstance(alphas, Tensor) and not alphas.dim())
+    ):
         raise TypeError(f"`alphas` must be a list of numbers, got {type(alphas).__name__}.")
     if len(alphas) == 0:
         raise ValueError("`alphas` is empty; pass at least one.")

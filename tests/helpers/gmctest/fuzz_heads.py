@@ -33,9 +33,7 @@ def weights(n: int, seed: int) -> Tensor:
 # -- right answers: plain formulas over the outputs ---------------------------------------------------------------------------
 
 
-def shares(
-    head: gmc.Head, member: Any, values: np.ndarray, weight: Any, counted: np.ndarray | None = None
-) -> np.ndarray:
+def shares(head: gmc.Head, member: Any, values: np.ndarray, weight: Any, counted: np.ndarray | None = None) -> np.ndarray:
     """Sum of w 1_A s / sum of w, group by group and, if it is promised, of everyone; of the examples that count."""
     member = (member.detach().bool() if isinstance(member, Tensor) else torch.tensor(member).bool()).numpy()
     if head.promises_everyone:
@@ -225,6 +223,41 @@ def audit_entry(index: int) -> Entry:
     return Entry(f"audit {zoo.name}", make, call, check)
 
 
+def values_entry(index: int) -> Entry:
+    zoo = heads_zoo.ZOO[index]
+    names = [name for name in zoo.make().arguments if name not in ("weight", "clusters")]
+
+    def make(n: int, seed: int) -> Arguments:
+        return dict(zip(names, zoo.data(n, seed).observe, strict=False)) | {"softness": (None, 0.1)[seed % 2]}
+
+    def call(**arguments: Any) -> Any:
+        return fitted(index).values(**arguments)
+
+    def check(data: Arguments, found: Any) -> None:
+        s, who = found
+        rows, columns = map(len, fitted(index).test_functions())
+        assert len(who) == len(s) and who.shape[1] * s.shape[1] == rows * columns
+        assert found.inside is None or found.inside.shape == s.shape  # soft sets are columns
+
+    return Entry(f"values {zoo.name}", make, call, check)
+
+
+def loop_entry(zoo: heads_zoo.Entry) -> Entry:
+    """``fit_batches`` of two batches, of which the second is broken."""
+
+    def make(n: int, seed: int) -> Arguments:
+        return dict(zip(zoo.make().arguments, zoo.data(n, seed).observe, strict=False))
+
+    def call(**arguments: Any) -> gmc.Head:
+        good = dict(zip(arguments, zoo.data(N, 5).observe, strict=False))
+        return zoo.make().fit_batches([good, arguments])
+
+    def check(data: Arguments, head: gmc.Head) -> None:
+        assert head.is_fitted and head.report is not None and bool(head.report.violations_after.isfinite().all())
+
+    return Entry(f"fit_batches {zoo.name}", make, call, check)
+
+
 def implicit_entry(zoo: heads_zoo.Entry) -> Entry:
     names = observe_names(zoo.make())
 
@@ -248,5 +281,7 @@ ENTRIES = [
     *(batches_entry(zoo) for zoo in heads_zoo.ZOO),
     *(forward_entry(i) for i in range(len(heads_zoo.ZOO))),
     *(audit_entry(i) for i in range(len(heads_zoo.ZOO))),
+    *(values_entry(i) for i in range(len(heads_zoo.ZOO))),
+    *(loop_entry(zoo) for zoo in heads_zoo.ZOO if not zoo.baseline),
     *(implicit_entry(zoo) for zoo in heads_zoo.ZOO if zoo.name in SMOOTH),
 ]

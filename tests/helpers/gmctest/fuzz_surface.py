@@ -33,15 +33,21 @@ EXEMPT = {
         "CalibrationCallback.on_validation_batch_end CalibrationCallback.on_validation_epoch_end "
         "CalibrationCallback.on_validation_epoch_start CalibrationCallback.on_validation_start CalibrationCallback.setup"
     ),
-    "between processes": "distributed.from_first distributed.pooled distributed.total",
+    "between processes": "distributed.agree distributed.from_first distributed.pooled distributed.reduce distributed.signature",
     "parts of figures and pages, for those who build their own": (
         "plots.new_figure plots.png plots.set_legend plots.set_title report.fitted report.picture report.remake "
         "report.write_file report.write_html"
     ),
     "what CalibratedModel.export passes its arguments to": "export.export",
 }
+#: Methods that a head gives the package, which calls them on arguments that are checked before.
+CONTRACT = set(
+    "audit_rows audit_summary audit_sums bind bind_batch check_batch check_clusters check_groups check_input check_member "
+    "check_solver figures flat group_thresholds keep lacks_everyone mark_fitted measure members_of prepare promised "
+    "register_buffer set_extra_state soft start tables write".split()
+)
 #: Frames between a caller and the function called: they pass arguments on as they are.
-WRAPPERS = ("over_all_ranks",)
+WRAPPERS = ("over_all_ranks", "__call__")
 
 
 def public() -> dict[CodeType, str]:
