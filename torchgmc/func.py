@@ -46,7 +46,10 @@ def sweep(head: H, alphas: Sequence[float], **options: Any) -> list[H]:
         raise TypeError(f"`alphas` must be a list of numbers, got {type(alphas).__name__}.")
     if len(alphas) == 0:
         raise ValueError("`alphas` is empty; pass at least one.")
-    checked = [checks.positive("alphas", float(alpha), "Each is the largest violation allowed.") for alpha in alphas]
+    checked = [
+        checks.positive("alphas", alpha, "Each is the largest violation allowed.")
+        for alpha in (alphas.tolist() if isinstance(alphas, Tensor) else alphas)
+    ]
     made = []
     for alpha in checked:
         one = head.twin()

@@ -21,6 +21,12 @@ def positive(name: str, value: float, hint: str = "") -> float:
     return float(value)
 
 
+def softness(value: float | None) -> None:
+    """The width of a soft step: None for a hard one."""
+    if value is not None:
+        positive("softness", value, "It is the width of a soft step; None is a hard step.")
+
+
 def fraction(name: str, value: float) -> float:
     """A number strictly between 0 and 1."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0.0 < value < 1.0:

@@ -246,7 +246,7 @@ def head_arguments(head: gmc.Head) -> Any:
 
 
 def check_config(data: Arguments, head: gmc.Head) -> None:
-    assert not head.is_fitted and head.alpha == float(data["alpha"])
+    assert not head.is_fitted and head.alpha == (None if data["alpha"] is None else float(data["alpha"]))
 
 
 def indexed(index: Any, ask: str) -> Any:

@@ -19,7 +19,7 @@ MODULES = (
 )
 #: Public and without an entry of its own, and why.
 EXEMPT = {
-    "abstract": "Head.calibrate Head.observe Head.solve_differentiably Mapping.potential Mapping.value",
+    "abstract": "Head.calibrate Head.observe Head.solve_differentiably Head.values Mapping.potential Mapping.value",
     "called by the package, on arguments that are checked before; public so that it can be overridden, scripted or read": (
         "Adapter.activate Adapter.apply Adapter.at_position Adapter.find Adapter.last Adapter.replace Adapter.scores "
         "CalibratedModel.__init__ CalibratedModel.apply_head CalibratedModel.divide DistributionHead.shift GMCHead.direction "
@@ -41,10 +41,10 @@ EXEMPT = {
     "what CalibratedModel.export passes its arguments to": "export.export",
 }
 #: Methods that a head gives the package, which calls them on arguments that are checked before.
-CONTRACT = set(
-    "audit_rows audit_summary audit_sums bind bind_batch check_batch check_clusters check_groups check_input check_member "
-    "check_solver figures flat group_thresholds keep lacks_everyone mark_fitted measure members_of prepare promised "
-    "register_buffer set_extra_state soft start tables write".split()
+CONTRACT = (
+    "audit_rows audit_summary audit_sums bind bind_batch check_batch check_clusters check_groups check_input "
+    "check_member check_solver figures flat group_thresholds keep lacks_everyone mark_fitted measure members_of "
+    "prepare promised register_buffer set_extra_state soft start tables write"
 )
 #: Frames between a caller and the function called: they pass arguments on as they are.
 WRAPPERS = ("over_all_ranks", "__call__")

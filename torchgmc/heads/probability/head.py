@@ -454,6 +454,7 @@ class ProbabilityHead(Head):
 
         Soft, the level sets have soft edges.
         """
+        checks.softness(softness)
         batch = self.check_batch(checks.detached(probs), y, groups)
         width = self.high - self.low
         if softness is not None:

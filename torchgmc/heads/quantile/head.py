@@ -583,6 +583,7 @@ class QuantileHead(Head):
 
         Soft, both the step and the level sets have soft edges.
         """
+        checks.softness(softness)
         batch = self.check_batch(checks.detached(scores), groups, base=checks.detached(base))
         q = self._thresholds(batch)
         edges = self._edges(batch.scores)

@@ -534,6 +534,7 @@ class ThresholdHead(Head):
 
         Soft, the risk is a smooth function of the scores.
         """
+        checks.softness(softness)
         batch = self.check_batch(checks.detached(scores), masks, groups)
         n = len(batch.scores)
         if self.is_fitted:

@@ -439,6 +439,7 @@ class TreeHead(Head):
         :math:`\sum_k P(o = v_k) 1\{v_k \in U\} (1\{v_k \ge y\} - \sigma)`. An answer covers y if it lies at or above the node
         where both paths part.
         """
+        checks.softness(softness)
         batch = self.check_batch(checks.detached(probs), labels, groups)
         if softness is not None:
             return self._soft_values(probs, batch, softness)
