@@ -1,6 +1,6 @@
 """Every benchmark in one table: our cost, that of the naive way and of other packages, and the physical limit.
 
-    python -m benchmarks                        # all, at the sizes of design section 5: some minutes (more with peers)
+    python -m benchmarks                        # all, at full size: some minutes (more with peers)
     python -m benchmarks --small                # small sizes, at most 3 minutes on two quiet cores
     python -m benchmarks --only fnr --only text
     python -m benchmarks --json speed.json --markdown benchmarks/results/speed.md

@@ -74,7 +74,7 @@ def simulate(shape: str, draws: int, n: int, seed: int = 4) -> dict[str, float]:
 
 
 def run(small: bool = False, tiny: bool = False) -> list[Row]:
-    """The figure of design section 5. No time is measured, so it is judged at every size."""
+    """The row of the speed table. No time is measured, so it is judged at every size."""
     draws, n = (20, 400) if tiny else (100, 2000) if small else (1000, 2000)
     rows = []
     for shape in SHAPES:

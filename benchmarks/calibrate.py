@@ -40,7 +40,7 @@ def check(batch: int, size: int) -> None:
 
 
 def run(small: bool = False, tiny: bool = False) -> list[Row]:
-    """The figure of design section 5."""
+    """The row of the speed table."""
     batch, size, repeat = (16, 8, 1) if tiny else (20, 16, 15) if small else (100, 64, 25)
     more = 5 if tiny else 100
     check(batch, size)

@@ -96,7 +96,7 @@ def show(result: dict[str, Any]) -> dict[str, Any]:
 
 
 def run(small: bool = False, tiny: bool = False) -> list[Row]:
-    """The figure of design section 5."""
+    """The row of the speed table."""
     n, size = (40, 16) if tiny else (24, 64) if small else (118, 256)
     result = measure(n, size, 1 if tiny else 7)
     row = Row(

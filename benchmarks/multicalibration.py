@@ -185,7 +185,7 @@ MODULES = {
     "multicalibration": ["multicalibration"],
     "fortuna": ["jax.numpy", "fortuna.conformal.multivalid.iterative.multicalibrator"],
 }
-#: How many times faster than each the design asks us to be.
+#: How many times faster than each we want to be.
 TARGETS = {"mcgrad, 5 rounds": 10, "mcgrad, default": 50, "HKRR": 200, "fortuna": 200}
 
 
@@ -319,7 +319,7 @@ def compare(n: int, alpha: float, threads: int, limit: float, fresh: int) -> dic
 
 
 def run(small: bool = False, tiny: bool = False) -> list[Row]:
-    """The two figures of design section 5: against the peers, and in searches at a large n."""
+    """The two rows of the speed table: against the peers, and in searches at a large n."""
     full, alpha, threads = not (small or tiny), 0.005, torch.get_num_threads()
     n, large = (400, 400) if tiny else (4_000, 20_000) if small else (100_000, 1_000_000)
     check(n, alpha)

@@ -124,7 +124,7 @@ def bytes_against_n(sizes: list[int]) -> list[tuple[str, int, int]]:
 
 
 def run(small: bool = False, tiny: bool = False) -> list[Row]:
-    """The figures of design section 5: the head's share of a forward pass, in percent."""
+    """The rows of the speed table: the head's share of a forward pass, in percent."""
     little = small or tiny
     sizes = (1, 24, 500, 2, 8) if little else (6, 384, 30522, 8, 32)
     cases: list[tuple[str, str, Callable[[], Any]]] = [

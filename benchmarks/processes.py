@@ -69,7 +69,7 @@ def measure(sizes: list[int]) -> list[tuple[int, str, int, float, int]]:
 
 
 def run(small: bool = False, tiny: bool = False) -> list[Row]:
-    """The figures of design section 5."""
+    """The rows of the speed table."""
     sizes = [40, 200] if tiny else [100, 2_000] if small else [100, 10_000]
     found = measure(sizes)
     rows = []

@@ -11,7 +11,7 @@ COLUMNS = ("work", "ours", "naive", "peer", "limit", "target", "reached")
 
 @dataclass(frozen=True)
 class Row:
-    """One figure of design section 5.
+    """One row of the speed table.
 
     Attributes:
         benchmark: name of the benchmark.
@@ -70,7 +70,7 @@ def as_text(rows: Sequence[Row]) -> str:
 
 def as_markdown(rows: Sequence[Row]) -> str:
     """The table for a page."""
-    titles = ("work", "ours", "naive", "peer", "physical limit (one pass)", "target (design section 5)", "reached?")
+    titles = ("work", "ours", "naive", "peer", "physical limit (one pass)", "target", "reached?")
     lines = ["| " + " | ".join(titles) + " |", "|" + " --- |" * len(titles)]
     lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in row.cells()) + " |" for row in rows]
     notes = [f"- {row.work}: {row.note}" for row in rows if row.note]

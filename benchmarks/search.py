@@ -116,7 +116,7 @@ def line(n: int, columns: int, levels: int, u: int = 1, apart: bool = True) -> N
 
 
 def run(small: bool = False, tiny: bool = False) -> list[Row]:
-    """The figure of design section 5; the dense product at a size where its table has room."""
+    """The row of the speed table; the dense product at a size where its table has room."""
     full = not (small or tiny)
     n, columns, levels = (500, 4, 3) if tiny else (20_000, 12, 8) if small else (1_000_000, 12, 8)
     got = case(n, columns, levels, 1, False, full)

@@ -91,7 +91,7 @@ def naive_algorithm_1(logits: Tensor, member: Tensor, alpha: float, max_iter: in
 
 
 def run(small: bool = False, tiny: bool = False) -> list[Row]:
-    """The figure of design section 5."""
+    """The row of the speed table."""
     n, vocabulary = (60, 300) if tiny else (200, 5000) if small else (2000, 30_522)
     logits, member = problem(n, vocabulary)
     head = gmc.DistributionHead(lists(), ALPHA, ["female", "male"], noise_floor=False).fit(logits, member)

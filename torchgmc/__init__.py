@@ -1,4 +1,7 @@
-"""Generalised multi-dimensional multicalibration for PyTorch: promises that hold for every group."""
+"""Generalised multi-dimensional multicalibration for PyTorch: promises that hold for every group.
+
+The README explains the words and symbols (f, s, g, who, what, mass, alpha) in its last sections.
+"""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any

@@ -185,7 +185,7 @@ def sample_size(
 
 
 def threshold_constants(target: float, density: float, span: float, mass: float = 1.0) -> Constants:
-    r"""Constants for the miss rate of a threshold (design 2.1: :math:`s = FN(\lambda) - \sigma`).
+    r"""Constants for the miss rate of a threshold (:math:`s = FN(\lambda) - \sigma`, section 3.3 of the paper).
 
     The potential is the pinball loss. Its second derivative is the density of the scores of positives, so K bounds that
     density; :math:`g = \pm 1_A`, so :math:`B = \max_A P(A)`; its slope is within :math:`\max(\sigma, 1 - \sigma)`,
@@ -213,7 +213,7 @@ def threshold_constants(target: float, density: float, span: float, mass: float 
 
 
 def distribution_constants(list_size: int, mass: float = 1.0) -> Constants:
-    r"""Constants for de-biased distributions (design 2.3: :math:`s = p - E p`, Euclidean geometry).
+    r"""Constants for de-biased distributions (:math:`s = p - E p`, section 3.1 of the paper, Euclidean geometry).
 
     The potential :math:`\tfrac12 E\|p - Ep\|^2` is 1-smooth and lies in :math:`[0, \tfrac12]`;
     :math:`g = \pm 1_A 1_U`, so :math:`B = \max P(A) |U|` (the paper's proof prints 1).

@@ -127,7 +127,7 @@ def test_command_writes_page_and_json(tmp_path, capsys):
     assert [row["benchmark"] for row in content["rows"]] == ["calibrate", "fnr"] and content["errors"] == {}
     for word in ("command: python -m benchmarks --tiny --only calibrate", "torch: ", "processor: ", "peers: mcgrad", "took: "):
         assert word in page and word in out
-    header = "| work | ours | naive | peer | physical limit (one pass) | target (design section 5) | reached? |"
+    header = "| work | ours | naive | peer | physical limit (one pass) | target | reached? |"
     assert header in page and "passes over the scores" in page
 
 

@@ -1,4 +1,4 @@
-r"""De-biased text generation: the paper's third experiment (design 2.3).
+r"""De-biased text generation: the paper's third experiment.
 
 Prompts that mention women, men or both have one masked word. Half of them calibrate, half test; the promise is
 
