@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import torchgmc as gmc
 from gmctest import subprocess_env
 from gmctest.distributed_worker import SHARDS, SOLVERS, N
 from gmctest.heads_zoo import NAMES, ZOO
@@ -65,6 +66,22 @@ def test_two_processes_end_with_the_state_of_one(entry, shard: str, fits):
         close(fits[rank][entry.name, shard], alone)
     for key, value in fits[0][entry.name, shard].items():  # and with the same state as each other, to the bit
         assert torch.equal(value, fits[1][entry.name, shard][key])
+
+
+def test_two_processes_audit_and_watch_like_one(tmp_path):
+    found = launch("audits", tmp_path)
+    for entry in ZOO:
+        head, data = entry.fitted(), entry.data(N, 5).observe
+        audit = head.audit(*data, delta=0.1)
+        for got in (rank[entry.name] for rank in found):
+            assert got["examples"] == N and got["groups"] == audit.table["group"]
+            assert got["cost"] == pytest.approx(audit.cost, abs=1e-9, nan_ok=True)
+            for key, value in got["table"].items():
+                torch.testing.assert_close(value, torch.tensor(audit.table[key]), rtol=0, atol=1e-9)
+        if head.s_range() is not None and not head.relative:  # of a relative promise, pairs are made on each rank
+            watch = gmc.Monitor(head, delta=0.1, alpha=0.01)
+            watch.update(*data)
+            torch.testing.assert_close(found[1][entry.name]["evidence"], watch.log_evidence(), rtol=0, atol=1e-6)
 
 
 def test_bytes_do_not_grow_with_n_where_statistics_are_per_cell(tmp_path):

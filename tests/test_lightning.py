@@ -20,7 +20,7 @@ from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 
 from gmctest.lightning_models import GROUPS, Segmenter, Validated, head, language_model, loader, pictures, trainer
-from torchgmc.lightning import CalibrationCallback, head_from_checkpoint, shard
+from torchgmc.lightning import CalibrationCallback, MonitorCallback, head_from_checkpoint, shard
 
 pytestmark = [
     # Lightning's advice on this machine, and what it uses of torch itself.
@@ -166,6 +166,31 @@ def test_the_worst_group_can_be_watched(tmp_path):
     with torch.no_grad():
         metric.update(module.eval()(images), masks, member)
     assert float(run.callback_metrics["calibration/worst"]) == pytest.approx(float(metric.compute()), abs=1e-5)
+
+
+def test_a_monitor_is_fed_with_test_batches(tmp_path):
+    class Tested(Segmenter):
+        def test_step(self, batch, index) -> None:
+            self.log("loss", self.step(batch))
+
+    module, data = Tested(), pictures(40, 1)
+    images, masks, member = data.tensors
+    with torch.no_grad():
+        fitted = head().fit(module(images), masks, member)
+    monitor, alone = gmc.Monitor(fitted, alpha=0.05), gmc.Monitor(fitted, alpha=0.05)
+    callback = MonitorCallback(monitor)
+    run = trainer(tmp_path, callback)
+    run.test(module, loader(data, 10), verbose=False)
+    for part in zip(*(t.split(10) for t in data.tensors), strict=True):
+        with torch.no_grad():
+            alone.update(module(part[0]), *part[1:])
+    torch.testing.assert_close(monitor.log_evidence(), alone.log_evidence())
+    assert float(run.callback_metrics["monitor/evidence"]) == pytest.approx(alone.evidence, rel=1e-5)
+    again = MonitorCallback(gmc.Monitor(fitted, alpha=0.05))
+    again.load_state_dict(callback.state_dict())
+    assert int(again.monitor.examples) == 40 and callback.state_key == "MonitorCallback[monitor]"
+    with pytest.raises(TypeError, match="`monitor` must be"):
+        MonitorCallback(fitted)
 
 
 def test_the_loader_may_come_from_the_datamodule(tmp_path):

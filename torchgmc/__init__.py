@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from torchgmc.heads import DistributionHead, GMCHead, Head, ProbabilityHead, QuantileHead, ThresholdHead, TreeHead
     from torchgmc.heads.custom.solve import Solution, replay, solve
     from torchgmc.heads.threshold.risks import MonotoneRisk
+    from torchgmc.monitor import Monitor, ShiftMonitor
     from torchgmc.penalty import GMCPenalty
     from torchgmc.text.tokens import TokenGroups
 
@@ -38,10 +39,12 @@ __all__ = [
     "GMCPenalty",
     "Groups",
     "Head",
+    "Monitor",
     "MonotoneRisk",
     "ProbabilityHead",
     "QuantileHead",
     "Report",
+    "ShiftMonitor",
     "Solution",
     "ThresholdHead",
     "TokenGroups",
@@ -68,7 +71,7 @@ __all__ = [
 # once), integrations need an extra each, and what few programs use should not cost all of them time.
 _MODULES = (
     *("baselines", "conformity", "datasets", "distributed", "export", "func", "heads", "lightning", "mappings", "metrics"),
-    *("penalty", "plots", "projections", "report", "text", "theory"),
+    *("monitor", "penalty", "plots", "projections", "report", "text", "theory"),
 )
 _LATER = {
     name: module
@@ -86,6 +89,7 @@ _LATER = {
         "heads": ("DistributionHead", "GMCHead", "Head", "ProbabilityHead", "QuantileHead", "ThresholdHead", "TreeHead"),
         "heads.custom.solve": ("Solution", "replay", "solve"),
         "heads.threshold.risks": ("MonotoneRisk",),
+        "monitor": ("Monitor", "ShiftMonitor"),
         "penalty": ("GMCPenalty",),
         "text.tokens": ("TokenGroups",),
     }.items()

@@ -24,13 +24,14 @@ from torchgmc.engine import checks
 from torchgmc.engine.extras import require
 from torchgmc.engine.modes import evaluating
 from torchgmc.heads.base import Head
+from torchgmc.monitor import Monitor
 
 if TYPE_CHECKING:
     from lightning.pytorch import Callback, LightningModule, Trainer
 else:
     Callback = require("lightning.pytorch", extra="lightning").Callback
 
-__all__ = ["CalibrationCallback", "head_from_checkpoint"]
+__all__ = ["CalibrationCallback", "MonitorCallback", "head_from_checkpoint"]
 
 #: Violations are logged one by one up to this many; the worst always.
 MAX_LOGGED = 64
@@ -323,6 +324,59 @@ class CalibrationCallback(Callback):
             self._head.to(pl_module.device)
             if self._head.is_fitted:
                 self.attach(pl_module)
+
+
+class MonitorCallback(Callback):
+    """Feeds a :class:`torchgmc.Monitor` with every test batch (``trainer.test``), and logs its evidence and alarm.
+
+    The monitor keeps its evidence from one call of ``trainer.test`` to the next, and in checkpoints.
+
+    Args:
+        monitor: of the head that is attached to the module.
+        adapter, groups: as for :class:`CalibrationCallback`.
+        name: prefix of what is logged: ``"<name>/alarm"`` and ``"<name>/evidence"``.
+    """
+
+    def __init__(
+        self, monitor: Monitor, adapter: Adapter | None = None, groups: str | nn.Module | None = None, name: str = "monitor"
+    ) -> None:
+        if not isinstance(monitor, Monitor):
+            raise TypeError(f"`monitor` must be a gmc.Monitor, got {type(monitor).__name__}.")
+        self.monitor, self.name = monitor, checks.text("name", name)
+        self._reader = CalibrationCallback(monitor.head, [], adapter, groups)
+
+    @property
+    def state_key(self) -> str:
+        """Key of the evidence in a checkpoint."""
+        return f"{type(self).__name__}[{self.name}]"
+
+    def state_dict(self) -> dict[str, Any]:
+        """The evidence."""
+        return dict(self.monitor.state_dict())
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """The evidence of a checkpoint."""
+        self.monitor.load_state_dict(state_dict)
+
+    def on_test_batch_end(
+        self,
+        trainer: "Trainer",
+        pl_module: "LightningModule",
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        """Add a batch."""
+        self.monitor.head.to(pl_module.device)
+        self.monitor.to(pl_module.device)
+        self.monitor.update(**self._reader._observation(trainer, pl_module, batch, self._reader.groups))
+
+    def on_test_epoch_end(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
+        """Log what is known, and say so."""
+        pl_module.log(f"{self.name}/alarm", float(self.monitor.alarm), rank_zero_only=False)
+        pl_module.log(f"{self.name}/evidence", self.monitor.evidence, rank_zero_only=False)
+        log.log(logging.WARNING if self.monitor.alarm else logging.INFO, "%s", self.monitor.message)
 
 
 def _callbacks(path: Path) -> dict[str, Any]:

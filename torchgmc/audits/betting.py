@@ -131,6 +131,17 @@ class Units:
             done = done | (capital >= goal)
         return done
 
+    def growth(self, mean: Tensor, bet: Tensor) -> Tensor:
+        """Logarithm of what a fixed bet makes of a capital of 1, at the least, ``(G, k)``.
+
+        Args:
+            mean: the hypotheses, ``(G, k)``.
+            bet: share of the capital on A - mean U, negative for a bet on small values, ``(G, k)``.
+        """
+        gain = torch.log1p(bet[self.g] * (self.a[:, None] - mean[self.g] * self.u[:, None]))
+        rest = self.others[1].sum(0)[:, None] * torch.log1p(bet * (self.rest[:, None] - mean))
+        return rest.index_add(0, self.g, gain)
+
     def ends(self, level: Tensor) -> Tensor:
         """Ends of one-sided intervals for E A / E U, taken outward.
 

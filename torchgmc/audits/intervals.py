@@ -92,6 +92,20 @@ class Rows:
         kept = [part[order] for part in (s, counts, member, weight, cluster)]
         return cls(kept[0], kept[1], kept[2], kept[3], kept[4], (low, high), **options)
 
+    def check_range(self) -> None:
+        """Betting on values beyond their range proves nothing: an error."""
+        low, high = self.bounds
+        slack = 1e-6 * (high - low)  # float32 values at the ends
+        wrong = self.counts & ((self.s < low - slack) | (self.s > high + slack))
+        if self.levels:
+            wrong &= self.s != 0
+        if bool(wrong.any()):
+            k = int(wrong.any(0).nonzero()[0])
+            raise ValueError(
+                f"s must lie in its range, {float(low[k]):g} to {float(high[k]):g}, but it is {float(self.s[wrong][0]):g} "
+                "for some example; the head's range of the risk is wrong."
+            )
+
     # -- sums ----------------------------------------------------------------------------------------------------------
 
     @property

@@ -218,7 +218,7 @@ def _evidence(head: "Head", tally: Tally, columns: dict[str, Tensor], cluster_si
         "largest": cluster_size,
     }
     rows = Rows.of(tally.s, tally.who, tally.weight, tally.cluster, (low, high), **options)
-    _check_range(rows)
+    rows.check_range()
     if cluster_size is not None and tally.cluster.shape[1]:
         found = float(total(rows.weight[:, None], rows.cluster).max())
         if found > cluster_size:
@@ -239,18 +239,3 @@ def _seen(values: Tensor) -> tuple[float, float]:
     """The range of s, where only the data tell."""
     least, most = (float(v) for v in values.aminmax()) if values.numel() else (0.0, 0.0)
     return least, max(most, least + 1e-12)
-
-
-def _check_range(rows: Rows) -> None:
-    """Betting on values beyond their range proves nothing."""
-    low, high = rows.bounds
-    slack = 1e-6 * (high - low)  # float32 values at the ends
-    wrong = rows.counts & ((rows.s < low - slack) | (rows.s > high + slack))
-    if rows.levels:
-        wrong &= rows.s != 0
-    if bool(wrong.any()):
-        k = int(wrong.any(0).nonzero()[0])
-        raise ValueError(
-            f"s must lie in its range, {float(low[k]):g} to {float(high[k]):g}, but it is {float(rows.s[wrong][0]):g} for some "
-            "example; the head's range of the risk is wrong."
-        )

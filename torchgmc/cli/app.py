@@ -14,7 +14,7 @@ import typer
 from typer.core import TyperGroup
 
 import torchgmc
-from torchgmc.cli import apply, audit, calibrate, demo, export, options, reproduce
+from torchgmc.cli import apply, audit, calibrate, demo, export, monitor, options, reproduce
 from torchgmc.engine.checks import printable
 
 __all__ = ["application", "run"]
@@ -38,6 +38,7 @@ def application() -> typer.Typer:
     app.add_typer(calibrate.commands(), name="calibrate", short_help="Fit a head on the arrays of a file and save it.")
     for name, function, line in (
         ("audit", audit.command(), "Measure a head's promise on held-out data: a gate for CI."),
+        ("monitor", monitor.command(), "Watch a head's promise over batches after deployment: an alarm."),
         ("apply", apply.command(), "Apply a fitted head to new data."),
         ("export", export.export, "Write a fitted head to a file that runs without torchgmc."),
         ("demo", demo.demo, "Train a small model on drawn data, calibrate it, write a report."),

@@ -14,6 +14,7 @@ figure              shows                                                 of
 :func:`words`       words whose probability moved most                    ``DistributionHead`` and prompts
 :func:`tradeoff`    worst violation against cost, over alphas             any head (``gmc.func.sweep``)
 :func:`convergence` worst violation after each step                       any fitted head (``head.report.plot()``)
+:func:`evidence`    evidence after each batch, and the alarm              ``Monitor``, ``ShiftMonitor`` (``.plot()``)
 :func:`masks`       found, missed and falsely marked pixels               pictures and masks
 ==================  ====================================================  ==============================================
 """
@@ -21,7 +22,7 @@ figure              shows                                                 of
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from torchgmc.plots.curves import convergence, tradeoff
+from torchgmc.plots.curves import convergence, evidence, tradeoff
 from torchgmc.plots.groups import deviation, thresholds
 from torchgmc.plots.pictures import masks
 from torchgmc.plots.style import DARK, LIGHT, MARKERS, Theme, new_figure, png, set_legend, set_title
@@ -37,6 +38,7 @@ __all__ = [
     "Theme",
     "convergence",
     "deviation",
+    "evidence",
     "masks",
     "new_figure",
     "png",

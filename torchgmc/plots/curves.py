@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from torchgmc.engine.solver import Report
     from torchgmc.heads.base import Head
+    from torchgmc.monitor import Watch
 
 #: Costs that are better when they are large.
 GAINS = ("accuracy", "dice", "coverage")
@@ -83,6 +84,42 @@ def convergence(
     axes.xaxis.set_major_locator(ticker.MaxNLocator(integer=True))
     axes.set_xlabel("step")
     axes.set_ylabel("worst |violation|")
+    axes.grid(color=theme.faint, lw=0.8)
+    set_title(figure, title, theme)
+    set_legend(figure, axes, theme)
+    return figure
+
+
+def evidence(monitor: Watch, *, title: str | None = None, dark: bool = False) -> Figure:
+    """Evidence of a monitor after each batch, and the line at which it raises the alarm.
+
+    Args:
+        monitor: a :class:`torchgmc.Monitor`, or one of shifts, that has seen a batch.
+        title: of the figure.
+        dark: draw for a dark page.
+
+    Example:
+        >>> watch = gmc.ShiftMonitor(torch.rand(500))
+        >>> watch.update(torch.rand(50))
+        >>> len(gmc.plots.evidence(watch).axes[0].lines)
+        2
+    """
+    if not hasattr(monitor, "log_evidence"):
+        raise TypeError(f"`monitor` must be a Monitor, got {type(monitor).__name__}.")
+    history = monitor.history.cpu().tolist()
+    if not history:
+        raise ValueError("`monitor` has seen no batch yet: call `update`.")
+    theme = DARK if dark else LIGHT
+    figure, (axes,) = new_figure(theme, (10, 4.6))
+    bar = -math.log10(monitor.delta)
+    values = [min(value / math.log(10.0), 3.0 * bar) for _, value in history]
+    marker = MARKERS[0] if len(history) <= 60 else None
+    axes.plot([n for n, _ in history], values, color=theme.series[2], lw=2.4, marker=marker, label="evidence")
+    axes.axhline(bar, color=theme.band, lw=2, ls="--", label=f"alarm (at most {100 * monitor.delta:g} % false, ever)")
+    if monitor.alarm:
+        axes.axvline(float(monitor.alarmed), color=theme.series[1], lw=1.6, ls=":")
+    axes.set_xlabel("examples")
+    axes.set_ylabel("evidence, log10")
     axes.grid(color=theme.faint, lw=0.8)
     set_title(figure, title, theme)
     set_legend(figure, axes, theme)

@@ -50,6 +50,26 @@ def fits(rank: int) -> dict:
     return found
 
 
+def audits(rank: int) -> dict:
+    """An audit and a monitor of every head, over rows of which each rank has its own."""
+    found = {}
+    for entry in ZOO:
+        head = entry.fitted_alone()
+        part = tuple(t[rows(rank, "uneven")] for t in entry.data(N, 5).observe)
+        audit = head.audit(*part, delta=0.1)
+        watch = gmc.Monitor(head, delta=0.1, alpha=0.01) if head.s_range() is not None else None
+        if watch is not None:
+            watch.update(*part)
+        found[entry.name] = {
+            "table": {key: torch.tensor(audit.table[key]) for key in ("estimate", "low", "high", "bound")},
+            "groups": audit.table["group"],
+            "examples": audit.num_examples,
+            "cost": audit.cost,
+            "evidence": None if watch is None else watch.log_evidence(),
+        }
+    return found
+
+
 def traffic(rank: int) -> dict:
     """Bytes contributed to the exchange of one fit, against n."""
     found = {}
@@ -153,7 +173,9 @@ if __name__ == "__main__":
     store = dist.FileStore(str(folder / "store"), world)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=timedelta(seconds=40))
     torch.save(
-        {"fits": fits, "traffic": traffic, "shares": shares, "failures": failures, "killed": killed}[what](rank),
+        {"fits": fits, "audits": audits, "traffic": traffic, "shares": shares, "failures": failures, "killed": killed}[what](
+            rank
+        ),
         folder / f"{rank}.pt",
     )
     if what != "killed":

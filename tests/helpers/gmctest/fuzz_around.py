@@ -137,6 +137,12 @@ def callback(**options: Any) -> Any:
     return CalibrationCallback(head_of("threshold"), **options)
 
 
+def monitor_callback(**options: Any) -> Any:
+    from torchgmc.lightning import MonitorCallback
+
+    return MonitorCallback(gmc.Monitor(head_of("threshold"), alpha=0.1), **options)
+
+
 def from_checkpoint(path: Any, name: Any) -> gmc.Head:
     from torchgmc.lightning import CalibrationCallback, head_from_checkpoint
 
@@ -264,6 +270,12 @@ ENTRIES = [
         lambda n, s: {"kind": "scores"},
         lambda kind: texts().scored(kind),
         lambda d, v: finite(v),
+    ),
+    Entry(
+        "MonitorCallback",
+        lambda n, s: {"adapter": None, "groups": None, "name": "m"},
+        monitor_callback,
+        lambda data, made: None,
     ),
     Entry(
         "CalibrationCallback",

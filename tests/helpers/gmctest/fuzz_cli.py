@@ -76,6 +76,20 @@ def audit_data(n: int, seed: int) -> Arguments:
     return {"head": head, "data": test, "delta": 0.1, "alpha": 0.05, "require": need, "groups": None, "chunk": 16}
 
 
+def monitor(head: Any, data: Any, **more: Any) -> Answer:
+    return run("monitor", head, data, *options(more), "--json")
+
+
+def monitor_data(n: int, seed: int) -> Arguments:
+    head, _, test = files()
+    return {"head": head, "data": test, "delta": 0.1, "alpha": 0.05, "groups": None, "chunk": 16}
+
+
+def check_monitor(data: Arguments, answer: Answer) -> None:
+    code, printed = answer
+    assert code == 2 or json.loads(printed)["alarm"] is (code == 1)
+
+
 def member(arrays: cli_files.Arrays) -> torch.Tensor:
     return torch.from_numpy(np.stack([arrays["sex"] == 0, arrays["sex"] == 1], 1))
 
@@ -143,6 +157,7 @@ def refused(data: Arguments, answer: Answer) -> None:
 ENTRIES = [
     Entry("cli calibrate probability", calibrate_data, calibrate, check_calibrate, share=0.5),
     Entry("cli audit", audit_data, audit, check_audit, share=0.3),
+    Entry("cli monitor", monitor_data, monitor, check_monitor, share=0.3),
     Entry("cli apply", apply_data, apply, check_apply, share=0.5),
     Entry("cli export", export_data, export, check_export, share=0.3),
     Entry("cli demo", lambda n, s: {"name": "fnr", "out": files()[0], "seed": 1, "model": None}, demo, refused, ("out",)),

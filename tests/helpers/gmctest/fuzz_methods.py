@@ -82,6 +82,35 @@ def check_needed(data: Arguments, needed: int | None) -> None:
     assert needed is None or needed >= 1
 
 
+def check_merged(data: Arguments, audit: gmc.Audit) -> None:
+    assert audit.num_examples == an_audit(1).num_examples + data["other"].num_examples
+
+
+def watched(n: int, seed: int) -> Arguments:
+    scores, masks, groups = heads_zoo.images(n, seed).observe
+    return {"scores": scores, "masks": masks, "groups": groups, "delta": 0.1, "alpha": 0.2, "cluster_size": 1.0}
+
+
+def monitored(scores: Any, masks: Any, groups: Any, **options: Any) -> gmc.Monitor:
+    monitor = gmc.Monitor(head_of("threshold"), **options)
+    monitor.update(scores, masks, groups)
+    return monitor
+
+
+def check_evidence(data: Arguments, monitor: Any) -> None:
+    assert 0.0 < monitor.evidence < float("inf") and int(monitor.batches) <= 1 and len(monitor.message) > 10
+
+
+def shifted(n: int, seed: int) -> Arguments:
+    return {"scores": rows(120, seed, 1)[:, 0], "new": rows(n, seed + 1, 1)[:, 0], "delta": 0.1, "tolerance": 0.1, "bins": 4}
+
+
+def shift(scores: Any, new: Any, **options: Any) -> gmc.ShiftMonitor:
+    monitor = gmc.ShiftMonitor(scores, **options)
+    monitor.update(new)
+    return monitor
+
+
 def check_file(data: Arguments, path: Any) -> None:
     text = path.read_text()
     assert text.startswith("<!doctype html>") if path.suffix == ".html" else json.loads(text)
@@ -305,6 +334,11 @@ ENTRIES = [
         check_view,
     ),
     Entry("Audit.examples_needed", lambda n, s: {"alpha": 0.4}, lambda alpha: an_audit(1).examples_needed(alpha), check_needed),
+    Entry("Audit.merge", lambda n, s: {"other": an_audit(1)}, lambda other: an_audit(1).merge(other), check_merged),
+    Entry("Monitor", watched, monitored, check_evidence),
+    Entry("Monitor.plot", lambda n, s: LOOK, lambda **a: monitored(**watched(40, 1)).plot(**a), figure, share=0.3),
+    Entry("plots.evidence", lambda n, s: LOOK, lambda **a: gmc.plots.evidence(monitored(**watched(40, 1)), **a), figure),
+    Entry("ShiftMonitor", shifted, shift, check_evidence),
     Entry("Audit.to_json", lambda n, s: {"path": HERE / "audit.json"}, lambda path: an_audit(1).to_json(path), check_file),
     Entry(
         "Audit.to_html",

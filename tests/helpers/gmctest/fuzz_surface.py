@@ -23,11 +23,13 @@ EXEMPT = {
     "called by the package, on arguments that are checked before; public so that it can be overridden, scripted or read": (
         "Adapter.activate Adapter.apply Adapter.at_position Adapter.find Adapter.last Adapter.replace Adapter.scores "
         "CalibratedModel.__init__ CalibratedModel.apply_head CalibratedModel.divide DistributionHead.shift GMCHead.direction "
+        "Head.same_state Watch.__init__ "
         "Groups.__init__ Head.__init__ Head.membership MonotoneRisk.curves MonotoneRisk.values ProbabilityHead.calibrated "
         "ProbabilityHead.coordinates TreeHead.answer_levels Centered.potential Centered.value MissRate.potential "
         "MissRate.value Pinball.potential Pinball.value Residual.potential Residual.value mappings.mean"
     ),
     "called by Lightning's trainer": (
+        "MonitorCallback.load_state_dict MonitorCallback.on_test_batch_end MonitorCallback.on_test_epoch_end "
         "CalibrationCallback.attach CalibrationCallback.calibrate CalibrationCallback.load_state_dict "
         "CalibrationCallback.on_fit_start CalibrationCallback.on_load_checkpoint CalibrationCallback.on_train_end "
         "CalibrationCallback.on_validation_batch_end CalibrationCallback.on_validation_epoch_end "
@@ -62,7 +64,7 @@ def public() -> dict[CodeType, str]:
         ]
         for name in getattr(content, "__all__", own):
             _add(found, f"{module}.{name}", getattr(content, name))
-    for command in ("apply", "audit", "calibrate", "demo", "export", "reproduce"):
+    for command in ("apply", "audit", "calibrate", "demo", "export", "monitor", "reproduce"):
         _add(found, f"cli {command}", getattr(importlib.import_module(f"torchgmc.cli.{command}"), command))
     return found
 

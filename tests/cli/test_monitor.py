@@ -1,0 +1,58 @@
+"""`torchgmc monitor`: batches of a folder, a state between calls, and an alarm."""
+
+import io
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import torchgmc as gmc
+from gmctest.cli_files import groups, images, tensors
+from torchgmc.cli import main
+
+
+def prepared(folder: Path) -> Path:
+    arrays = images(600, 0)
+    head = gmc.ThresholdHead(0.1, 0.02, groups(arrays)).fit(*tensors(arrays, ("scores", "masks")), groups(arrays))
+    return gmc.save(head, folder / "head.safetensors", {"arrays": {"scores": "scores", "labels": "masks"}})
+
+
+def add(folder: Path, name: str, seed: int, faint: float = 1.0) -> None:
+    arrays = images(150, seed)
+    arrays["groups"] = groups(arrays).membership.numpy()
+    folder.mkdir(exist_ok=True)
+    np.savez(folder / f"{name}.npz", **arrays | {"scores": arrays["scores"] * faint})
+
+
+def test_a_folder_a_state_and_an_alarm(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    head, folder, state = prepared(tmp_path), tmp_path / "batches", tmp_path / "state.safetensors"
+    words = ["monitor", str(head), str(folder), "--state", str(state), "--alpha", "0.1"]
+    for k in range(2):
+        add(folder, f"week {k}", k + 1)
+    assert main(words) == 0
+    assert "No alarm after 300 examples" in capsys.readouterr().out
+    assert main([*words, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["examples"] == 300  # nothing new
+    for k in range(2, 5):
+        add(folder, f"week {k}", k + 1, 0.5)
+    assert main(words) == 1 and "ALARM" in capsys.readouterr().out
+    assert main(words) == 1  # it stays
+    found = capsys.readouterr().out
+    monkeypatch.setattr("sys.stdin", io.StringIO(f"{folder / 'week 0.npz'}\n"))
+    assert main(["monitor", str(head), "-", "--alpha", "0.1"]) == 0 and "150 examples" in capsys.readouterr().out
+    assert "ALARM" in found
+
+
+def test_what_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    head, folder, state = prepared(tmp_path), tmp_path / "batches", tmp_path / "state.safetensors"
+    add(folder, "one", 1)
+    assert main(["monitor", str(head), str(tmp_path / "none")]) == 2 and "no file or folder" in capsys.readouterr().err
+    assert main(["monitor", str(head), str(folder), "--state", str(state), "--alpha", "0.1"]) == 0
+    capsys.readouterr()
+    assert main(["monitor", str(head), str(folder), "--state", str(state), "--alpha", "0.2"]) == 2
+    assert "is evidence for alpha = 0.1, not 0.2" in capsys.readouterr().err
+    state.write_bytes(b"nothing")
+    assert main(["monitor", str(head), str(folder), "--state", str(state)]) == 2 and "no evidence" in capsys.readouterr().err

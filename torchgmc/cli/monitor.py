@@ -1,0 +1,131 @@
+"""``torchgmc monitor``: is the promise still kept, batch after batch?
+
+    $ torchgmc monitor head.safetensors labelled/ --state monitor.safetensors
+
+Reads the files of a folder in the order of their names (or one file, or with ``-`` the file names that come on stdin), leaves
+out those that the state has seen before, and writes the state after each. Exit code 0: no alarm. 1: alarm, also of an earlier
+call. 2: bad input. However many calls there are, a false alarm is ever raised with probability ``--delta`` at the most.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import safetensors
+import typer
+from safetensors.torch import load_file, save
+
+import torchgmc as gmc
+from torchgmc.cli import options, show
+from torchgmc.cli.loading import load_head, open_source
+from torchgmc.cli.source import further_arrays
+from torchgmc.cli.writers import check_file
+from torchgmc.engine.files import write_file
+
+__all__ = ["command", "monitor"]
+
+SUFFIXES = (".npz", ".safetensors", ".parquet", ".csv")
+
+
+def monitor(
+    head: options.Head,
+    data: Annotated[Path, typer.Argument(help="Folder of labelled batches, one file, or - for file names on stdin.")],
+    *,
+    own: dict[str, Any],
+    state: Annotated[Path | None, options.told("Evidence so far: read if it exists, and written.", "FILE")] = None,
+    alpha: Annotated[float | None, options.told("Deviation that is allowed; the head's if omitted.", "NUMBER")] = None,
+    conditional: Annotated[
+        bool | None, options.told("Watch each group's own deviation, or weighted.", None, "--conditional/--mass-weighted")
+    ] = None,
+    delta: Annotated[float, options.told("Probability that a false alarm is ever raised.", "NUMBER")] = 0.01,
+    groups: options.GroupColumns = None,
+    unknown: options.Unknown = "error",
+    chunk: options.Chunk = None,
+    plot: Annotated[Path | None, options.told("Write the evidence over time, .png.", "FILE")] = None,
+    showing: options.Showing,
+) -> None:
+    """Add batches of labelled data to the evidence; exit code 1 if there is an alarm.
+
+    Example: torchgmc monitor head.safetensors labelled/ --state monitor.safetensors
+    """
+    check_file("--state", state, head, suffixes=(".safetensors",))
+    check_file("--plot", plot, head, suffixes=(".png",))
+    fitted, notes = load_head(head)
+    if fitted.alpha is None and alpha is None:
+        raise ValueError("this head was made with alpha=None: say which deviation is allowed with --alpha.")
+    watch = gmc.Monitor(fitted, delta, alpha, conditional)
+    seen = [] if state is None or not state.exists() else _read(watch, state)
+    wanted = ("scores", "labels") if fitted.truth else ("scores",)
+    for file in _files(data):
+        if file.name in seen:
+            continue
+        if state is not None and state.exists() and file.samefile(state):
+            continue
+        source = open_source(fitted, notes, file, own, groups, wanted, chunk, unknown)
+        for block, arguments in source.blocks(fitted):
+            try:
+                watch.update(**arguments)
+            except (ValueError, TypeError) as error:
+                raise source.locate(block, error) from error
+        seen.append(file.name)
+        if state is not None:
+            _write(watch, state, seen)
+    if plot is not None:
+        from torchgmc import plots
+
+        write_file(plot, plots.png(watch.plot()))
+    if showing.as_json:
+        found = {"torchgmc": gmc.__version__, "examples": int(watch.examples), "message": watch.message, "files": seen}
+        show.print_json(found | watch.compute() | {"table": watch.table})
+    else:
+        for line in str(watch).splitlines()[: showing.most + 1]:
+            typer.echo(line)
+        typer.echo(watch.message)
+    if watch.alarm:
+        raise typer.Exit(1)
+
+
+def _files(data: Path) -> Iterator[Path]:
+    """Files of batches, in order."""
+    if str(data) == "-":
+        yield from (Path(line.strip()) for line in sys.stdin if line.strip())
+    elif data.is_dir():
+        yield from sorted(path for path in data.iterdir() if path.suffix in SUFFIXES and not path.name.startswith("."))
+    elif data.exists():
+        yield data
+    else:
+        raise FileNotFoundError(f"there is no file or folder {str(data)!r}.")
+
+
+def _read(watch: gmc.Monitor, path: Path) -> list[str]:
+    """The evidence of earlier calls, and the files it is from."""
+    try:
+        with safetensors.safe_open(path, framework="pt") as file:
+            about = json.loads((file.metadata() or {})["monitor"])
+        if about["config"] == watch.config():
+            watch.load_state_dict(load_file(path))
+    except (safetensors.SafetensorError, KeyError, RuntimeError, json.JSONDecodeError) as error:
+        raise ValueError(f"--state {str(path)!r} holds no evidence of a monitor: {str(error).splitlines()[0]}") from error
+    for name, value in watch.config().items():
+        if about["config"].get(name) != value:
+            raise ValueError(
+                f"--state {str(path)!r} is evidence for {name} = {about['config'].get(name)!r}, not {value!r}: use its "
+                "options, or another file."
+            )
+    return list(about["files"])
+
+
+def _write(watch: gmc.Monitor, path: Path, seen: list[str]) -> None:
+    about = json.dumps({"config": watch.config(), "files": seen})
+    tensors = {name: tensor.contiguous() for name, tensor in watch.state_dict().items()}
+    write_file(path, save(tensors, {"monitor": about}))
+
+
+def command() -> Callable[..., None]:
+    """With an option for each array that some head takes."""
+    arrays = {"scores": "Array of scores.", "labels": "Array of the truth.", "weight": "Array of weights."}
+    return options.command(monitor, options.arrays(arrays | further_arrays()))
