@@ -64,7 +64,7 @@ def test_evidence_by_the_loop(sizes, seed, conditional):
 def test_every_head_can_be_watched(entry):
     head, data = entry.fitted(), entry.data(90, 5).observe
     if head.s_range() is None:
-        with pytest.raises(ValueError, match="range of s must be known"):
+        with pytest.raises(ValueError, match="needs the range of s"):
             gmc.Monitor(head, alpha=0.5)
         return
     monitor = gmc.Monitor(head, alpha=0.4)
@@ -99,7 +99,7 @@ def test_an_alarm_without_a_certain_group_names_the_one_with_most_evidence():
     monitor = Watch(Names([f"g{k}" for k in range(40)], [""]), 0.1, 0.05, False)
     monitor.alarmed.fill_(10)
     monitor.highest[7] = 5.0
-    assert monitor.named == ["g7 (most evidence; not certain by itself)"]
+    assert monitor.named == ["g7 (most evidence, but not certain by itself)"]
 
 
 def test_the_history_stays_short():

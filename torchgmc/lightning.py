@@ -373,7 +373,7 @@ class MonitorCallback(Callback):
         self.monitor.update(**self._reader._observation(trainer, pl_module, batch, self._reader.groups))
 
     def on_test_epoch_end(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
-        """Log what is known, and say so."""
+        """Log the evidence, and warn after an alarm."""
         pl_module.log(f"{self.name}/alarm", float(self.monitor.alarm), rank_zero_only=False)
         pl_module.log(f"{self.name}/evidence", self.monitor.evidence, rank_zero_only=False)
         log.log(logging.WARNING if self.monitor.alarm else logging.INFO, "%s", self.monitor.message)

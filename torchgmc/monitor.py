@@ -1,17 +1,17 @@
-r"""Is the promise still kept after deployment? Evidence over batches, and an alarm that is hardly ever false.
+r"""Is the promise still kept after deployment? Evidence over batches, and an alarm that is almost never false.
 
-An audit is made once. A :class:`Monitor` looks after every batch, for ever, and the probability that it ever raises a false
+An audit is made once. A :class:`Monitor` looks at every batch, forever, and the probability that it ever raises a false
 alarm is at most delta: for each g and side it bets on "the deviation is beyond alpha", and while that is false the capital is a
-supermartingale, which reaches 1/delta with probability delta at the most (Ville's inequality).
+supermartingale, which reaches 1/delta with probability at most delta (Ville's inequality).
 
-With M the capital of a bet :math:`\lambda_k = 0.9 \cdot 2^{-k}` of what it could lose at the most, and one part
-:math:`\rho_t = 1/((t+1)(t+2))` of the initial capital starting anew before every batch t, so that a quiet year does not eat it,
+With M the capital of a bet :math:`\lambda_k = 0.9 \cdot 2^{-k}` of the most it could lose, and one part
+:math:`\rho_t = 1/((t+1)(t+2))` of the initial capital entering before every batch t, so that a quiet year does not use it up,
 
 .. math:: M \leftarrow (M + \rho_t) \prod_i (1 + \lambda_k (x_i - \alpha)), \qquad e = \mathrm{mean}_k\, M + \frac{1}{t + 2}.
 
 The alarm is raised when the mean of e over all g and sides reaches 1/delta; a g is named when its own e reaches 2 G/delta.
 The delay after a change is about :math:`2 \sigma^2 \ln(2 G K / (\delta \rho)) / (d - \alpha)^2` examples, d being the new
-deviation: one just beyond alpha stays invisible for long.
+deviation: one just beyond alpha stays invisible for a long time.
 """
 
 import math
@@ -62,8 +62,8 @@ class Watch(Float64Module, Tabular):
         table: ``group``, ``what``, ``count``, ``estimate`` (mean of all batches so far), ``evidence`` (log10 of e, at its
             highest) and ``beyond`` (it reached its own bar, log10(2 G / delta)); most evidence first.
 
-    ``state_dict`` holds all of it: save it and go on another day. Under ``torch.distributed`` every rank updates equally often
-    and has the evidence of all.
+    ``state_dict`` holds everything: save it and continue another day. Under ``torch.distributed`` every rank updates equally
+    often and has the evidence of all.
     """
 
     log_capital: Tensor
@@ -92,7 +92,7 @@ class Watch(Float64Module, Tabular):
         self.register_buffer("history", torch.zeros(0, 2, dtype=torch.float64))  # examples, log of the mean e
 
     def reset(self) -> None:
-        """Forget all evidence. After a reset the false alarms of before and after add up to 2 delta."""
+        """Forget all evidence. The probabilities of a false alarm before and after a reset add up to 2 delta."""
         self.log_capital.fill_(-math.inf)
         self.alarmed.fill_(-1)
         for buffer in (self.highest, self.sums, self.batches, self.examples):
@@ -162,16 +162,16 @@ class Watch(Float64Module, Tabular):
         return math.exp(min(float(log_e.logsumexp((0, 1))) - math.log(log_e.numel()), 700.0))
 
     def compute(self) -> dict[str, Any]:
-        """Alarm, evidence and the groups named, as a metric gives them."""
+        """Alarm, evidence and the groups named, as a metric returns them."""
         return {"alarm": self.alarm, "evidence": self.evidence, "named": self.named}
 
     @property
     def named(self) -> list[str]:
-        """Groups whose own evidence reached its bar; at an alarm without one, that with most evidence."""
+        """Groups whose own evidence reached its bar; after an alarm without one, the one with most evidence."""
         if not self.alarm:
             return []
         found = [_name(row) for row in self.rows() if row["beyond"]]
-        return found or [f"{_name(self.rows()[0])} (most evidence; not certain by itself)"]
+        return found or [f"{_name(self.rows()[0])} (most evidence, but not certain by itself)"]
 
     @property
     def table(self) -> dict[str, list[Any]]:  # type: ignore[override]
@@ -220,7 +220,7 @@ class Watch(Float64Module, Tabular):
     # -- files ---------------------------------------------------------------------------------------------------------
 
     def config(self) -> dict[str, Any]:
-        """What the evidence is about, in JSON types; a state goes on only where this is the same."""
+        """What the evidence is about, in JSON types; a state can only be continued where this is the same."""
         return {
             "groups": list(self.names.who),
             "what": list(self.names.what),
@@ -239,15 +239,15 @@ class Watch(Float64Module, Tabular):
 class Monitor(Watch):
     """Watches a head's promise on labelled batches after deployment; see :mod:`torchgmc.monitor`.
 
-    Labels may come late and for some examples only: update with those that have one. Which ones these are must not depend on
+    Labels may arrive late, and only for some examples: update with those that have one. Which ones these are must not depend on
     how well the head did on them, or the evidence is about that selection. A cluster must be whole within one batch.
 
     Args:
         head: fitted; its state must not change while it is watched.
-        delta: probability that a false alarm is ever raised, at the most.
-        alpha: deviation that is allowed; the head's if omitted. What counts is a population *beyond* alpha: an alpha somewhat
+        delta: upper bound of the probability that a false alarm is ever raised.
+        alpha: largest deviation allowed; the head's if omitted. Only a population *beyond* alpha counts: an alpha somewhat
             above the one that the head was fitted to leaves room for sampling error.
-        conditional: watch each group's own deviation (True) or the mass-weighted one; as the head if omitted.
+        conditional: watch each group's own deviation (True) or the mass-weighted one; by default like the head.
         cluster_size: largest weight of a cluster, or of an example if there are none.
 
     Example:
@@ -282,16 +282,16 @@ class Monitor(Watch):
         if not head.is_fitted:
             raise RuntimeError("this head is not fitted; call `fit`, or `observe` and `calibrate`, or load its state.")
         if alpha is None and head.alpha is None:
-            raise ValueError("`alpha` is missing: this head was made with alpha=None, so say which deviation is allowed.")
+            raise ValueError("`alpha` is missing: this head was made with alpha=None, so pass the deviation that is allowed.")
         if head.s_range() is None:
-            raise ValueError("the range of s must be known to watch it: make the head with `bounds=(low, high)`.")
+            raise ValueError("a monitor needs the range of s: make the head with `bounds=(low, high)`.")
         own = head.conditional if conditional is None else bool(conditional)
         super().__init__(head.test_functions(), head.alpha if alpha is None else alpha, delta, own, cluster_size)  # type: ignore[arg-type]
         self.__dict__["head"] = head  # not a submodule: the state is the evidence
         self.to(head.fitted.device)
 
     def update(self, *batch: Any, **named: Any) -> None:
-        """Add a batch, given as to ``head.observe``; under ``torch.distributed`` on every rank."""
+        """Add a batch, passed as to ``head.observe``; under ``torch.distributed`` on every rank."""
         with distributed.together():
             self._add(self._of(self.head.bind(*batch, **named)))
 
@@ -304,7 +304,7 @@ class Monitor(Watch):
             return None
         s = values.s if values.mean is None else values.s + values.mean
         if bool(s.isinf().any()):
-            raise ValueError("s is infinite for some examples, so there is nothing to bet on; look at the scores and the risk.")
+            raise ValueError("s is infinite for some examples, so it cannot be monitored; check the scores and the risk.")
         weight = checks.weights(batch.get("weight"), len(s), s)
         cluster = check_clusters(batch.get("clusters"), len(s), s.device)
         bounds = head.s_range()
@@ -317,14 +317,14 @@ class Monitor(Watch):
 class ShiftMonitor(Watch):
     """Watches scores and groups *without labels*: have the shares of the groups, or the distribution of the scores, moved?
 
-    It proves nothing about the promise, which may hold on shifted data and break without a shift. It is early: labels may take
-    months. Shares of the groups, and of the reference's deciles of scores, may move by ``tolerance`` before they count.
+    It proves nothing about the promise, which may hold on shifted data and break without a shift. But it is early: labels may
+    take months. Shares of the groups, and of the reference's deciles of scores, may move by ``tolerance`` before they count.
 
     Args:
-        scores: of the calibration data, ``(n, ...)``; of an image or a row the mean counts. At least 100 examples.
+        scores: of the calibration data, ``(n, ...)``; the mean of each image or row counts. At least 100 examples.
         groups: their membership ``(n, a)``, or None.
         names: of the groups.
-        delta: probability that a false alarm is ever raised, at the most, if the shares of the reference are those of its
+        delta: upper bound of the probability that a false alarm is ever raised, if the shares of the reference are those of its
             population to within ``tolerance``.
         tolerance: how far a share may move.
         bins: parts of the scores.
@@ -346,7 +346,7 @@ class ShiftMonitor(Watch):
     ) -> None:
         values = self._scores(scores)
         if len(values) < 100:
-            raise ValueError(f"`scores` must have at least 100 examples to compare with, got {len(values)}.")
+            raise ValueError(f"`scores` must have at least 100 reference examples, got {len(values)}.")
         count = checks.count("bins", bins, 10)
         places = torch.arange(1, count, dtype=torch.float64, device=values.device) / count
         edges = torch.unique(values.sort().values[(places * len(values)).long()])
@@ -367,9 +367,9 @@ class ShiftMonitor(Watch):
             member = self._member(groups, len(values), values.device)
             cells = self._cells(values, member)
             if cells.shape[1] != len(self.shares):
-                raise ValueError("`groups` must have the columns of the reference.")
+                raise ValueError("`groups` must have the same columns as the reference.")
             shares = self.shares
-            # Each cell is a g of its own: x = 1{inside} - share, within [-share, 1 - share].
+            # Each cell is a separate g: x = 1{inside} - share, within [-share, 1 - share].
             rows = self._rows(
                 cells - shares,
                 torch.ones(len(cells), 1, dtype=torch.bool, device=cells.device),

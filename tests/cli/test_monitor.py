@@ -55,4 +55,7 @@ def test_what_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert main(["monitor", str(head), str(folder), "--state", str(state), "--alpha", "0.2"]) == 2
     assert "is evidence for alpha = 0.1, not 0.2" in capsys.readouterr().err
     state.write_bytes(b"nothing")
-    assert main(["monitor", str(head), str(folder), "--state", str(state)]) == 2 and "no evidence" in capsys.readouterr().err
+    assert (
+        main(["monitor", str(head), str(folder), "--state", str(state)]) == 2
+        and "does not hold a monitor's evidence" in capsys.readouterr().err
+    )

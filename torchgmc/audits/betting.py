@@ -132,7 +132,7 @@ class Units:
         return done
 
     def growth(self, mean: Tensor, bet: Tensor) -> Tensor:
-        """Logarithm of what a fixed bet makes of a capital of 1, at the least, ``(G, k)``.
+        """Lower bound of the logarithm of what a fixed bet makes of a capital of 1, ``(G, k)``.
 
         Args:
             mean: the hypotheses, ``(G, k)``.

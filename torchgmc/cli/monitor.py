@@ -2,9 +2,9 @@
 
     $ torchgmc monitor head.safetensors labelled/ --state monitor.safetensors
 
-Reads the files of a folder in the order of their names (or one file, or with ``-`` the file names that come on stdin), leaves
-out those that the state has seen before, and writes the state after each. Exit code 0: no alarm. 1: alarm, also of an earlier
-call. 2: bad input. However many calls there are, a false alarm is ever raised with probability ``--delta`` at the most.
+Reads the files of a folder in the order of their names (or one file, or with ``-`` the file names on stdin), skips
+those that the state has seen before, and writes the state after each. Exit code 0: no alarm. 1: alarm, also of an earlier
+call. 2: bad input. However many calls there are, the probability that a false alarm is ever raised is at most ``--delta``.
 """
 
 from __future__ import annotations
@@ -37,9 +37,12 @@ def monitor(
     *,
     own: dict[str, Any],
     state: Annotated[Path | None, options.told("Evidence so far: read if it exists, and written.", "FILE")] = None,
-    alpha: Annotated[float | None, options.told("Deviation that is allowed; the head's if omitted.", "NUMBER")] = None,
+    alpha: Annotated[float | None, options.told("Largest deviation allowed; the head's if omitted.", "NUMBER")] = None,
     conditional: Annotated[
-        bool | None, options.told("Watch each group's own deviation, or weighted.", None, "--conditional/--mass-weighted")
+        bool | None,
+        options.told(
+            "Watch each group's own deviation, or the deviation weighted by its share.", None, "--conditional/--mass-weighted"
+        ),
     ] = None,
     delta: Annotated[float, options.told("Probability that a false alarm is ever raised.", "NUMBER")] = 0.01,
     groups: options.GroupColumns = None,
@@ -56,7 +59,7 @@ def monitor(
     check_file("--plot", plot, head, suffixes=(".png",))
     fitted, notes = load_head(head)
     if fitted.alpha is None and alpha is None:
-        raise ValueError("this head was made with alpha=None: say which deviation is allowed with --alpha.")
+        raise ValueError("this head was made with alpha=None; pass the deviation that is allowed with --alpha.")
     watch = gmc.Monitor(fitted, delta, alpha, conditional)
     seen = [] if state is None or not state.exists() else _read(watch, state)
     wanted = ("scores", "labels") if fitted.truth else ("scores",)
@@ -109,7 +112,7 @@ def _read(watch: gmc.Monitor, path: Path) -> list[str]:
         if about["config"] == watch.config():
             watch.load_state_dict(load_file(path))
     except (safetensors.SafetensorError, KeyError, RuntimeError, json.JSONDecodeError) as error:
-        raise ValueError(f"--state {str(path)!r} holds no evidence of a monitor: {str(error).splitlines()[0]}") from error
+        raise ValueError(f"--state {str(path)!r} does not hold a monitor's evidence: {str(error).splitlines()[0]}") from error
     for name, value in watch.config().items():
         if about["config"].get(name) != value:
             raise ValueError(
@@ -127,5 +130,5 @@ def _write(watch: gmc.Monitor, path: Path, seen: list[str]) -> None:
 
 def command() -> Callable[..., None]:
     """With an option for each array that some head takes."""
-    arrays = {"scores": "Array of scores.", "labels": "Array of the truth.", "weight": "Array of weights."}
+    arrays = {"scores": "Array of scores.", "labels": "Array of true labels.", "weight": "Array of weights."}
     return options.command(monitor, options.arrays(arrays | further_arrays()))

@@ -212,8 +212,7 @@ def _page(result: ProbabilityResult) -> Page:
     )
     text = (
         "Deviation of a cell: its share of all examples times (mean prediction - share of events). The table shows the "
-        "worst of "
-        f"the {setting.bins} levels of the prediction; at most {setting.alpha:g} is promised."
+        f"worst of the {setting.bins} levels of the prediction; at most {setting.alpha:g} is promised."
     )
     return {"reliability.png": reliability.png}, {
         "title": "A probability that means the same in every group",

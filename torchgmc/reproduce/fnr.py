@@ -109,8 +109,8 @@ def prepare(data: Path, out: Path, bar: Bar, setting: Setting) -> Prepared:
         "Groups: pose, thirds of the skin's measured colour angle (ITA; not a race label) and of the brightness. The paper's "
         "annotations of gender and race are not public and were not guessed, so its groups cannot be compared one by one.",
         "We do not know which 118 images the paper used; these are the 70 frontal ones and the 48 multipose test images "
-        "at -30, "
-        "0 and 30 degrees. They are split at random 7:3 as in the paper, so images of one multipose subject may be on both "
+        "at -30, 0 and 30 degrees. They are split at random 7:3 as in the paper, so images of one multipose subject may "
+        "be on both "
         "sides; the 345 are split by subject, and their sampling noise is that of drawing subjects.",
         "Cost: over all pixels of the test photographs; fit converged: share of seeds whose violations on the calibration "
         "images are within alpha.",

@@ -199,9 +199,9 @@ def _notes(
         + f". Alpha is {setting.alpha:g}, or {setting.rule:g} of the worst bias where that is less (the paper's rule).",
         "euclidean: the paper's projections onto the simplex, with its fixed step (`paper`) or exact ones (`exact`); kl: ours. "
         "oracle: kl fitted on the test prompts too; what it shows on test is not a fault of the fit.",
-        f"Costs are of {setting.masked} randomly masked words per seed, in sentences that were not used to calibrate: "
-        f"NLL is the true "
-        "negative log-likelihood in nats. A label at probability 0 makes it infinite: such labels are counted, and left out of "
+        f"Costs are of {setting.masked} randomly masked words per seed, in sentences that were not used to calibrate: NLL "
+        "is the true negative log-likelihood in nats. A label at probability 0 makes it infinite: such labels are "
+        "counted, and left out of "
         "NLL and of its increase. `printed` is the figure the paper prints, the cross-entropy of softmax(p).",
     ]
 

@@ -89,7 +89,7 @@ def log_masses(logits: Tensor, ids: Tensor, atom: Tensor, num_atoms: int, temper
 def _log_masses(logits: Tensor, ids: Tensor, atom: Tensor, num_atoms: int, temperature: float) -> Tensor:
     x = logits if logits.dtype in (torch.float32, torch.float64) else logits.float()
     words = x[:, ids].double()  # (n, J); in float64, so that a rare word keeps its mass
-    # Every atom has a scale of its own: beside a word that leads by more than 745 (in float32 104) it would be 0.
+    # Every atom has its own scale: next to a word that leads by more than 745 (in float32 104) it would be 0.
     best = words.new_full((len(x), num_atoms), -math.inf).scatter_reduce(1, atom.expand_as(words), words, "amax")
     best = _finite(best)
     sums = torch.zeros_like(best).index_add_(1, atom, ((words - best[:, atom]) / temperature).exp())
