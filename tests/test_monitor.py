@@ -197,7 +197,7 @@ class TestShift:
         with pytest.raises(ValueError, match="`names`"):
             gmc.ShiftMonitor(torch.rand(200), torch.ones(200, 2).bool(), ["a"])
         watch = gmc.ShiftMonitor(torch.rand(200))
-        with pytest.raises(ValueError, match="`groups` must have the columns"):
+        with pytest.raises(ValueError, match="`groups` must have the same columns"):
             watch.update(torch.rand(20), torch.ones(20, 1).bool())
         with pytest.raises(ValueError, match="`scores`"):
             watch.update(torch.full((20,), math.nan))
