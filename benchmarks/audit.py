@@ -1,96 +1,252 @@
-"""Audit: in how many of many draws all intervals hold at once (the truth is known), and how wide they are.
+"""Audit and monitor: how often they are right where the truth is known, how wide intervals are, what is found, and the time.
 
-    python -m benchmarks.audit            # 1,000 draws of 2,000 examples
-    python -m benchmarks.audit --small    # 100 draws
+    python -m benchmarks.audit            # 150 draws of 2,000 examples, 1,000 quiet runs of the monitor (some minutes)
+    python -m benchmarks.audit --small    # 40 draws, 200 runs
 
-A fixed threshold is audited (nothing is fitted) for groups of all, a half, a quarter and a twentieth of the examples.
-Three populations: independent groups; nested groups, in which the miss rate falls to the inside; a skewed miss rate of 16
-pixels, mostly near 0. *naive* are the usual intervals of one mean each (estimate +- 1.96 standard errors), which are not
-meant to hold at once. The oracle knows the law of all errors and takes the narrowest intervals, in proportion to their
-spreads, that hold at once in 95 % of these draws.
+Nothing is fitted. Populations: *miss rates*, mass-weighted and per group (skewed, sd 0.06, six groups of all to a twentieth);
+*coverage*, 90 % in nine groups of which some have 2 %; *cells*, p - y in 50 groups x 10 level sets; *text*, small probabilities
+against everybody's mean (the asymptotic method); *clusters*, ten equal values each. *naive* are the usual intervals of one mean
+each (estimate +- 1.96 standard errors). The oracle knows the law of all errors and takes the narrowest intervals, in proportion
+to their spreads, that hold at once in 95 % of these draws.
 """
+
+import math
+import time
+from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-import torchgmc as gmc
 from benchmarks.rows import Row, print_table
+from torchgmc.audits.intervals import Rows
+from torchgmc.engine.values import Names
+from torchgmc.monitor import Watch
 
-RATES = torch.tensor([1.0, 0.5, 0.25, 0.05]).double()
-NAMES = ["all", "half", "quarter", "twentieth"]
-SHAPES = ("independent groups", "nested groups", "skewed risk")
-TARGET, DELTA, PIXELS = 0.1, 0.05, 16
-
-
-def draw(shape: str, n: int, rng: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
-    """Scores ``(n, p)`` of positive pixels (missed if below 0.5), membership ``(n, 4)``, and the true violations ``(4,)``."""
-    u, x = torch.rand(n, generator=rng).double(), torch.rand(n, generator=rng).double()
-    if shape == "nested groups":  # missed with probability u, inside {u < rate}
-        return (x > u).double()[:, None], u[:, None] < RATES, RATES * (RATES / 2 - TARGET)
-    who = torch.rand(n, 4, generator=rng).double() < RATES
-    if shape == "skewed risk":  # pixel j is missed if j/16 < x^8
-        place = torch.arange(PIXELS).double() / PIXELS
-        risk = float((1 - place ** (1 / 8)).mean())
-        return (place >= x[:, None] ** 8).double(), who, RATES * (risk - TARGET)
-    return (x > 0.12).double()[:, None], who, RATES * (0.12 - TARGET)
+TARGET, DELTA, ALPHA = 0.075, 0.05, 0.005
+RATES = torch.tensor([1.0, 0.5, 0.4, 0.25, 0.1, 0.05]).double()
 
 
-def intervals(head: gmc.Head, scores: Tensor, who: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Estimate, low and high of each group in their order, ``(4,)`` each, from the audit's table."""
-    table = head.audit(scores, torch.ones_like(scores, dtype=torch.bool), who, delta=DELTA).table
-    place = [table["group"].index(name) for name in NAMES]
-    estimate, low, high = (torch.tensor([table[key][k] for k in place]).double() for key in ("estimate", "low", "high"))
-    return estimate, low, high
+class Draw(NamedTuple):
+    """Values ``(n, u)``, membership ``(n, a)``, true violations ``(a, u)``, and options of the rows."""
+
+    s: Tensor
+    who: Tensor
+    truth: Tensor
+    options: dict[str, object]
 
 
-def plain(scores: Tensor, who: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and 1.96 standard errors of 1_A s, group by group."""
-    s = (scores <= 0.5).double().mean(1) - TARGET
-    terms = who * s[:, None]
-    return terms.mean(0), 1.96 * terms.std(0) / len(s) ** 0.5
+def beta(mean: float | Tensor, shape: tuple[int, ...], rng: torch.Generator) -> Tensor:
+    """Miss rates with this mean and about the spread of the demo's."""
+    a = torch.as_tensor(mean).double().expand(shape) * 18.0
+    x, y = (torch._standard_gamma(v, generator=rng) for v in (a, 18.0 - a))
+    return x / (x + y)
 
 
-def simulate(shape: str, draws: int, n: int, seed: int = 4) -> dict[str, float]:
-    """Shares of draws in which all intervals hold, and the width beside the oracle's."""
-    rng = torch.Generator().manual_seed(seed)
-    head = gmc.baselines.Unprocessed(TARGET, alpha=0.01, groups=NAMES)
-    first = draw(shape, 20, torch.Generator().manual_seed(0))
-    first[1][:4] |= torch.eye(4, dtype=torch.bool)
-    head.fit(first[0], torch.ones_like(first[0], dtype=torch.bool), first[1])  # no threshold depends on it
-    errors, widths, held, naive = [], [], 0, 0
+def miss_rates(n: int, rng: torch.Generator, off: float = 0.0, conditional: bool = False) -> Draw:
+    """Six groups; with ``off``, all members of the fourth, and nobody else, deviate by ``off`` in its (weighted) mean."""
+    who = torch.rand(n, 6, generator=rng).double() < RATES
+    own = torch.zeros(6).double()
+    mean = torch.full((n,), TARGET).double()
+    if off:
+        shift = off if conditional else off / float(RATES[3])
+        mean = mean + shift * who[:, 3]
+        own = shift * torch.where(torch.arange(6) == 3, 1.0, RATES[3])
+    truth = own if conditional else own * RATES
+    return Draw(beta(mean, (n,), rng)[:, None] - TARGET, who, truth[:, None], {"bounds": (-TARGET, 1 - TARGET)})
+
+
+def coverage(n: int, rng: torch.Generator) -> Draw:
+    """90 % everywhere; two groups of 2 %."""
+    rates = torch.tensor([1.0, 0.5, 0.5, 0.3, 0.2, 0.1, 0.05, 0.02, 0.02])
+    who = torch.rand(n, 9, generator=rng) < rates
+    s = (torch.rand(n, 1, generator=rng) < 0.9).double() - 0.9
+    return Draw(s, who, torch.zeros(9, 1).double(), {"bounds": (-0.9, 0.1), "two_valued": True})
+
+
+def cells(n: int, rng: torch.Generator) -> Draw:
+    """f - y of a calibrated f, in 50 groups and 10 level sets."""
+    f, who = (
+        torch.rand(n, generator=rng).double() ** 2,
+        torch.rand(n, 50, generator=rng) < 0.02 + 0.6 * torch.rand(50, generator=rng),
+    )
+    error = f - (torch.rand(n, generator=rng) < f).double()
+    s = torch.zeros(n, 10).double().scatter(1, (10 * f).long()[:, None], error[:, None])
+    level = torch.arange(10).double()
+    return Draw(s, who, torch.zeros(50, 10).double(), {"bounds": (level / 10 - 1, (level + 1) / 10), "levels": True})
+
+
+def text(n: int, rng: torch.Generator) -> Draw:
+    """Probabilities near 0.0015 of six lists, three groups."""
+    who = torch.rand(n, 3, generator=rng) < torch.tensor([0.5, 0.3, 0.2])
+    s = 0.0015 * torch.exp(0.8 * torch.randn(n, 6, generator=rng).double() - 0.32)
+    return Draw(s.clamp_max(1.0), who, torch.zeros(3, 6).double(), {"bounds": (0.0, 1.0), "relative": True})
+
+
+def clusters(n: int, rng: torch.Generator) -> Draw:
+    """Ten equal values in each cluster."""
+    found = miss_rates(n // 10, rng)
+    ids = torch.arange(n // 10).repeat_interleave(10)
+    return Draw(found.s[ids], found.who[ids], found.truth, found.options | {"cluster": ids[:, None]})
+
+
+def rows_of(draw: Draw) -> Rows:
+    """As an audit keeps them."""
+    n, more = len(draw.s), dict(draw.options)
+    cluster = more.pop("cluster", torch.zeros(n, 0, dtype=torch.int64))
+    return Rows.of(draw.s, draw.who, torch.ones(n).double(), cluster, more.pop("bounds"), **more)  # type: ignore[arg-type]
+
+
+def plain(draw: Draw, conditional: bool) -> tuple[Tensor, Tensor]:
+    """Mean and 1.96 standard errors, g by g, as if alone and normal."""
+    s = draw.s - draw.s.mean(0) if draw.options.get("relative") else draw.s
+    terms, share = draw.who.double()[:, :, None] * s[:, None], draw.who.double().mean(0)[:, None]
+    mean = terms.mean(0) / (share if conditional else 1.0)
+    rest = terms - (draw.who.double()[:, :, None] if conditional else 1.0) * mean
+    return mean, 1.96 * rest.std(0) / (share if conditional else 1.0) / len(s) ** 0.5
+
+
+def simulate(make: Callable[[torch.Generator], Draw], draws: int, conditional: bool, method: str = "exact") -> dict[str, float]:
+    """Shares of draws in which all intervals hold and in which the worst g is within its bound; widths beside the oracle's."""
+    rng = torch.Generator().manual_seed(4)
+    errors, halves, held, naive, worst, alphas = [], [], 0, 0, 0, []
     for _ in range(draws):
-        scores, who, truth = draw(shape, n, rng)
-        estimate, low, high = intervals(head, scores, who)
-        mean, half = plain(scores, who)
-        torch.testing.assert_close(estimate, mean)  # the audit measures what it says
-        held += bool(((low <= truth) & (truth <= high)).all())
-        naive += bool(((mean - truth).abs() <= half).all())
-        errors.append((mean - truth).abs())
-        widths.append((high - low) / 2)
+        draw = make(rng)
+        found = rows_of(draw).judge(None, DELTA, conditional, method)
+        mean, half = plain(draw, conditional)
+        torch.testing.assert_close(found.estimate, mean.nan_to_num(0.0), atol=1e-9, rtol=0)  # it measures what it says
+        held += bool(((found.low <= draw.truth) & (draw.truth <= found.high)).all())
+        naive += bool(((mean - draw.truth).abs() <= half).all())
+        worst += float(found.bound.max()) >= float(draw.truth.abs().max())
+        errors.append((found.estimate - draw.truth).abs().flatten())
+        halves.append(((found.high - found.low) / 2).flatten())
+        alphas.append(float(found.bound.max()))
     error = torch.stack(errors)
-    spread = error.square().mean(0).sqrt()
+    spread = error.square().mean(0).sqrt().clamp_min(1e-12)
     oracle = float((error / spread).amax(1).quantile(1 - DELTA)) * spread
-    return {"ours": held / draws, "naive": naive / draws, "width": float((torch.stack(widths).mean(0) / oracle).median())}
+    ratio = torch.stack(halves).mean(0) / oracle
+    return {
+        "held": 100 * held / draws,
+        "naive": 100 * naive / draws,
+        "worst": 100 * worst / draws,
+        "width": float(ratio.median()),
+        "widest": float(ratio.max()),
+        "alpha": sum(alphas) / draws,
+    }
+
+
+def verdicts(off: float, draws: int, n: int) -> tuple[float, float]:
+    """Percent of draws in which a group off by this much is called violated, and in which all is certified."""
+    rng = torch.Generator().manual_seed(5)
+    violated = certified = 0
+    for _ in range(draws):
+        found = rows_of(miss_rates(n, rng, off)).judge(ALPHA, DELTA, False)
+        violated += bool(found.verdict[3, 0] == 2)
+        certified += bool((found.bound <= ALPHA).all())
+    return 100 * violated / draws, 100 * certified / draws
+
+
+def monitor(runs: int, batches: int, off: float, quiet: int = 0, group: bool = False) -> tuple[float, float]:
+    """Percent of runs with an alarm (delta 0.01), and the median number of examples from the change to it.
+
+    Batches of 100, six g: everyone and five disjoint groups of a sixth. From batch ``quiet`` on everyone, or only the first
+    group, deviates by ``off``, weighted by mass; before, nobody.
+    """
+    rng = torch.Generator().manual_seed(6)
+    watch = Watch(Names([str(k) for k in range(6 * runs)], [""]), ALPHA, 0.01, False)
+    when = torch.full((runs,), math.inf)
+    for batch in range(batches):
+        place = torch.randint(6, (100, runs), generator=rng)
+        shift = 0.0 if batch < quiet else (6 * off * (place == 0).double() if group else off)
+        s = beta(TARGET + shift, (100, runs), rng) - TARGET  # sd about 0.06
+        inside = torch.cat([torch.ones(100, runs, 1), torch.nn.functional.one_hot(place, 6)[:, :, :5]], 2)
+        x = (s[:, :, None] * inside).flatten(1)
+        ones = torch.ones(100).double()
+        rows = watch._rows(x, torch.ones(100, 1).bool(), ones, torch.zeros(100, 0).long(), (-TARGET, 1 - TARGET))
+        watch._add(rows)
+        log_e = watch.log_evidence().view(runs, 12).logsumexp(1) - math.log(12)
+        when = torch.where((log_e >= math.log(100)) & when.isinf(), 100.0 * (batch + 1 - quiet), when)
+    return 100 * float(when.isfinite().double().mean()), float(when.median())
 
 
 def run(small: bool = False, tiny: bool = False) -> list[Row]:
-    """The row of the speed table. No time is measured, so it is judged at every size."""
-    draws, n = (20, 400) if tiny else (100, 2000) if small else (1000, 2000)
+    """Coverage, width, power, false certificates, the monitor, and the time of one audit."""
+    draws, n = (3, 300) if tiny else (40, 2000) if small else (150, 2000)
+    runs, batches = (3, 10) if tiny else (200, 200) if small else (1000, 200)
+    few = max(3, draws // 10)
+    big = 300 if tiny else 5000
+    cases: list[tuple[str, Callable[[torch.Generator], Draw], int, bool, str, int]] = [
+        ("miss rates", lambda rng: miss_rates(n, rng), draws, False, "exact", n),
+        ("miss rates", lambda rng: miss_rates(big, rng), draws, False, "exact", big),
+        ("miss rates, per group", lambda rng: miss_rates(n, rng), draws, True, "exact", n),
+        ("coverage, per group", lambda rng: coverage(n, rng), draws, True, "exact", n),
+        ("coverage", lambda rng: coverage(n, rng), draws, False, "exact", n),
+        ("clusters of 10", lambda rng: clusters(5 * n, rng), draws, False, "exact", 5 * n),
+        ("50 x 10 cells", lambda rng: cells(big, rng), few, False, "exact", big),
+        ("text, asymptotic", lambda rng: text(n // 2, rng), draws, False, "asymptotic", n // 2),
+    ]
     rows = []
-    for shape in SHAPES:
-        found = simulate(shape, draws, n)
+    for name, make, count, conditional, method, size in cases:
+        found = simulate(make, count, conditional, method)
+        least = 100 * (1 - DELTA - 3 * math.sqrt(DELTA * (1 - DELTA) / count))
+        narrow = method == "asymptotic" or name.startswith("50 x") or tiny or found["width"] <= 1.35
         rows.append(
             Row(
-                benchmark="audit",
-                work=f"audit, {shape}: {draws:,} draws of {n:,}, delta {DELTA}",
-                unit="% of draws in which all intervals hold",
-                ours=100 * found["ours"],
-                naive=100 * found["naive"],
-                target=">= 95 %",
-                reached=found["ours"] >= 1 - DELTA,
-                note=f"intervals {found['width']:.2f} x as wide as an oracle's (median over groups)",
+                "audit",
+                f"audit, {name}: {count} draws of {size:,}, delta {DELTA}",
+                "% of draws in which all intervals hold",
+                found["held"],
+                ">= 95 % (less 3 standard errors), width <= 1.35",
+                bool(found["held"] >= least and found["worst"] >= least and narrow),
+                found["naive"],
+                note=(
+                    f"intervals {found['width']:.2f} x as wide as an oracle's (median over g; widest {found['widest']:.2f}); "
+                    f"the certificate is right in {found['worst']:.1f} %, mean certified alpha {found['alpha']:.4f}"
+                ),
             )
         )
+    off, _ = verdicts(2 * ALPHA, draws, n)
+    rows.append(
+        Row(
+            "audit",
+            f"audit, a group at 2 alpha: {draws} draws of {n:,}",
+            "% found violated",
+            off,
+            ">= 95 %",
+            None if tiny else off >= 95,
+        )
+    )
+    called, wrong = verdicts(ALPHA, draws, big)
+    note = f"called violated in {called:.1f} %"
+    text_of = f"audit, a group exactly at alpha: {draws} draws of {big:,}"
+    rows.append(Row("audit", text_of, "% falsely certified", wrong, f"<= {100 * DELTA:g} %", wrong <= 100 * DELTA, note=note))
+    alarms, _ = monitor(runs, batches, ALPHA)
+    work = f"monitor, everyone exactly at alpha: {runs} runs of {100 * batches:,} examples, delta 0.01"
+    rows.append(Row("audit", work, "% false alarms", alarms, "<= 1 %", alarms <= 1.0))
+    times = {}
+    for name, by, group in (("everyone", 2, False), ("everyone", 5, False), ("a sixth", 2, True), ("a sixth", 5, True)):
+        quiet = batches // 2
+        at_once = monitor(max(3, runs // 20), batches, by * ALPHA, 0, group)
+        later = monitor(max(3, runs // 20), batches + quiet, by * ALPHA, quiet, group)
+        times[f"{name} at {by} alpha"] = (at_once[1], later[1], later[0])
+    shown = "; ".join(
+        f"{name}: {a:,.0f} at once, {b:,.0f} after {100 * (batches // 2):,} quiet ones (found in {c:.0f} % of runs)"
+        for name, (a, b, c) in times.items()
+    )
+    delay = times["a sixth at 5 alpha"][0]
+    rows.append(
+        Row("audit", "monitor, median delay", "examples", delay, "-", None, note=f"(group of a sixth, 5 alpha); {shown}")
+    )
+    draw = cells(10 * big, torch.Generator().manual_seed(0))
+    start = time.perf_counter()
+    rows_of(draw).judge(ALPHA, DELTA, False)
+    spent = time.perf_counter() - start
+    start = time.perf_counter()
+    plain(draw, False)
+    note = f"naive: means and standard errors of the same {10 * big:,} x 500"
+    rows.append(
+        Row("audit", f"audit, 50 x 10 cells, n = {10 * big:,}", "s", spent, "-", None, time.perf_counter() - start, note=note)
+    )
     return rows
 
 

@@ -118,6 +118,33 @@ def test_examples_needed_rise_with_the_wish_and_with_the_chance():
         audit.examples_needed(wish, chance=1.5)
 
 
+@pytest.mark.parametrize("solver", ["exact", "paper"])
+def test_level_sets_have_a_row_for_all_of_them_together(solver):
+    """Whatever the solver: level sets that are off a little each make a group that is far off."""
+    rng = torch.Generator().manual_seed(0)
+    scores, groups = torch.rand(800, generator=rng), torch.rand(800, 2, generator=rng) < 0.5
+    options = {"solver": solver, **({} if solver == "exact" else {"eta": 0.05, "max_iter": 5})}
+    heads = [
+        (gmc.QuantileHead(0.8, 0.05, ["a", "b"], bins=3), (scores, groups)),
+        (gmc.ProbabilityHead(0.05, ["a", "b"], bins=4), (scores, torch.rand(800, generator=rng) < scores, groups)),
+        (
+            gmc.ProbabilityHead(0.05, ["a", "b"], bins=2, num_classes=3),
+            (torch.rand(800, 3, generator=rng).softmax(1), torch.randint(3, (800,), generator=rng), groups),
+        ),
+    ]
+    for head, data in heads:
+        audit = head.fit(*(t[:400] for t in data), **options).audit(*(t[400:] for t in data))
+        for name in {row["group"] for row in audit.rows()}:
+            rows = [row for row in audit.rows() if row["group"] == name]
+            means = [row for row in rows if "all levels" in row["what"]]
+            assert len(means) == (3 if isinstance(head, gmc.ProbabilityHead) and head.per_class else 1)
+            for mean in means:
+                parts = [
+                    r for r in rows if r not in means and r["what"].split(", class")[1:] == mean["what"].split(", class")[1:]
+                ]
+                assert mean["estimate"] == pytest.approx(sum(r["estimate"] for r in parts), abs=1e-9)
+
+
 def test_files(tmp_path):
     audits = two_audits()
     audit = audits["GMC"]

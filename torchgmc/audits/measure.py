@@ -1,6 +1,7 @@
 """From batches to an audit: what a head keeps of held-out data, added up, and judged at the end."""
 
 import copy
+import dataclasses
 import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -15,12 +16,15 @@ from torchgmc.audits.audit import Audit, Evidence
 from torchgmc.audits.intervals import METHODS, Rows
 from torchgmc.engine import checks
 from torchgmc.engine.clusters import total
+from torchgmc.engine.values import Names
 
 if TYPE_CHECKING:
     from torchgmc.heads.base import Head
 
 __all__ = ["Tally", "audit", "conclude", "each"]
 
+#: Name of the column for all level sets together.
+ALL_LEVELS = "all levels"
 UNKNOWN_RANGE = "The range of s was taken from these data, so the intervals are a guide, not a guarantee."
 UNKNOWN_SIZE = "The largest cluster was taken from these data: pass `cluster_size` if a bound is known in advance."
 
@@ -206,7 +210,7 @@ def conclude(head: "Head", tally: Tally, delta: float, method: str, cluster_size
 
 def _evidence(head: "Head", tally: Tally, columns: dict[str, Tensor], cluster_size: float | None) -> tuple[Evidence, bool]:
     """What the table is computed from, and whether the range of s had to be taken from the data."""
-    names, known = head.test_functions(), head.s_range()
+    tally, names, known = _with_means(head, tally)
     defined = ~tally.s.isnan()
     if bool(tally.s.isinf().any()):
         raise ValueError("s is infinite for some examples, so there is no mean to audit; check the scores and the risk.")
@@ -233,6 +237,25 @@ def _evidence(head: "Head", tally: Tally, columns: dict[str, Tensor], cluster_si
         member, weight = (tally.who > 0).double().T, tally.weight[:, None] * defined
         cells = member @ (inside * weight), member @ (inside * (weight > 0))
     return Evidence(rows, tuple(names.who), tuple(names.what), target, cells, columns), known is None
+
+
+def _with_means(head: "Head", tally: Tally) -> tuple[Tally, Names, Any]:
+    """With a column for all level sets of a group together, where the head does not promise one; the names and the range of s.
+
+    Level sets that are each a little off in the same direction make a group that is far off.
+    """
+    names, known, column = head.test_functions(), head.s_range(), tally.column
+    if column is None or tally.s.shape[1] == column.shape[1] or ALL_LEVELS in " ".join(names.what):
+        return tally, names, known
+    classes = column.shape[1]  # the columns of s are level sets, and within them classes
+    s = torch.cat([tally.s, tally.s.view(len(tally.s), -1, classes).sum(1)], 1)
+    place = tally.s.shape[1] + torch.arange(classes, device=column.device)
+    what = [*names.what, *([ALL_LEVELS] if classes == 1 else [f"{ALL_LEVELS}, class {c}" for c in range(classes)])]
+    if known is not None and isinstance(known[0], Tensor):
+        low, high = (end.view(-1, classes) for end in known)
+        known = torch.cat([known[0], low.amin(0)]), torch.cat([known[1], high.amax(0)])
+    wider = dataclasses.replace(tally, s=s, column=torch.cat([column, place.expand(len(s), -1)], 1))
+    return wider, Names(names.who, what), known
 
 
 def _seen(values: Tensor) -> tuple[float, float]:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from torchgmc import theory
-from torchgmc.audits.measure import Tally
+from torchgmc.audits.measure import ALL_LEVELS, Tally
 from torchgmc.distributed import pooled
 from torchgmc.engine import checks, soft
 from torchgmc.engine.folds import Splits, fresh_steps
@@ -24,8 +24,6 @@ from torchgmc.heads.probability import static, training
 from torchgmc.heads.probability.solver import ProbabilityStatistics
 from torchgmc.heads.probability.task import TASK
 
-#: Name of the column for all levels together.
-ALL_LEVELS = "all levels"
 GEOMETRIES = ("kl", "euclidean")
 
 
