@@ -107,7 +107,7 @@ def test_the_list_of_commands_is_not_cut_off(capsys):
     assert main(["--help"]) == 0
     listed = capsys.readouterr().out.split("Commands:")[1].strip().splitlines()
     assert len(listed) == 7 and not any(line.endswith("...") for line in listed)
-    assert [line.split()[0] for line in listed] == ["calibrate", "audit", "apply", "export", "demo", "reproduce"]
+    assert [line.split()[0] for line in listed] == ["calibrate", "audit", "monitor", "apply", "export", "demo", "reproduce"]
 
 
 ENV = subprocess_env()

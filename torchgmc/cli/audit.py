@@ -17,6 +17,7 @@ Exit code 0: the audit meets ``--require``. 1: it does not. 2: bad input.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from typing import Annotated, Any
 
 import typer
@@ -40,6 +41,21 @@ FAILURES = {
 }
 
 
+@dataclass(frozen=True)
+class Judging:
+    """By what the data are judged; see :func:`torchgmc.audit`."""
+
+    alpha: Annotated[float | None, options.told("Use this alpha instead of the head's.", "NUMBER")] = None
+    conditional: Annotated[
+        bool | None,
+        options.told(
+            "Judge each group's own deviation, or the deviation weighted by its share.", None, "--conditional/--mass-weighted"
+        ),
+    ] = None
+    method: Annotated[str, options.told("Intervals: for any number of examples, or for many.", "|".join(METHODS))] = "exact"
+    delta: options.Delta = 0.05
+
+
 def audit(
     head: options.Head,
     data: options.Data,
@@ -48,18 +64,10 @@ def audit(
     require: Annotated[
         str, options.told("Fail (exit code 1) unless the audit is this; `nothing` never fails.", "|".join(REQUIREMENTS))
     ] = "unviolated",
-    alpha: Annotated[float | None, options.told("Use this alpha instead of the head's.", "NUMBER")] = None,
-    conditional: Annotated[
-        bool | None,
-        options.told(
-            "Judge each group's own deviation, or the deviation weighted by its share.", None, "--conditional/--mass-weighted"
-        ),
-    ] = None,
-    method: Annotated[str, options.told("Intervals: for any number of examples, or for many.", "|".join(METHODS))] = "exact",
+    judging: Judging,
     groups: options.GroupColumns = None,
     unknown: options.Unknown = "error",
     chunk: options.Chunk = None,
-    delta: options.Delta = 0.05,
     report: options.Report = None,
     showing: options.Showing,
 ) -> None:
@@ -68,15 +76,15 @@ def audit(
     Example: torchgmc audit head.safetensors test.npz --delta 0.05 --report audit.html
     """
     checks.option("--require", require, REQUIREMENTS)
-    checks.fraction("--delta", delta)
-    checks.option("--method", method, METHODS)
+    checks.fraction("--delta", judging.delta)
+    checks.option("--method", judging.method, METHODS)
     check_file("--report", report, head, data, suffixes=(".html", ".htm"))
     fitted, notes = load_head(head)
-    if fitted.alpha is None and alpha is None and require != "nothing":
+    if fitted.alpha is None and judging.alpha is None and require != "nothing":
         raise ValueError("this head was made with alpha=None: say what to judge it by with --alpha, or use --require nothing.")
     wanted = ("scores", "labels") if fitted.truth else ("scores",)
     source = open_source(fitted, notes, data, own, groups, wanted, chunk, unknown)
-    found = fitting.audit(fitted, source, delta, alpha=alpha, conditional=conditional, method=method)
+    found = fitting.audit(fitted, source, **asdict(judging))
     needed = None if found.alpha is None else found.examples_needed()
     if report is not None:
         reports.write(report, found, fitted, settings={"command": show.command(), "head": head.name, "data": data.name})
