@@ -56,6 +56,7 @@ def test_same_calling_convention():
     groups = torch.rand(80, 2, generator=torch.Generator().manual_seed(1)) < 0.5
     for head in (
         gmc.baselines.ConformalRiskControl(0.1, alpha=0.01, groups=["a", "b"]),
+        gmc.baselines.MondrianRiskControl(0.1, alpha=0.01, groups=["a", "b"]),
         gmc.baselines.Unprocessed(0.1, alpha=0.01, groups=["a", "b"], threshold=0.6),
         gmc.ThresholdHead(0.1, 0.01, ["a", "b"]),
     ):
@@ -66,6 +67,26 @@ def test_same_calling_convention():
         assert head.report.violations_after.shape == (3, 1)
     one = gmc.baselines.ConformalRiskControl(0.1, groups=["a", "b"]).fit(scores, masks, groups).threshold(groups)
     assert one.unique().numel() == 1
+
+
+@settings(deadline=None, max_examples=10)
+@given(n=st.integers(20, 80), seed=st.integers(0, 1000), risk=st.sampled_from(["fnr", "fpr"]))
+def test_mondrian_is_conformal_risk_control_in_each_combination(n, seed, risk):
+    scores, masks = make(n, seed)
+    groups = torch.rand(n, 2, generator=torch.Generator().manual_seed(seed)) < 0.5
+    groups[:2] = torch.tensor([[True, False], [False, True]])
+    options = {"target": 0.3, "risk": risk, "resolution": 1 / 64}
+    head = gmc.baselines.MondrianRiskControl(groups=["a", "b"], **options).fit(scores, masks, groups)
+    for pattern in groups.unique(dim=0):
+        own = (groups == pattern).all(1)
+        try:
+            alone = gmc.baselines.ConformalRiskControl(**options).fit(scores[own], masks[own]).threshold()
+        except ValueError:
+            alone = torch.tensor([-torch.inf if risk == "fnr" else torch.inf])
+        assert head.threshold(pattern[None]).tolist() == alone.tolist()
+    nobody = head.threshold(torch.tensor([[False, False]]))
+    if not bool((~groups).all(1).any()):  # a combination never seen gets the safe end
+        assert torch.isinf(nobody).all()
 
 
 def test_unprocessed_keeps_its_threshold():

@@ -1,6 +1,26 @@
-"""Baselines with the calling convention of a head: one threshold for everyone, and none fitted at all."""
+"""Baselines with the calling convention of a head: one answer for everyone, one per combination of groups, and none fitted.
 
-from torchgmc.heads.threshold.baselines import ConformalRiskControl, Unprocessed
-from torchgmc.heads.tree.baselines import SplitConformal, UnprocessedTree
+| head | for everyone | each combination by itself | as it is |
+|---|---|---|---|
+| thresholds of masks | ``ConformalRiskControl`` | ``MondrianRiskControl`` | ``Unprocessed`` |
+| quantiles | ``SplitConformal`` | ``MondrianConformal`` | - |
+| probabilities | ``Scaling`` | ``MondrianScaling`` | - |
+| label trees | ``SplitConformalTree`` | - | ``UnprocessedTree`` |
+"""
 
-__all__ = ["ConformalRiskControl", "SplitConformal", "Unprocessed", "UnprocessedTree"]
+from torchgmc.heads.probability.baselines import MondrianScaling, Scaling
+from torchgmc.heads.quantile.baselines import MondrianConformal, SplitConformal
+from torchgmc.heads.threshold.baselines import ConformalRiskControl, MondrianRiskControl, Unprocessed
+from torchgmc.heads.tree.baselines import SplitConformalTree, UnprocessedTree
+
+__all__ = [
+    "ConformalRiskControl",
+    "MondrianConformal",
+    "MondrianRiskControl",
+    "MondrianScaling",
+    "Scaling",
+    "SplitConformal",
+    "SplitConformalTree",
+    "Unprocessed",
+    "UnprocessedTree",
+]

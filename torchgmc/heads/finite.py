@@ -25,14 +25,22 @@ from torchgmc.engine.pinball import Pinball, solve, solve_with_one_more
 from torchgmc.engine.solver import Report
 from torchgmc.groups.cells import pattern_ids
 
-__all__ = ["all_patterns", "check_patterns", "look_up", "needed", "phantom_thresholds", "wanted_patterns"]
+__all__ = [
+    "all_patterns",
+    "check_patterns",
+    "conformal_rank",
+    "look_up",
+    "needed",
+    "phantom_thresholds",
+    "wanted_patterns",
+]
 
 #: All patterns of membership are tabulated up to this many.
 ALL = 256
 #: Patterns solved side by side.
 CHUNK = 128
 #: Of all minima the one with the smallest thresholds: the target is lowered by this part of one example.
-TIE = 1e-6
+TIE = 1e-5
 #: A threshold farther out than so many ranges of the scores has no finite value.
 FAR = 4.0
 
@@ -95,8 +103,30 @@ def phantom_thresholds(data: Folded, target: float, patterns: Tensor, covers: bo
         theta = solve_with_one_more(problem, weight, linear, begin, part, beyond, 1.0, aim)
         found.append((theta * design[part]).sum(1))
     lam = _onto_scores(torch.cat(found), data.scores, width)
+    if covers and not safe:
+        lam = _by_itself(data, target, patterns, lam)
     far = lam > high + FAR * width if covers else lam < low - FAR * width
     return torch.where(far, math.inf if covers else -math.inf, lam)
+
+
+def _by_itself(data: Folded, target: float, patterns: Tensor, lam: Tensor) -> Tensor:
+    """Where every pattern seen has a threshold of its own (groups that do not overlap), it is the rank of split conformal."""
+    seen = torch.cat([torch.ones_like(data.member[:, :1]), data.member], 1).double()
+    if int(torch.linalg.matrix_rank(seen)) < len(seen):
+        return lam
+    count = torch.bincount(data.cell, minlength=len(seen))
+    order = data.scores.argsort()
+    order = order[data.cell[order].argsort(stable=True)]
+    rank = conformal_rank(count, target)
+    own = data.scores[order][(count.cumsum(0) - count + rank - 1).clamp_max(len(order) - 1)]
+    own = torch.where(rank <= count, own, math.inf)
+    same = (patterns[:, None] == data.member[None]).all(2)  # (P, c)
+    return torch.where(same.any(1), own[same.to(torch.int64).argmax(1)], lam)
+
+
+def conformal_rank(count: Tensor, target: float) -> Tensor:
+    """ceil((n + 1) target), int64; a product that is an integer but for rounding is one."""
+    return torch.ceil((count.double() + 1.0) * target - 1e-9).long()
 
 
 def _onto_scores(lam: Tensor, scores: Tensor, width: float) -> Tensor:

@@ -140,6 +140,7 @@ ZOO = [
     ),
     Entry("threshold-exact", lambda: gmc.ThresholdHead(0.1, 0.02, GROUPS, resolution="exact", noise_floor=False), images),
     Entry("conformal", lambda: gmc.baselines.ConformalRiskControl(0.1, 0.02, GROUPS), images, per_cell=True),
+    Entry("conformal-mondrian", lambda: gmc.baselines.MondrianRiskControl(0.1, 0.02, GROUPS), images, per_cell=True),
     Entry("unprocessed", lambda: gmc.baselines.Unprocessed(0.1, alpha=0.02, groups=GROUPS), images, per_cell=True),
     Entry("probability", lambda: gmc.ProbabilityHead(0.01, GROUPS, bins=None, noise_floor=False), events),
     Entry("probability-bins", lambda: gmc.ProbabilityHead(0.02, GROUPS, bins=4, noise_floor=False), events),
@@ -155,6 +156,9 @@ ZOO = [
     ),
     Entry("quantile", lambda: gmc.QuantileHead(0.8, 0.02, GROUPS, noise_floor=False), residuals),
     Entry("quantile-bins", lambda: gmc.QuantileHead(0.8, 0.02, GROUPS, bins=4, noise_floor=False), residuals),
+    Entry("quantile-conformal", lambda: gmc.baselines.SplitConformal(0.8, 0.02, GROUPS), residuals),
+    Entry("quantile-mondrian", lambda: gmc.baselines.MondrianConformal(0.8, 0.02, GROUPS), residuals),
+    Entry("probability-scaling", lambda: gmc.baselines.Scaling(0.02, GROUPS), events),
     Entry("distribution", lambda: gmc.DistributionHead(LISTS, 0.002, GROUPS, noise_floor=False), prompts),
     Entry(
         "distribution-euclidean",

@@ -33,7 +33,7 @@ SLOPE_SLACK = 1.5
 #: Slopes of groups differ more rarely than their offsets: so many standard errors more.
 RARER = 0.75
 #: With more columns at work a Hessian costs more than it saves.
-MOST_COLUMNS = 1200
+MOST_COLUMNS = 2000
 #: Times that columns left out may join.
 JOINS = 8
 #: Entries of membership up to which the fits without a fold are made exactly, not by one step from the fit with all.
@@ -322,8 +322,11 @@ def fit_static(columns: Columns, sizes: Tensor, cluster: Tensor, slack: Tensor |
     fold = deal_clusters(noise.FOLDS, cluster, columns.z, columns.y, columns.member)
     heads, met = [theta], [True]
     for price in reversed(prices):  # from the largest slack to the smallest, each from the one before
+        if len(heads) > 1 and columns.shape[0] * len(_working(heads[0], columns.slope(heads[0])[0], price)) > MOST_COLUMNS:
+            break  # a smaller slack would let in more columns than a sample can tell apart
         found, fine = _solve(columns, heads[0], price)
         heads, met = [found, *heads], [fine, *met]
+    prices, tried = prices[len(prices) - len(heads) + 1 :], tried[len(tried) - len(heads) + 1 :]
     losses = [_held_out(columns, one, price, fold) for one, price in zip(heads, [*prices, none], strict=True)]
     choice = noise.choose(torch.stack(losses), tried)
     return Found(heads[choice.place], choice.k, choice.loss, met[choice.place])
@@ -398,14 +401,13 @@ def _held_out(columns: Columns, theta: Tensor, price: Tensor, fold: Tensor) -> T
     grown = price * math.sqrt(parts / (parts - 1))
     wide = columns.shape[0] * columns.shape[1]
     hessian = columns.thin(SAMPLE).hessian(theta) if wide <= MOST_COLUMNS else None
-    if len(columns.z) <= ROOM * wide or columns.member.numel() <= EXACT_FOLDS:
+    if hessian is None or len(columns.z) <= ROOM * wide or columns.member.numel() <= EXACT_FOLDS:
         rests = [columns.pick((fold != k).nonzero()[:, 0]) for k in range(parts)]
         if hessian is None:
             found = [rest.descend(theta, grown, _bar(grown, 0.5), 40) for rest in rests]
         else:
             found = [rest.minimise(theta, grown, hessian, 5, 0.2) for rest in rests]
         return columns.losses(torch.stack(found), fold)
-    assert hessian is not None
     sums = columns.slopes_by_part(theta, fold, parts)
     mass = columns.z.new_zeros(parts).index_add_(0, fold, columns.share[:, 0])
     outside = [

@@ -1,16 +1,18 @@
-"""Baselines of thresholds: one for everyone (conformal risk control), and none fitted at all."""
+"""Baselines of thresholds: one for everyone (conformal risk control), one per combination of groups, and none fitted."""
 
 import math
 from typing import Any, ClassVar
 
 import torch
+from torch import Tensor
 
 from torchgmc.distributed import pooled
 from torchgmc.engine.solver import Report, reached
+from torchgmc.heads import finite
 from torchgmc.heads.threshold.head import ThresholdHead
 from torchgmc.heads.threshold.problem import CurveProblem
 
-__all__ = ["ConformalRiskControl", "Unprocessed"]
+__all__ = ["ConformalRiskControl", "MondrianRiskControl", "Unprocessed"]
 
 
 class ConformalRiskControl(ThresholdHead):
@@ -42,23 +44,18 @@ class ConformalRiskControl(ThresholdHead):
         """Find the threshold; accepts the options of a head's ``calibrate`` and ignores them."""
         problem = self._problem()
         assert self.statistics is not None
-        if not isinstance(problem, CurveProblem):
-            raise ValueError("conformal risk control works on a grid of thresholds; `resolution` must be a number.")
+        _check_lattice(problem)
+        assert isinstance(problem, CurveProblem)
         n = (int(self.statistics.examples) - self.statistics.excluded).double()  # (C,)
-        rising = problem.curve.sum(0) / problem.total[:, None]  # (C, size)
-        risk = rising if self.risk.increasing else 1.0 - rising
-        valid = (n[:, None] * risk + 1.0) / (n[:, None] + 1.0) <= self.s_target().to(risk)[:, None]
-        for column in (~valid.any(1)).nonzero().flatten().tolist():
+        best = _controlled(self, problem.curve.sum(0) / problem.total[:, None], n)
+        for column in (best < 0).nonzero().flatten().tolist():
             need = math.ceil(1.0 / float(self.s_target()[column])) - 1
             raise ValueError(
                 f"no threshold keeps the {self.risk.name} of class {column} at {self.target}: n = {int(n[column])} images and "
                 f"the bound 1/(n+1) + n/(n+1) risk is above it everywhere. It needs n >= {need} and a reachable risk."
             )
-        size = risk.shape[1]
-        place = torch.arange(size, device=risk.device)
-        best = torch.where(valid, place, -1).amax(1) if self.risk.increasing else torch.where(valid, place, size).amin(1)
         lattice = problem.lattice
-        base = lattice.points(risk.device)[best]  # (C,)
+        base = lattice.points(best.device)[best]  # (C,)
         self._write(base, torch.zeros_like(self.offsets))
         everyone = self.lacks_everyone(problem.member)
         start = problem.violations_at(torch.full_like(problem.mass, self.init), everyone)
@@ -67,6 +64,74 @@ class ConformalRiskControl(ThresholdHead):
         message = f"one threshold per class: {', '.join(f'{v:.4g}' for v in base.tolist())}; groups are not fitted."
         state = reached(after, self.alpha, torch.zeros_like(after))
         self.mark_fitted(self._finish(Report(state == "alpha", 1, start, after, history, 0.0, message)), everyone)
+        return self
+
+
+def _check_lattice(problem: object) -> None:
+    if not isinstance(problem, CurveProblem):
+        raise ValueError("conformal risk control works on a grid of thresholds; `resolution` must be a number.")
+
+
+def _controlled(head: ThresholdHead, rising: Tensor, n: Tensor) -> Tensor:
+    """Place on the lattice of the threshold that conformal risk control takes, int64 ``(..., C)``; -1 where there is none.
+
+    Args:
+        head: whose risk it is.
+        rising: mean of the rising risk at each threshold, ``(..., C, size)``.
+        n: number of examples, ``(..., C)``.
+    """
+    risk = rising if head.risk.increasing else 1.0 - rising
+    valid = (n[..., None] * risk + 1.0) / (n[..., None] + 1.0) <= head.s_target().to(risk)[:, None]
+    place = torch.arange(risk.shape[-1], device=risk.device)
+    if head.risk.increasing:
+        return torch.where(valid, place, -1).amax(-1)
+    return torch.where(valid.any(-1), torch.where(valid, place, len(place)).amin(-1), -1)
+
+
+class MondrianRiskControl(ThresholdHead):
+    """Conformal risk control in every combination of groups by itself.
+
+    A combination with too few images for any threshold gets the safe end: everything is found (or nothing marked). Groups
+    that overlap have many combinations, each with few images: that is the price.
+
+    Args:
+        target, alpha, groups, options: as for :class:`~torchgmc.ThresholdHead`.
+
+    Example:
+        >>> masks, dark = torch.rand(200, 8, 8) < 0.5, torch.arange(200) % 2 == 0
+        >>> scores = torch.sigmoid(2 * masks - 1.0 * dark[:, None, None] + torch.randn(200, 8, 8))
+        >>> head = gmc.baselines.MondrianRiskControl(target=0.1, groups=["dark"]).fit(scores, masks, dark[:, None])
+        >>> light, dark = head.threshold(torch.tensor([[False], [True]])).tolist()
+        >>> dark < light
+        True
+    """
+
+    settings: ClassVar[tuple[str, ...]] = tuple(
+        name for name in ThresholdHead.settings if name not in ("finite_sample", "patterns", "noise_floor")
+    )
+
+    def __init__(self, target: float | list[float], alpha: float | None = 0.005, groups: Any = None, **options: Any) -> None:
+        super().__init__(target, alpha, groups, finite_sample=True, **options)
+
+    @pooled
+    def calibrate(self, solver: str = "exact", eta: float | None = None, max_iter: int | None = None) -> "MondrianRiskControl":
+        """Find the thresholds; accepts the options of a head's ``calibrate`` and ignores them."""
+        problem = self._problem()
+        _check_lattice(problem)
+        assert isinstance(problem, CurveProblem)
+        everyone = self.lacks_everyone(problem.member)
+        before = problem.violations_at(torch.full_like(problem.mass, self.init), everyone)
+        best = _controlled(self, problem.curve / problem.mass.clamp_min(1e-300)[..., None], problem.mass)  # (c, C)
+        lam = torch.where(best < 0, self.safe_end, problem.lattice.points(best.device)[best.clamp_min(0)])
+        patterns = problem.member > 0
+        self.known, self.table = patterns.to(self.base.device), lam.to(self.base.device)
+        self._write(self.base, self.offsets)
+        after = problem.violations_at(finite.look_up(problem.member, patterns, lam, self.safe_end), everyone)
+        history = torch.stack([before.abs().max(), after.abs().max()]).cpu()
+        few = int((best < 0).any(1).sum())
+        message = f"{len(lam)} combinations of groups, each by itself; {few} are too small for a threshold."
+        state = reached(after, self.alpha, torch.zeros_like(after))
+        self.mark_fitted(self._finish(Report(state == "alpha", 1, before, after, history, 0.0, message)), everyone)
         return self
 
 

@@ -10,10 +10,10 @@ from torchgmc.engine.solver import Report, reached
 from torchgmc.heads.tree.head import TreeHead
 from torchgmc.heads.tree.solver import TreeProblem
 
-__all__ = ["SplitConformal", "UnprocessedTree"]
+__all__ = ["SplitConformalTree", "UnprocessedTree"]
 
 
-class SplitConformal(TreeHead):
+class SplitConformalTree(TreeHead):
     r"""Split conformal on the tree: one threshold whose coverage is at least the target on average.
 
     .. math:: \hat\lambda = \inf\{\lambda : \tfrac{n}{n+1} \hat R_n(\lambda) + \tfrac{1}{n+1} \le 1 - \sigma\}
@@ -26,7 +26,7 @@ class SplitConformal(TreeHead):
     Example:
         >>> labels = torch.randint(4, (500,))
         >>> probs = (torch.randn(500, 4) + 2 * torch.nn.functional.one_hot(labels, 4)).softmax(1)
-        >>> head = gmc.baselines.SplitConformal([4, 4, 5, 5, 6, 6, -1], target=0.9).fit(probs, labels)
+        >>> head = gmc.baselines.SplitConformalTree([4, 4, 5, 5, 6, 6, -1], target=0.9).fit(probs, labels)
         >>> head.leaves(head(probs)).gather(1, labels[:, None]).double().mean() >= 0.9
         tensor(True)
     """
@@ -35,7 +35,7 @@ class SplitConformal(TreeHead):
         super().__init__(parents, target, alpha, sets, **options)
 
     @pooled
-    def calibrate(self, solver: str = "exact", eta: float | None = None, max_iter: int | None = None) -> "SplitConformal":
+    def calibrate(self, solver: str = "exact", eta: float | None = None, max_iter: int | None = None) -> "SplitConformalTree":
         """Find the threshold; the options of a head's ``calibrate`` are accepted and have no effect."""
         problem = self._problem()
         stats = problem.stats

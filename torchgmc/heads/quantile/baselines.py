@@ -1,0 +1,150 @@
+"""Baselines of quantiles: one threshold for everyone (split conformal), and one per combination of groups (Mondrian)."""
+
+import math
+import time
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from torchgmc.distributed import pooled
+from torchgmc.engine.offsets import weighted_quantile
+from torchgmc.engine.solver import Report, reached
+from torchgmc.groups.cells import pattern_ids
+from torchgmc.heads import finite
+from torchgmc.heads.base import Head
+from torchgmc.heads.quantile import problem as quantiles
+from torchgmc.heads.quantile.head import QuantileHead
+from torchgmc.heads.quantile.problem import QuantileStatistics
+from torchgmc.heads.tree.baselines import SplitConformalTree
+
+__all__ = ["MondrianConformal", "SplitConformal"]
+
+
+class SplitConformal(QuantileHead):
+    r"""Split conformal prediction: one threshold, the :math:`\lceil (n + 1)\,\text{target} \rceil`-th smallest score.
+
+    A new score lies at or below it with a probability of at least the target, on average over calibration sets. Groups play no
+    part in the fit; they are audited. With a label tree in place of the target it is the split conformal of trees,
+    :class:`~torchgmc.baselines.SplitConformalTree`.
+
+    Args:
+        target: coverage to hold, e.g. 0.9.
+        alpha: deviation to audit against.
+        groups: names of the groups to audit by.
+        conditional: as for :class:`~torchgmc.QuantileHead`.
+
+    Example:
+        >>> scores = torch.arange(1.0, 20.0)  # 19 of them: the 18th is the one
+        >>> gmc.baselines.SplitConformal(0.9).fit(scores)()
+        tensor([18.], dtype=torch.float64)
+    """
+
+    settings: ClassVar[tuple[str, ...]] = ("target", "alpha", "groups", "conditional")
+
+    def __new__(cls, *args: Any, **options: Any) -> Any:
+        """One for scores, or one for a tree."""
+        if "parents" in options or (args and not isinstance(args[0], int | float)):
+            return SplitConformalTree(*args, **options)
+        return super().__new__(cls)
+
+    def __init__(self, target: float, alpha: float | None = 0.005, groups: Any = None, conditional: bool = False) -> None:
+        super().__init__(target, alpha, groups, conditional=conditional)
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Head:
+        """The head of a file; those of version 0.1 hold a tree."""
+        return SplitConformalTree.from_config(config) if "parents" in config else super().from_config(config)
+
+    @pooled
+    def calibrate(self, solver: str = "exact", eta: float | None = None, max_iter: int | None = None) -> "SplitConformal":
+        """Find the threshold; accepts the options of a head's ``calibrate`` and ignores them."""
+        examples, residual = _residuals(self)
+        number = float(examples.weight.sum().square() / examples.weight.square().sum())
+        rank = int(finite.conformal_rank(torch.tensor(number), self.target))
+        if rank > number + 1e-9:
+            raise ValueError(
+                f"no threshold can promise coverage {self.target:g} with n = {int(number)} examples: it needs "
+                f"n >= {finite.needed(self.target, True)}."
+            )
+        q = weighted_quantile(residual, examples.weight, rank / number * float(examples.weight.sum()))
+        own = not bool(examples.base.isnan().any())
+        q = _above(q, examples) if own else q
+        (self.shift if own else self.base).fill_(q)
+        _finish(self, examples, torch.full_like(residual, q), f"one threshold: {q:.4g}; groups are not fitted.")
+        return self
+
+
+class MondrianConformal(QuantileHead):
+    r"""Split conformal in every combination of groups by itself.
+
+    The threshold of a combination with n_c examples is its :math:`\lceil (n_c + 1)\,\text{target} \rceil`-th smallest score,
+    and infinite where it has too few. Groups that overlap have many combinations, each with few examples: that is the price.
+
+    Args:
+        target, alpha, groups, conditional: as for :class:`~torchgmc.QuantileHead`.
+
+    Example:
+        >>> scores, odd = torch.arange(40.0), torch.arange(40) % 2 == 1
+        >>> head = gmc.baselines.MondrianConformal(0.9, groups=["odd"]).fit(scores, odd[:, None])
+        >>> head(torch.tensor([[False], [True]]))  # the 19th of 20 each
+        tensor([36., 37.], dtype=torch.float64)
+    """
+
+    settings: ClassVar[tuple[str, ...]] = ("target", "alpha", "groups", "conditional")
+
+    def __init__(self, target: float, alpha: float | None = 0.005, groups: Any = None, conditional: bool = False) -> None:
+        super().__init__(target, alpha, groups, conditional=conditional, finite_sample=True)
+
+    @pooled
+    def calibrate(self, solver: str = "exact", eta: float | None = None, max_iter: int | None = None) -> "MondrianConformal":
+        """Find the thresholds; accepts the options of a head's ``calibrate`` and ignores them."""
+        examples, residual = _residuals(self)
+        cell, patterns = pattern_ids(examples.member)
+        order = residual.argsort()
+        order = order[cell[order].argsort(stable=True)]
+        count = torch.bincount(cell, minlength=len(patterns))
+        rank = finite.conformal_rank(count, self.target)
+        place = (count.cumsum(0) - count + rank - 1).clamp_max(len(order) - 1)
+        table = torch.where(rank <= count, residual[order][place], math.inf)
+        if not bool(examples.base.isnan().any()):
+            table = _above(table, examples)
+        self.known, self.table = patterns.to(self.offsets.device), table[:, None].to(self.offsets.device)
+        infinite = int(table.isinf().sum())
+        message = f"{len(table)} combinations of groups, each by itself; {infinite} are too small for a finite threshold."
+        _finish(self, examples, table[cell], message)
+        return self
+
+
+def _residuals(head: QuantileHead) -> tuple[QuantileStatistics, Tensor]:
+    """Examples, and their scores over the start of each."""
+    examples: QuantileStatistics | None = head.statistics
+    if examples is None or len(examples.scores) == 0:
+        raise ValueError("no examples observed: call `observe` (or `fit`) with at least one score first.")
+    own = not bool(examples.base.isnan().any())
+    return examples, examples.scores - examples.base if own else examples.scores
+
+
+def _above(q: Any, examples: QuantileStatistics) -> Any:
+    """A threshold over starts that ``forward`` rounds: two steps of the grid higher, so that no covered score is lost."""
+    return q + 2.0 * quantiles.grid_unit(examples.scores)
+
+
+def _finish(head: QuantileHead, examples: QuantileStatistics, found: Tensor, message: str) -> None:
+    """Measure before and after, write the report."""
+    began = time.perf_counter()
+    unit = quantiles.grid_unit(examples.scores)
+    _, start = head._begin(examples, unit)
+    own = not bool(examples.base.isnan().any())
+    everyone = head.lacks_everyone(examples.member)
+    before = head._problem(examples, start, head.edges.to(start.device), unit, everyone)
+    before.check_groups()
+    after = head._problem(
+        examples, (found + (examples.base if own else 0.0))[:, None], before.edges, unit, everyone
+    ).violations()
+    head.unit.fill_(unit)
+    state = reached(after, head.alpha, torch.zeros_like(after))
+    history = torch.stack([before.violations().abs().max(), after.abs().max()]).cpu()
+    seconds, details = time.perf_counter() - began, {"examples": examples.rows}
+    report = Report(state == "alpha", 1, before.violations(), after, history, seconds, message, details, state)
+    head.mark_fitted(report, everyone)
