@@ -288,7 +288,7 @@ def made_up_probabilities(kind: str, seed: int) -> Split:
 
     both = []
     for n, part in ((20000, 0), (50000, 1)):
-        found = problem(n, 2 * seed + part, "interactions" if "interactions" in kind else "additive")
+        found = problem(n, "interactions" if "interactions" in kind else "additive", 2 * seed + part)
         p = found.probs.double().clamp(1e-6, 1 - 1e-6)
         p = torch.sigmoid(2 * p.logit()) if "x 2" in kind else p
         member = found.groups.numpy()

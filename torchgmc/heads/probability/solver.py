@@ -404,7 +404,7 @@ def _report(
     asked = "as small as the sample can resolve" if alpha is None else f"alpha = {alpha:.4g}"
     text = f"asked {asked}, met {met:.4g} on the sample (in {names.label(*divmod(largest, last.shape[1]))})."
     if promise.noise_floor:
-        text += f" {noise.explain(k, True, [])}"
+        text += f" {_how(static)}"
         above = 0 if alpha is None else int((last.abs() > alpha).sum())
         if above and state == "noise":
             text += (
@@ -423,6 +423,7 @@ def _report(
         "alpha_asked": alpha,
         "alpha_met": met,
         "slack": k,
+        "alike": math.nan if static is None else static.alike,
         "noise_limited": 0 if alpha is None else int(((last.abs() > alpha) & (last.abs() <= tolerance)).sum()),
         "tolerance": tolerance,
         "brier_before": before.brier * width**2,
@@ -430,6 +431,15 @@ def _report(
     }
     values = torch.tensor(found.history, dtype=torch.float64) * width
     return Report(state == "alpha", len(found.history) - 1, first, last, values, seconds, text, details, state)
+
+
+def _how(static: Found | None) -> str:
+    if static is None or math.isnan(static.alike):
+        return noise.explain(math.nan if static is None else static.k, True, [])
+    return (
+        "Offsets and slopes of groups are drawn to everyone's as far as held-out loss says "
+        f"(weight of the fit in which no group differs: {100 * static.alike:.0f} %)."
+    )
 
 
 def in_units(report: Report, width: float) -> Report:

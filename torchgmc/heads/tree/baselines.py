@@ -36,7 +36,7 @@ class SplitConformalTree(TreeHead):
 
     @pooled
     def calibrate(self, solver: str = "exact", eta: float | None = None, max_iter: int | None = None) -> "SplitConformalTree":
-        """Find the threshold; the options of a head's ``calibrate`` are accepted and have no effect."""
+        """Find the threshold; accepts the options of a head's ``calibrate`` and ignores them."""
         problem = self._problem()
         stats = problem.stats
         inner = stats.common < self.depths.to(stats.leaves.device)[stats.leaves]  # the best leaf is wrong
