@@ -264,7 +264,7 @@ class QuantileHead(Head):
         (self.shift if own else self.base).fill_(lift)
         self.offsets.copy_(-snapped)
         steps, history = 1, [before.violations().abs().max(), problem.violations().abs().max()]
-        fixed, noise_of = self._noise(problem, level)
+        fixed, noise_of = self._noise(problem, level, examples.cluster)
         message = self._explain(found, examples)
         if len(edges):
             tolerance = fixed if self.noise_floor else torch.full_like(fixed, self.goal())
@@ -354,14 +354,22 @@ class QuantileHead(Head):
         self.mark_fitted(report, everyone)
         return self
 
-    def _noise(self, problem: QuantileProblem, level: float) -> tuple[Tensor, Tensor]:
+    def _noise(self, problem: QuantileProblem, level: float, cluster: Tensor) -> tuple[Tensor, Tensor]:
         """Slack of each g where there is nothing to cross-validate, and violation indistinguishable from 0, ``(a, b)`` each."""
         share = problem.share
         variance = self.target * (1.0 - self.target)
         squares = cell_sums(problem.member, share.square()[:, None], problem.place, problem.bins)[:, :, 0]
         count = cell_sums(problem.member, torch.ones_like(share)[:, None], problem.place, problem.bins)[:, :, 0]
         skewness = (1.0 - 2.0 * self.target) / math.sqrt(variance)
-        error = (squares * variance).sqrt().clamp_min(1e-12) / problem.scale[:, None]
+        squares = squares * variance
+        if cluster.shape[1]:  # from sums over clusters, and their number
+            s = share * problem.mapping(problem.z, None)[:, 0]
+            for k in range(problem.bins):
+                inside = problem.member.double() * (problem.place == k)
+                sums = total_of(inside * s[:, None], cluster).square().sum(0)
+                squares[:, k] = torch.maximum(squares[:, k], sums)
+                count[:, k] = (total_of(inside, cluster) > 0).sum(0)
+        error = squares.sqrt().clamp_min(1e-12) / problem.scale[:, None]
         return noise.slacks(noise.FIXED, error, count, skewness), noise.bound(level, error, count, skewness)
 
     def _explain(self, found: Offsets, examples: QuantileStatistics) -> str:

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from torchgmc.distributed import pooled
 from torchgmc.engine.solver import Report, reached
+from torchgmc.groups.cells import pattern_ids
 from torchgmc.heads import finite
 from torchgmc.heads.threshold.head import ThresholdHead
 from torchgmc.heads.threshold.problem import CurveProblem
@@ -121,9 +122,11 @@ class MondrianRiskControl(ThresholdHead):
         assert isinstance(problem, CurveProblem)
         everyone = self.lacks_everyone(problem.member)
         before = problem.violations_at(torch.full_like(problem.mass, self.init), everyone)
-        best = _controlled(self, problem.curve / problem.mass.clamp_min(1e-300)[..., None], problem.mass)  # (c, C)
+        cell, patterns = pattern_ids(problem.member > 0)
+        curve = problem.curve.new_zeros(len(patterns), *problem.curve.shape[1:]).index_add_(0, cell, problem.curve)
+        mass = problem.mass.new_zeros(len(patterns), problem.mass.shape[1]).index_add_(0, cell, problem.mass)
+        best = _controlled(self, curve / mass.clamp_min(1e-300)[..., None], mass)  # (P, C)
         lam = torch.where(best < 0, self.safe_end, problem.lattice.points(best.device)[best.clamp_min(0)])
-        patterns = problem.member > 0
         self.known, self.table = patterns.to(self.base.device), lam.to(self.base.device)
         self._write(self.base, self.offsets)
         after = problem.violations_at(finite.look_up(problem.member, patterns, lam, self.safe_end), everyone)
