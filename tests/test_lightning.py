@@ -403,3 +403,37 @@ def test_ddp_with_a_killed_rank_ends(tmp_path):
     done = spawn("killed", tmp_path)
     assert done.returncode != 0 and "SIGKILL" in done.stderr
     assert not (tmp_path / "out.pt").exists()
+
+
+class Keyed(torch.utils.data.Dataset):
+    """Batches with keys: the model's inputs, the truth, groups, and who was photographed."""
+
+    def __init__(self, data: TensorDataset) -> None:
+        self.data = data
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __getitem__(self, index: int) -> dict[str, object]:
+        images, masks, member = self.data[index]
+        return {"x": images, "masks": masks, "groups": member, "patient": f"p{index // 3}"}
+
+
+def test_clusters_are_a_batch_key(tmp_path):
+    smp = pytest.importorskip("segmentation_models_pytorch")
+    module = Segmenter(smp.Unet("resnet18", encoder_weights=None, encoder_depth=3, decoder_channels=(16, 8, 8)))
+    data = pictures(24, 1)
+    keyed = torch.utils.data.DataLoader(Keyed(data), batch_size=8)
+    adapter = gmc.Adapter(inputs="x", target="masks")
+    callback = CalibrationCallback(gmc.ThresholdHead(0.1, None, GROUPS), keyed, adapter, clusters="patient")
+    trainer(tmp_path, callback).fit(module, loader(pictures(16)))
+    images, masks, member = data.tensors
+    with torch.no_grad():
+        scores = type(module).forward(module.eval(), images)
+    told = gmc.ThresholdHead(0.1, None, GROUPS).fit(scores, masks, member, clusters=[f"p{i // 3}" for i in range(24)])
+    assert same(callback.head, told)
+    wrong = CalibrationCallback(head(), loader(data), clusters="patient")
+    with pytest.raises(ValueError, match="`clusters` = 'patient' is not a key of the batch"):
+        trainer(tmp_path, wrong).fit(module.train(), loader(pictures(16)))
+    with pytest.raises(TypeError, match="`clusters` must be a batch key"):
+        CalibrationCallback(head(), clusters=3)

@@ -53,6 +53,8 @@ class CalibrationCallback(Callback):
         dataloader: calibration data: a loader, or None for ``calibration_dataloader()`` of the datamodule or the module.
         adapter: how to read scores from the output and how to split a batch; see :class:`~torchgmc.Adapter`.
         groups: a batch key, or a module that computes the membership from the model's input; by default the batch's ``groups``.
+        clusters: a batch key: which examples belong together (:meth:`Head.fit`'s ``clusters``), e.g. the patient of each image.
+            The model does not see it.
         replace_forward: make ``pl_module(...)`` itself return the calibrated result.
         monitor: also measure the violations in each validation epoch, and log ``"<name>/worst"`` for EarlyStopping or
             ModelCheckpoint to watch.
@@ -76,6 +78,7 @@ class CalibrationCallback(Callback):
         monitor: bool = False,
         sharded: bool = False,
         name: str = "calibration",
+        clusters: str | None = None,
         **options: Any,
     ) -> None:
         if not isinstance(head, Head):
@@ -89,9 +92,11 @@ class CalibrationCallback(Callback):
             raise TypeError(f"`adapter` must be an Adapter, got {type(adapter).__name__}.")
         if groups is not None and not isinstance(groups, str | nn.Module):
             raise TypeError(f"`groups` must be a batch key or a module, got {type(groups).__name__}.")
+        if clusters is not None and not isinstance(clusters, str):
+            raise TypeError(f"`clusters` must be a batch key, got {type(clusters).__name__}.")
         checks.text("name", name)
         head.check_solver(options.get("solver", "exact"), options.get("eta"), options.get("max_iter"))
-        self._head, self.dataloader, self.groups = head, dataloader, groups
+        self._head, self.dataloader, self.groups, self.clusters = head, dataloader, groups, clusters
         self.adapter = adapter or Adapter()
         self.replace_forward, self.monitor, self.sharded = replace_forward, monitor, sharded
         self.name, self.options = name, options
@@ -182,23 +187,23 @@ class CalibrationCallback(Callback):
 
     def _observation(self, trainer: "Trainer", pl_module: "LightningModule", batch: Any, source: Any) -> Any:
         """Arguments of ``observe`` for one batch."""
+        together = {} if self.clusters is None else {"clusters": _entry(batch, "clusters", self.clusters)}
         batch = trainer.strategy.batch_to_device(batch, pl_module.device, 0)
         divided = self._divide(batch, source)
         with torch.inference_mode(), trainer.precision_plugin.forward_context():
             output = _Plain.call(pl_module, *divided.args, **divided.kwargs)
         adapter = adapt(pl_module, self._head, self.adapter)
-        return {key: _ordinary(value) for key, value in adapter.observation(self._head, output, divided).items()}
+        return {key: _ordinary(value) for key, value in adapter.observation(self._head, output, divided).items()} | together
 
     def _divide(self, batch: Any, source: Any) -> Batch:
+        if self.clusters is not None and isinstance(batch, Mapping):
+            batch = {key: value for key, value in batch.items() if key != self.clusters}
         divided = self.adapter.split(batch)
         if not self._head.needs_groups and not self._head.may_take_groups:
             return divided
         groups = divided.groups
         if isinstance(source, str):
-            if not isinstance(batch, Mapping) or source not in batch:
-                keys = ", ".join(map(repr, batch)) if isinstance(batch, Mapping) else f"a {type(batch).__name__}, no keys"
-                raise ValueError(f"`groups` = {source!r} is not a key of the batch, which has {keys}.")
-            groups = batch[source]
+            groups = _entry(batch, "groups", source)
         elif source is not None:
             with torch.no_grad():
                 groups = source(divided.kwargs.get("input_ids", divided.args[0] if divided.args else None))
@@ -445,6 +450,14 @@ def _warn_of_training_data(trainer: "Trainer", loader: Iterable[Any]) -> None:
 
 def _undo_forward(module: nn.Module) -> None:
     module.__dict__.pop("forward", None)
+
+
+def _entry(batch: Any, argument: str, key: str) -> Any:
+    """What a batch has under a key."""
+    if not isinstance(batch, Mapping) or key not in batch:
+        keys = ", ".join(map(repr, batch)) if isinstance(batch, Mapping) else f"a {type(batch).__name__}, no keys"
+        raise ValueError(f"`{argument}` = {key!r} is not a key of the batch, which has {keys}.")
+    return batch[key]
 
 
 def _ordinary(value: Any) -> Any:

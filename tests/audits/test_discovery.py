@@ -184,3 +184,27 @@ def test_the_sign_is_that_of_the_heads():
         for row in found.rows():
             assert row["estimate"] == pytest.approx(estimates[row["group"]], abs=1e-6)
             assert (row["estimate"] > 0.1) is (row["group"] == "sex=f") and abs(row["estimate"]) > 0.1
+
+
+def test_clusters_are_what_is_independent():
+    """Rows that repeat ten times say no more than one of each: intervals widen, and hold the truth where they failed."""
+    rng = torch.Generator().manual_seed(0)
+    s = (torch.rand(300, generator=rng) < 0.5).double() - 0.5
+    site = torch.randint(3, (300,), generator=rng)
+    rows, ids = torch.arange(300).repeat_interleave(10), torch.arange(300).repeat_interleave(10)
+    columns = {"site": site[rows].tolist()}
+    plain = gmc.find_groups({"site": site.tolist()}, s, bounds=(-0.5, 0.5)).table
+    told = gmc.find_groups(columns, s[rows], bounds=(-0.5, 0.5), clusters=ids).table
+    blind = gmc.find_groups(columns, s[rows], bounds=(-0.5, 0.5)).table
+    for k, name in enumerate(told["group"]):
+        half = (told["high"][k] - told["low"][k]) / 2
+        i, j = plain["group"].index(name), blind["group"].index(name)
+        assert half >= 0.99 * (plain["high"][i] - plain["low"][i]) / 2  # Hoeffding's is no narrower than the best of three
+        assert half > 2 * (blind["high"][j] - blind["low"][j]) / 2
+        count = told["count"][k] / 10  # by hand: R sqrt(sum of W^2 log(2 / share) / 2) / W, each cluster of weight 10
+        share = 0.05 / 2 / (2 * len(told["group"]))
+        assert half == pytest.approx(math.sqrt(100 * count * math.log(2 / share) / 2) / (10 * count), rel=1e-6)
+    alone = gmc.find_groups({"site": site.tolist()}, s, bounds=(-0.5, 0.5), clusters=[str(i) for i in range(300)]).table
+    assert alone == plain  # clusters of one
+    with pytest.raises(ValueError, match="`clusters` must have shape"):
+        gmc.find_groups(columns, s[rows], clusters=[1, 2])

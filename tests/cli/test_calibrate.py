@@ -240,3 +240,23 @@ def test_a_head_without_a_task(
     write(tmp_path / "d.npz", {"scores": np.zeros(9)})
     assert main([words[0], "h.safetensors", *words[1:]]) == 2
     assert capsys.readouterr().err == "torchgmc: a MeanHead has no command-line task; use it from Python.\n"
+
+
+@pytest.mark.parametrize("kind", [int, str])
+def test_clusters_are_a_column(kind: type, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Given to the fit, remembered for the audit; a file without the column is warned about."""
+    arrays = images(N, 0)
+    patient = np.array([kind(f"{1000 + i // 4}") for i in range(N)])
+    _, head = calibrated(tmp_path, arrays | {"patient": patient}, *FNR, "--groups", "sex,site", "--clusters", "patient")
+    path = tmp_path / "h.safetensors"
+    made = gmc.ThresholdHead(0.1, 0.02, groups(arrays))
+    made.fit(*tensors(arrays, ("scores", "masks")), groups(arrays), clusters=patient)
+    torch.testing.assert_close(head.state_dict(), made.state_dict(), rtol=1e-9, atol=1e-12)
+    fresh = images(N, 1)
+    capsys.readouterr()
+    main(["audit", str(path), str(write(tmp_path / "fresh.npz", fresh | {"patient": patient})), "--json"])
+    told = json.loads(capsys.readouterr().out)
+    expected = made.audit(*tensors(fresh, ("scores", "masks")), groups(fresh), clusters=patient)
+    assert told["certified_alpha"] == pytest.approx(expected.certified_alpha)
+    main(["audit", str(path), str(write(tmp_path / "other.npz", fresh)), "--json"])
+    assert re.search("no array 'patient' .* all rows count as independent", capsys.readouterr().err)

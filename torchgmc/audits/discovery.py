@@ -12,6 +12,8 @@ from torch import Tensor
 from torchgmc.audits.moments import Moments
 from torchgmc.audits.tabular import Tabular
 from torchgmc.engine import checks
+from torchgmc.engine.clusters import check as check_clusters
+from torchgmc.engine.clusters import codes, total
 from torchgmc.groups.columns import as_mapping
 from torchgmc.groups.groups import Groups
 
@@ -78,6 +80,7 @@ def find_groups(
     order: str = "conditional",
     min_size: int = 30,
     weight: Any = None,
+    clusters: Any = None,
     bins: Mapping[str, Sequence[float]] | None = None,
     quantiles: Mapping[str, int] | None = None,
     missing: str = "error",
@@ -106,6 +109,8 @@ def find_groups(
             ranks by mass times mean. The verdict is that of the same view.
         min_size: smaller groups are not searched.
         weight: weight of each row; it must not depend on s.
+        clusters: which rows belong together, e.g. the patient of each visit: integers or strings, ``(n,)``. Clusters are then
+            what is independent, and the intervals are Hoeffding's over them, which allow for any dependence inside.
         bins, quantiles, missing: as in :meth:`torchgmc.Groups.from_columns`.
 
     Returns:
@@ -135,7 +140,7 @@ def find_groups(
     if groups.num_rows != len(values):
         raise ValueError(f"`s` must have one value per row of `columns`, n = {groups.num_rows}, got {len(values)}.")
     w = checks.weights(weight, len(values), values)
-    moments = _moments(groups, values, w)
+    moments = _moments(groups, values, w, check_clusters(clusters, len(values), values.device))
     # Both views are shown, so each has half of delta.
     own, part = moments.estimates(True)[:, 0], moments.estimates(False)[:, 0]
     own_low, own_high = (end[:, 0] for end in moments.intervals(True, (low, high), delta / 2))
@@ -168,13 +173,21 @@ def find_groups(
     return Discovery(table, float(alpha), delta, order, len(groups), len(values), int(beyond.sum()))
 
 
-def _moments(groups: Groups, s: Tensor, w: Tensor) -> Moments:
-    """Moments of every group by counting; column vectors of shape ``(a, 1)``."""
-    weighted = w * s
-    table = torch.stack([weighted, weighted.square(), w, w.square(), (w > 0).double()], 1)
+def _moments(groups: Groups, s: Tensor, w: Tensor, cluster: Tensor) -> Moments:
+    """Moments of every group by counting; column vectors of shape ``(a, 1)``.
+
+    The weight W_c of a cluster's members in A is at most that of the cluster, so that the sum of W_c^2 over clusters, which
+    Hoeffding's inequality needs, is at most that of w W over the rows of A. Variances are not known from sums over rows.
+    """
+    weighted, together = w * s, w
+    if cluster.shape[1]:
+        together = total(w[:, None], cluster)[codes(cluster)[0], 0]
+    table = torch.stack([weighted, weighted.square(), w, w * together, (w > 0).double()], 1)
     first, second, mass, square, count = (column[:, None] for column in groups.sums(table).unbind(1))
-    total, total_square, total_count = table[:, 2:].sum(0)[:, None].unbind(0)
-    return Moments(first, second, mass, square, count, total, total_square, total_count, w.amax()[None])
+    if bool((together > w).any()):
+        second = torch.full_like(second, math.inf)
+    everyone, every_square, every_count = table[:, 2:].sum(0)[:, None].unbind(0)
+    return Moments(first, second, mass, square, count, everyone, every_square, every_count, w.amax()[None])
 
 
 def _bounds(bounds: Any) -> tuple[float, float]:

@@ -58,7 +58,7 @@ def apply(
     counted = fitted.takes == "groups" and (fitted.grouped or any(own[role] for role in task.arrays))
     wanted = () if counted else ("scores",)
     source = open_source(fitted, notes | {"arrays": stored}, data, own, groups, wanted, chunk, unknown)
-    source = source.without("labels", *(("scores",) if counted else ()))
+    source = source.without("labels", "weight", "clusters", *(("scores",) if counted else ()))
     total, name = source.count(), name or task.output
     results = _results(fitted, source, total)
     if names and task.result_names is not None:

@@ -26,7 +26,7 @@ import torchgmc as gmc
 from torchgmc import report as reports
 from torchgmc.cli import fitting, options, show
 from torchgmc.cli.membership import Membership
-from torchgmc.cli.source import Source, check_names, find_arrays, task_of, tasks
+from torchgmc.cli.source import CLUSTERS, Source, check_names, find_arrays, task_of, tasks
 from torchgmc.cli.tables import open_table
 from torchgmc.cli.writers import check_file
 from torchgmc.engine import checks
@@ -114,7 +114,7 @@ def _roles(kind: type[gmc.Head]) -> dict[str, str]:
     if task.labels:
         why = "" if kind.truth else ", to measure what the promise costs"
         found["labels"] = f"Array of true labels{why}; by default {_one_of(task.labels)}."
-    return found | {"weight": "Array of weights."} | dict(task.arrays)
+    return found | {"weight": "Array of weights.", "clusters": CLUSTERS} | dict(task.arrays)
 
 
 def _one_of(names: Sequence[str]) -> str:

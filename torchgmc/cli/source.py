@@ -16,9 +16,13 @@ import torchgmc as gmc
 from torchgmc.cli.membership import Membership
 from torchgmc.cli.tables import Array, Block, Table, to_numbers
 from torchgmc.deploy.io import known_heads
+from torchgmc.engine.clusters import check as check_clusters
 from torchgmc.heads.task import Task
 
-__all__ = ["Source", "find_arrays", "task_of", "tasks"]
+__all__ = ["CLUSTERS", "Source", "find_arrays", "task_of", "tasks"]
+
+#: Help for the option of the same name.
+CLUSTERS = "Column that says which rows belong together, e.g. the patient: a cluster counts as one independent draw."
 
 
 def tasks() -> dict[str, type[gmc.Head]]:
@@ -48,13 +52,13 @@ def find_arrays(
     Args:
         table: the file.
         task: of the head.
-        given: on the command line: "scores", "labels", "weight", and those of ``task.arrays``.
+        given: on the command line: "scores", "labels", "weight", "clusters", and those of ``task.arrays``.
         stored: at the calibration.
         wanted: roles that must be there; other roles are read if they were named, or if the file has them.
     """
     found = {role: name for role, name in given.items() if name is not None}
     for role in found:
-        if role not in ("scores", "weight", *task.arrays) and not (role == "labels" and task.labels):
+        if role not in ("scores", "weight", "clusters", *task.arrays) and not (role == "labels" and task.labels):
             raise ValueError(f"--{role} is not used by the task {task.name!r}.")
     for role, usual in (("scores", task.scores), ("labels", task.labels)):
         names = list(dict.fromkeys([*([stored[role]] if role in stored else []), *usual]))
@@ -70,11 +74,12 @@ def find_arrays(
     for role in task.arrays:
         if role in stored:
             found.setdefault(role, stored[role])
-    if "weight" not in found and "weight" in stored:
-        if stored["weight"] in table.names:
-            found["weight"] = stored["weight"]
-        else:
-            warnings.warn(f"no array {stored['weight']!r} in {str(table.path)!r}; all rows get the same weight.", stacklevel=2)
+    for role, otherwise in (("weight", "all rows get the same weight"), ("clusters", "all rows count as independent")):
+        if role not in found and role in stored:
+            if stored[role] in table.names:
+                found[role] = stored[role]
+            else:
+                warnings.warn(f"no array {stored[role]!r} in {str(table.path)!r}; {otherwise}.", stacklevel=2)
     check_names(table, list(found.values()))
     return found
 
@@ -122,6 +127,8 @@ class Source:
         numbers, labels = dict(self.arrays), []
         if self.task.label_names is not None and "labels" in numbers:
             labels.append(numbers.pop("labels"))
+        if "clusters" in numbers:
+            labels.append(numbers.pop("clusters"))
         member = self.membership
         matrices, plain = ([], []) if member is None else (list(member.matrices), member.columns)
         return list(dict.fromkeys([*numbers.values(), *matrices])), list(dict.fromkeys([*labels, *plain]))
@@ -198,6 +205,8 @@ class Source:
                 found[head.arguments[0]] = _tensor(_floats(block.arrays[name]))
             elif role == "labels":
                 found[head.truth or head.audit_only[0]] = _tensor(self._labels(block, name, head))
+            elif role == "clusters":
+                found[role] = _clusters(name, block.arrays[name], block.start)
             else:
                 found[role] = _tensor(block.arrays[name].astype(np.float64))
         if self.membership is not None:
@@ -239,6 +248,17 @@ def _whole(name: str, values: Array, start: int) -> Array:
                 f"{name!r} must hold whole numbers, but has {values.flat[wrong[0]]} in row {start + int(wrong[0])}."
             )
     return values.astype(np.int64)
+
+
+def _clusters(name: str, values: Array, start: int) -> Tensor:
+    """An id per row: whole numbers as they are, anything else by its text."""
+    if values.dtype.kind in "fO":
+        missing = [place for place, value in enumerate(values.tolist()) if value is None or value != value]
+        if missing:
+            raise ValueError(f"{name!r} must name a cluster in every row, but row {start + missing[0]} has none.")
+    whole = values.dtype.kind in "iu" or (values.dtype.kind == "f" and bool((values == np.floor(values)).all()))
+    ids = values.astype(np.int64) if whole else values.astype(str)
+    return check_clusters(ids, len(values), torch.device("cpu"))[:, 0]
 
 
 def _ids(name: str, values: Array, names: Sequence[str], start: int) -> Array:

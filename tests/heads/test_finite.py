@@ -1,0 +1,99 @@
+"""Thresholds with a finite-sample guarantee: the table by brute force, the guarantee over draws, refusals, files."""
+
+import math
+
+import pytest
+import torch
+
+import torchgmc as gmc
+from torchgmc.engine.pinball import Pinball, solve
+from torchgmc.heads import finite
+
+
+def draw(n, seed):
+    rng = torch.Generator().manual_seed(seed)
+    groups = torch.rand(n, 2, generator=rng) < torch.tensor([0.4, 0.5])
+    return torch.randn(n, generator=rng).abs().double() * torch.exp(groups[:, 0].double() - 0.5 * groups[:, 1]), groups
+
+
+def test_each_pattern_is_the_fit_with_a_phantom():
+    """Solve n + 1 examples from scratch for each pattern; thresholds differ by less than the next score."""
+    scores, groups = draw(150, 0)
+    head = gmc.QuantileHead(0.87, None, ["a", "b"], finite_sample=True).fit(scores, groups)
+    patterns = finite.all_patterns(2)
+    for pattern in patterns:
+        design = torch.cat([torch.ones(151, 1), torch.cat([groups, pattern[None]])], 1).double()
+        one = Pinball(torch.cat([scores, torch.tensor([1e3]).double()]), torch.arange(151), design)
+        weight, zero = torch.ones(1, 151).double(), torch.zeros(1, 3).double()
+        theta = solve(one, weight, 0.87 * weight @ design, zero, zero.clone(), exact=1).theta[0]
+        assert float(head(pattern[None])) == pytest.approx(float(design[-1] @ theta), abs=1e-4)
+
+
+@pytest.mark.slow
+def test_every_group_is_covered_on_average():
+    """300 draws at n = 60: mean coverage of each group, from the known law, at least 0.8 less 3 standard errors."""
+    patterns = finite.all_patterns(2)
+    scale = torch.exp(patterns[:, 0].double() - 0.5 * patterns[:, 1])
+    chance = torch.where(patterns, torch.tensor([0.4, 0.5]), torch.tensor([0.6, 0.5])).prod(1).double()
+    inside = torch.cat([patterns, torch.ones(4, 1, dtype=torch.bool)], 1).double() * chance[:, None]
+    found = []
+    for seed in range(300):
+        head = gmc.QuantileHead(0.8, None, ["a", "b"], finite_sample=True).fit(*draw(60, seed))
+        covered = torch.erf(head(patterns) / scale / math.sqrt(2))
+        found.append((inside * covered[:, None]).sum(0) / inside.sum(0))
+    table = torch.stack(found)
+    assert bool((table.mean(0) >= 0.8 - 3 * table.std(0) / 300**0.5).all())
+
+
+def test_groups_too_small_are_named_with_what_they_need():
+    scores, groups = draw(100, 1)
+    groups[:, 1] = False
+    groups[:5, 1] = True
+    report = gmc.QuantileHead(0.9, None, ["a", "rare"], finite_sample=True).fit(scores, groups).report
+    assert report.details["small"] == ["rare"] and "'rare'" in report.message and "at least 9 examples" in report.message
+
+
+def test_what_breaks_exchangeability_is_refused():
+    scores, groups = draw(50, 2)
+    head = gmc.QuantileHead(0.8, None, ["a", "b"], finite_sample=True)
+    with pytest.raises(ValueError, match="cannot be used with weights or clusters"):
+        head.fit(scores, groups, weight=torch.arange(1.0, 51.0))
+    with pytest.raises(ValueError, match="cannot be used with weights or clusters"):
+        head.fit(scores, groups, clusters=torch.arange(50) // 2)
+    with pytest.raises(ValueError, match="`bins`"):
+        gmc.QuantileHead(0.8, None, ["a"], bins=3, finite_sample=True)
+    with pytest.raises(ValueError, match="not one of the groups"):
+        gmc.QuantileHead(0.8, None, ["a"], finite_sample=True, patterns=[["c"]])
+
+
+def test_a_pattern_that_is_not_in_the_table_gets_the_safe_end(tmp_path):
+    rng = torch.Generator().manual_seed(3)
+    names = [f"g{k}" for k in range(10)]
+    groups = torch.rand(200, 10, generator=rng) < 0.3
+    scores = torch.randn(200, generator=rng).double()
+    head = gmc.QuantileHead(0.8, None, names, finite_sample=True, patterns=[["g0"]]).fit(scores, groups)
+    asked, never = torch.zeros(2, 1, 10, dtype=torch.bool)
+    asked[0, 0], never[0, :9] = True, True
+    assert math.isfinite(float(head(asked))) and math.isinf(float(head(never)))
+    gmc.save(head, tmp_path / "head.safetensors")
+    assert torch.equal(gmc.load(tmp_path / "head.safetensors")(groups), head(groups))
+    assert torch.equal(torch.jit.script(head)(groups), head(groups))
+
+
+@pytest.mark.parametrize("risk", ["fnr", "fpr"])
+def test_masks_stay_below_the_target_on_average(risk):
+    """60 draws of 80 images: mean risk on fresh images at most the target plus 3 standard errors, of every group."""
+    found = []
+    for seed in range(60):
+        rng = torch.Generator().manual_seed(seed)
+        masks = torch.rand(280, 16, generator=rng) < 0.5
+        masks[:, 0], masks[:, 1] = True, False
+        dark = torch.rand(280, 1, generator=rng) < 0.4
+        scores = torch.sigmoid(2.5 * masks + torch.randn(280, 16, generator=rng) - 1.2 - 0.8 * dark)
+        head = gmc.ThresholdHead(0.15, None, ["dark"], risk=risk, finite_sample=True).fit(scores[:80], masks[:80], dark[:80])
+        out, truth = head(scores[80:], dark[80:]), masks[80:]
+        wrong, relevant = (truth & ~out, truth) if risk == "fnr" else (~truth & out, ~truth)
+        rate = wrong.sum(1) / relevant.sum(1)
+        found.append(torch.stack([rate[dark[80:, 0]].mean(), rate.mean()]))
+    table = torch.stack(found)
+    assert bool((table.mean(0) <= 0.15 + 3 * table.std(0) / 60**0.5).all())
