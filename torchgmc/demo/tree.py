@@ -176,7 +176,7 @@ def _heads(setting: Setting) -> dict[str, gmc.TreeHead]:
     options: dict[str, Any] = {"target": setting.target, "alpha": setting.alpha, "conditional": True}
     return {
         "unprocessed": gmc.baselines.UnprocessedTree(LIBRARY, **options),
-        "conformal": gmc.baselines.SplitConformal(LIBRARY, **options),
+        "conformal": gmc.baselines.SplitConformalTree(LIBRARY, **options),
         "GMC": gmc.TreeHead(LIBRARY, **options),
     }
 

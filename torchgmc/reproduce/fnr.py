@@ -147,7 +147,8 @@ def run_seed(prepared: Prepared, seed: int) -> list[dict[str, Any]]:
         known, fresh = (chosen[side] for side in split(len(chosen), setting.calibration, seed, subjects))
         sides = [(tensors["values"][k], tensors["masks"][k], tensors["member"][k][:, here]) for k in (known, fresh)]
         for method in METHODS:
-            head = _fitted(method, names, setting, *sides[0])
+            clusters = None if subjects is None else tensors["subjects"][known]
+            head = _fitted(method, names, setting, *sides[0], clusters)
             seen = (_miss_rate(head, *sides[0]) - setting.target)[:, None] * sides[0][2]
             mass = seen.mean(0)
             rows += measure(
@@ -182,7 +183,7 @@ def split(n: int, share: float, seed: int, subjects: Tensor | None = None) -> tu
 
 
 def _fitted(
-    method: str, names: list[str], setting: Setting, values: Tensor, masks: Tensor, member: Tensor
+    method: str, names: list[str], setting: Setting, values: Tensor, masks: Tensor, member: Tensor, clusters: Tensor | None
 ) -> gmc.ThresholdHead:
     reach = (-setting.jitter, 1.0 + setting.jitter)
     options: dict[str, Any] = {"target": setting.target, "alpha": setting.alpha, "groups": names, "range": reach}
@@ -193,7 +194,7 @@ def _fitted(
         head = gmc.baselines.Unprocessed(threshold=0.5, **options)
     else:
         head = gmc.ThresholdHead(init=setting.init, conditional="conditional" in method, **options)
-    head.fit(values, masks, member, solver="paper" if "paper" in method else "exact")
+    head.fit(values, masks, member, clusters=clusters, solver="paper" if "paper" in method else "exact")
     return head
 
 

@@ -145,7 +145,7 @@ def _fitted(method: str, tree: Any, setting: Setting, probs: Tensor, labels: Ten
     fit: dict[str, Any] = {}
     kind: type[gmc.TreeHead] = gmc.TreeHead
     if method == "conformal":
-        kind = gmc.baselines.SplitConformal
+        kind = gmc.baselines.SplitConformalTree
     elif method == "unprocessed":
         kind = gmc.baselines.UnprocessedTree
     if "tight" in method:

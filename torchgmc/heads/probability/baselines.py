@@ -12,6 +12,7 @@ from torchgmc.distributed import pooled
 from torchgmc.engine.values import Names
 from torchgmc.heads.base import EVERYONE
 from torchgmc.heads.levelsets import steps as levelsets
+from torchgmc.heads.levelsets.problem import check_masses
 from torchgmc.heads.probability import solver as probabilities
 from torchgmc.heads.probability.head import ProbabilityHead
 from torchgmc.heads.probability.static import Columns, Found
@@ -59,7 +60,7 @@ class Scaling(ProbabilityHead):
         with levelsets.calm(examples.member):
             everyone = self.lacks_everyone(examples.member)
             sample = probabilities.Sample(examples, self._promise(examples.z.device, everyone))
-            probabilities.check_masses(sample.mass[1:], self.groups)
+            check_masses(sample.mass[1:], self.groups)
             columns = Columns(sample.member, sample.z, sample.y, sample.share, False, True)
             price = self._price(sample.member, torch.full(columns.shape, math.inf, dtype=torch.float64, device=sample.z.device))
             theta = columns.minimise(torch.zeros_like(price), price, None, 50, 1e-6)
