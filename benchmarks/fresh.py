@@ -389,9 +389,10 @@ SIMPLE_PROBABILITIES = ("Platt", "isotonic", "logistic [logit, groups]")
 
 PROBABILITY = Part(
     "Probabilities",
-    "ProbabilityHead(alpha=None) behind boosted trees, groups: every level of every column. Simple: Platt, isotonic, "
-    "logistic; doing nothing is a column of its own (with few rows the mean of a model trained on thousands is known better than "
-    "that of the calibration set). Worst group: the largest share x |mean of f - y|; worst cell: the same on ten level sets of f; MCE: mcgrad's own measure, in sigmas (single columns).",
+    "ProbabilityHead(alpha=None) behind boosted trees, groups: every level of every column. Simple: Platt, isotonic, logistic; "
+    "doing nothing is a column by itself (the mean of a model trained on thousands of rows is better known than that of few "
+    "calibration rows). Worst group: the largest share x |mean of f - y|; worst cell: the same on ten level sets of f; MCE: "
+    "mcgrad's own measure, in sigmas (single columns).",
     tuple(real.OUTCOMES),
     make_probabilities,
     PROBABILITY_METHODS,

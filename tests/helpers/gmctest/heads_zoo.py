@@ -122,6 +122,11 @@ def without_all(data: Data) -> Data:
     return Data(*((*part[:-1], part[-1][:, 1:]) for part in data))
 
 
+def apart(data: Data) -> Data:
+    """The same with the last group and its complement, which do not overlap."""
+    return Data(*((*part[:-1], torch.stack([part[-1][:, -1], ~part[-1][:, -1]], 1)) for part in data))
+
+
 LISTS = {"jobs": [3, 4], "praise": [4, 5, 9]}
 
 ZOO = [
@@ -159,6 +164,11 @@ ZOO = [
     Entry("quantile-conformal", lambda: gmc.baselines.SplitConformal(0.8, 0.02, GROUPS), residuals),
     Entry("quantile-mondrian", lambda: gmc.baselines.MondrianConformal(0.8, 0.02, GROUPS), residuals),
     Entry("probability-scaling", lambda: gmc.baselines.Scaling(0.02, GROUPS), events),
+    Entry(
+        "probability-mondrian",
+        lambda: gmc.baselines.MondrianScaling(0.02, ["inside", "outside"]),
+        lambda n, s: apart(events(n, s)),
+    ),
     Entry("distribution", lambda: gmc.DistributionHead(LISTS, 0.002, GROUPS, noise_floor=False), prompts),
     Entry(
         "distribution-euclidean",
