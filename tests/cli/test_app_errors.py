@@ -125,7 +125,7 @@ BAD: dict[str, tuple[Callable[[Path], Path], str]] = {
     "text": (changed(scores=np.full((N, 12), "high")), "'scores' has 'high' in row 0; it must hold numbers"),
     "floats as groups": (
         changed(sex=np.linspace(0, 1, N)),
-        "group column `sex` holds floats, which are not labels; bin it with --cut sex=EDGE,EDGE.",
+        "group column `sex` holds decimal numbers, which are not labels; bin it with --cut sex=EDGE,EDGE.",
     ),
     "objects": (objects, "holds Python objects (a pickle), which we never load"),
     "a pickle named npz": (renamed_pickle, "is a pickle"),

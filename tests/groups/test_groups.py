@@ -185,10 +185,10 @@ BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
     (
         {"columns": {"x": [0.5]}},
         ValueError,
-        r"column `x` holds floats.*`bins=\{'x': \[...\]\}`.*`quantiles=\{'x': 4\}`",
+        r"column `x` holds decimal numbers.*`bins=\{'x': \[...\]\}`.*`quantiles=\{'x': 4\}`",
     ),
-    ({"columns": {"x": np.array([1.0, 2.0])}}, ValueError, "column `x` holds floats"),
-    ({"columns": {"x": [1, 2.5]}}, ValueError, "column `x` holds floats"),
+    ({"columns": {"x": np.array([1.0, 2.0])}}, ValueError, "column `x` holds decimal numbers"),
+    ({"columns": {"x": [1, 2.5]}}, ValueError, "column `x` holds decimal numbers"),
     (
         {"columns": {"x": ["a"]}, "bins": {"x": [1]}},
         TypeError,

@@ -101,7 +101,9 @@ def test_what_text_is(texts: list[Any], expected: list[Any]) -> None:
 
 @pytest.mark.parametrize("texts", [["0.5", "1"], ["1e3", "2"]])
 def test_text_of_decimals_is_refused(texts: list[str]) -> None:
-    with pytest.raises(ColumnError, match="column `x` holds floats, which are not labels; cut it with `bins=") as caught:
+    with pytest.raises(
+        ColumnError, match="column `x` holds decimal numbers, which are not labels; cut it with `bins="
+    ) as caught:
         Groups.learn([{"x": texts}], spelled=True)
     assert caught.value.kind == "floats" and Groups.learn([{"x": texts}]).names == (f"x={texts[0]}", f"x={texts[1]}")
 
@@ -126,7 +128,7 @@ def test_messages_count_rows_over_all_blocks() -> None:
         ({"x": [1]}, {}, TypeError, "`blocks` must be an iterable of mappings or frames, got dict"),
         (3, {}, TypeError, "`blocks` must be an iterable"),
         ([{"x": [1]}, {"y": [1]}], {}, ValueError, "`blocks` must have the columns x, got y"),
-        ([{"x": [0.5]}], {}, ValueError, "holds floats, which are not labels"),
+        ([{"x": [0.5]}], {}, ValueError, "holds decimal numbers, which are not labels"),
         ([{"x": [1]}], {"intersections": 2}, ValueError, "`intersections` must be a whole number from 1"),
         ([{"x": [1]}], {"bins": {"y": [1]}}, ValueError, "`bins` names y"),
         ([{"x": [1]}], {"small": "forget"}, ValueError, "`small` must be"),

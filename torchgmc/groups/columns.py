@@ -285,7 +285,7 @@ def refuse_floats(name: str, array: npt.NDArray[Any], known: Sequence[Any]) -> N
     """Raise for numbers with a fraction: they are not labels."""
     if array.dtype.kind == "f" or (any(map(_is_float, known)) and all(map(_is_number, known))):
         remedy = f"cut it with `bins={{{name!r}: [...]}}` (edges) or `quantiles={{{name!r}: 4}}`, or turn it into integers"
-        raise ColumnError(name, "floats", "holds floats, which are not labels", f"; {remedy} or strings.")
+        raise ColumnError(name, "floats", "holds decimal numbers, which are not labels", f"; {remedy} or strings.")
 
 
 def to_numbers(name: str, array: npt.NDArray[Any], spelled: bool = False, start: int = 0) -> npt.NDArray[np.float64]:
