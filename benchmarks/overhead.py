@@ -79,6 +79,19 @@ def eager(net: nn.Module, model: gmc.CalibratedModel, inputs: tuple[Tensor, ...]
     return alone / whole, whole
 
 
+def checking(model: gmc.CalibratedModel, inputs: tuple[Tensor, ...], repeat: int) -> float:
+    """Share of the checks of values (scores, and a membership of whole numbers) in the calibrated eager pass."""
+    scores, member, head = model.scores(*inputs[:-1]), inputs[-1].long(), model.head
+    with torch.inference_mode():
+
+        def checks() -> None:
+            head.check_input("scores", scores, member)
+            head.check_member(member)
+
+        whole, alone = quickest(lambda: model(*inputs[:-1], member), checks, repeat=repeat)
+    return alone / whole
+
+
 def scripted(net: nn.Module, model: gmc.CalibratedModel, inputs: tuple[Tensor, ...], repeat: int) -> tuple[float, float]:
     """Share of the scripted head (on what it sees of the scores) in the exported file's pass, and seconds of that pass."""
     with tempfile.TemporaryDirectory() as folder, torch.inference_mode(), warnings.catch_warnings():
@@ -160,7 +173,8 @@ def run(small: bool = False, tiny: bool = False) -> list[Row]:
                 limit=0.0,
                 target=target,
                 reached=None if little else share <= 0.02,
-                note=f"scripted: {100 * other:.3g} % of the exported file's pass",
+                note=f"scripted: {100 * other:.3g} % of the exported file's pass; checks of values: "
+                f"{100 * checking(model, inputs, repeat):.3g} % of the eager pass",
             )
         )
     return rows
@@ -195,11 +209,14 @@ def main() -> None:
         f"encoder {text[0]}x{text[1]}, {text[2]} tokens, at the mask": encoder(*text, masked=True),
         f"encoder {text[0]}x{text[1]}, {text[2]} tokens, every position": encoder(*text, masked=False),
     }
-    print(f"{'model':50s} {'eager':>8s} {'of ms':>8s} {'scripted':>9s} {'of ms':>8s}")
+    print(f"{'model':50s} {'eager':>8s} {'of ms':>8s} {'scripted':>9s} {'of ms':>8s} {'checks':>8s}")
     for name, (net, model, inputs) in cases.items():
         share, seconds = eager(net, model, inputs, options.repeat)
         other, traced = scripted(net, model, inputs, options.repeat)
-        print(f"{name:50s} {100 * share:7.2f}% {1e3 * seconds:8.1f} {100 * other:8.2f}% {1e3 * traced:8.1f}")
+        checks = checking(model, inputs, options.repeat)
+        print(
+            f"{name:50s} {100 * share:7.2f}% {1e3 * seconds:8.1f} {100 * other:8.2f}% {1e3 * traced:8.1f} {100 * checks:7.2f}%"
+        )
     print("\nbytes that one of two ranks contributes to a fit")
     for name, n, size in bytes_against_n([100, 1000, 10_000] if small else [100, 1000, 10_000, 100_000]):
         print(f"{name:30s} n = {n:7d} {size:12d}")

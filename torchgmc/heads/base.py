@@ -416,6 +416,8 @@ class Head(Float64Module):
         """Would both give the same output: the same kind, options and fitted buffers?"""
         if self.kind() != other.kind() or self.config() != other.config() or set(self._buffers) != set(other._buffers):
             return False
+        if not torch.equal(self.get_extra_state(), other.get_extra_state()):  # the order of word lists, which == ignores
+            return False
         return all(torch.equal(a, b.to(a.device)) for a, b in zip(self.buffers(), other.buffers(), strict=True))
 
     def audit(

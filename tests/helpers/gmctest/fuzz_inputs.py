@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensor, FakeTensorMode
 
+import torchgmc as gmc
 from gmctest import ROOT
 from gmctest.fake_device import AWAY
 
@@ -97,6 +98,20 @@ def rows_scaled(factor: float) -> Callable[[Tensor], Tensor]:
     return lambda x: x * factor if x.is_floating_point() else x
 
 
+def strangers(x: Tensor) -> Any:
+    """Groups of other names, as many; a mask of 255 where this is no membership."""
+    if x.dim() != 2 or x.dtype != torch.bool or not x.numel() or len(x) < x.shape[1]:
+        return x.to(torch.uint8) * 255 if x.dtype == torch.bool else x
+    return gmc.Groups.from_columns({"stranger": [f"u{i % x.shape[1]}" for i in range(len(x))]})
+
+
+def columns(x: Tensor) -> Any:
+    """A dict of columns, which a head without Groups cannot read."""
+    if x.dim() != 2 or x.dtype != torch.bool:
+        return x
+    return {f"column {k}": x[:, k].tolist() for k in range(x.shape[1])}
+
+
 HARMLESS: dict[str, Callable[[Tensor], Tensor]] = {
     "not contiguous": lambda x: torch.stack([x, x], -1)[..., 0],
     "flipped strides": lambda x: x.transpose(0, -1).contiguous().transpose(0, -1) if x.dim() > 1 else x,
@@ -146,6 +161,13 @@ TENSOR_BREAKS: dict[str, Callable[[Tensor], Any]] = {
     "all huge": rows_scaled(1e30),
     "all tiny": rows_scaled(1e-40),
     "all negative": lambda x: -x if x.is_floating_point() else x,
+    "0 and 255": lambda x: x.to(torch.uint8) * 255 if x.dtype == torch.bool else x,
+    "0 and 2 as int64": lambda x: x.long() * 2 if x.dtype == torch.bool else x,
+    "0 and -1": lambda x: -x.long() if x.dtype == torch.bool else x,
+    "halves": lambda x: x.double() / 2 if x.dtype == torch.bool else x,
+    "strangers": strangers,
+    "columns": columns,
+    "up to 1e4": lambda x: x * (1e4 / x.detach().abs().max().clamp_min(1e-9)) if x.is_floating_point() and x.numel() else x,
     "meta device": lambda x: x.detach().to("meta"),
     "fake cuda": fake,
     "numpy": lambda x: x.detach().float().numpy() if x.dtype == torch.bfloat16 else x.detach().numpy(),
