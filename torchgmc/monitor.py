@@ -285,6 +285,7 @@ class Monitor(Watch):
             raise ValueError("`alpha` is missing: this head was made with alpha=None, so pass the deviation that is allowed.")
         if head.s_range() is None:
             raise ValueError("a monitor needs the range of s: make the head with `bounds=(low, high)`.")
+        head.check_state()
         own = head.conditional if conditional is None else bool(conditional)
         super().__init__(head.test_functions(), head.alpha if alpha is None else alpha, delta, own, cluster_size)  # type: ignore[arg-type]
         self.__dict__["head"] = head  # not a submodule: the state is the evidence

@@ -36,6 +36,8 @@ def doors(entry: Entry) -> Iterator[tuple[str, object]]:
     yield "values", lambda groups: head.values(*truth, groups)
     yield "metric", lambda groups: gmc.metrics.for_head(head).update(*truth, groups)
     yield "penalty", lambda groups: gmc.GMCPenalty.for_head(head)(*truth, groups)
+    if head.s_range() is not None:
+        yield "monitor", lambda groups: gmc.Monitor(head, alpha=0.5).update(*truth, groups)
     yield "func", lambda groups: gmc.func.apply([head, head], *rest, groups)
     if isinstance(head, gmc.ThresholdHead):
         yield "threshold", lambda groups: head.threshold(groups)
@@ -193,6 +195,9 @@ def test_a_state_that_is_not_finite_is_not_loaded_audited_or_saved(entry: Entry,
             entry.make().load_state_dict(broken.state_dict())
         with pytest.raises(ValueError, match="not finite"):
             broken.audit(*entry.data(40, 1).observe)
+        if head.s_range() is not None:
+            with pytest.raises(ValueError, match="not finite"):
+                gmc.Monitor(broken, alpha=0.5)
         with pytest.raises(ValueError, match="not finite"):
             gmc.save(broken, tmp_path / "head.safetensors")
     assert not list(tmp_path.iterdir())
