@@ -79,3 +79,44 @@ def test_three_lines_from_a_classifier_to_sets_that_cover_every_group():
 def test_bad_input_is_refused(call, match):
     with pytest.raises(ValueError, match=match):
         call()
+
+
+@pytest.mark.parametrize("score", [conformity.lac, conformity.aps])
+@pytest.mark.parametrize(
+    "probs",
+    [torch.randn(4, 3) * 3, torch.full((4, 3), float("nan")), torch.rand(4, 3) * 0.2, torch.full((4, 3), 0.9)],
+    ids=["logits", "NaN", "sums below 1", "sigmoids"],
+)
+def test_only_probabilities_are_scored(score, probs):
+    makers = {conformity.lac: conformity.lac_set, conformity.aps: conformity.aps_set}
+    with pytest.raises(ValueError, match="`probs` must hold probabilities"):
+        score(probs, torch.zeros(4).long())
+    with pytest.raises(ValueError, match="`probs` must hold probabilities"):
+        makers[score](probs, torch.full((4,), 0.5))
+
+
+def test_nan_becomes_no_set_and_no_interval():
+    probs, nan, one = torch.full((2, 2), 0.5), torch.tensor([0.5, float("nan")]), torch.ones(2)
+    for call in (
+        lambda: conformity.lac_set(probs, nan),
+        lambda: conformity.aps_set(probs, nan),
+        lambda: conformity.interval(one, nan),
+        lambda: conformity.interval(nan, one),
+        lambda: conformity.cqr_interval(one, nan, one),
+        lambda: conformity.absolute_residual(one, nan),
+        lambda: conformity.cqr(one, one, nan),
+    ):
+        with pytest.raises(ValueError, match=r"must not be NaN, but \w+\[1\] is"):
+            call()
+    assert conformity.lac_set(probs, torch.full((2,), float("inf"))).all()  # no finite threshold: everything
+
+
+def test_randomized_sets_of_an_older_head_draw_as_their_scores_did():
+    probs, labels = torch.rand(500, 3).softmax(1), torch.randint(3, (500,))
+    for version in (1, 2):
+        scores = conformity.aps(probs, labels, randomized=True, version=version)
+        inside = conformity.aps_set(probs, scores, randomized=True, version=version)
+        assert inside.gather(1, labels[:, None]).all()
+    assert not torch.equal(scores, conformity.aps(probs, labels, randomized=True, version=1))
+    with pytest.raises(ValueError, match="`version` must be one of 1, 2"):
+        conformity.aps(probs, labels, randomized=True, version=3)

@@ -77,3 +77,28 @@ def test_a_slope_without_an_end_is_said():
     look, hessian = (lambda t: Point(-t.sum(), -torch.ones_like(t), t)), (lambda t: torch.zeros(2, 2, dtype=torch.float64))
     found = minimise(look, hessian, torch.zeros(2, 1, dtype=torch.float64), torch.zeros(2, 1, dtype=torch.float64), 1e-9, 5)
     assert float(found.missed) == 1.0
+
+
+def test_a_long_step_is_halved():
+    """With next to no curvature a step is cut to the longest allowed one, and its halves must be shorter."""
+
+    def look(theta):  # |x - 600| with a rounded corner: flat second derivative far from it
+        gap = theta - 600.0
+        return Point((gap.square() + 1).sqrt().sum(), gap / (gap.square() + 1).sqrt(), gap)
+
+    found = minimise(
+        look, lambda gap: torch.diag((gap.square() + 1).pow(-1.5).flatten() ** 8), torch.zeros(1, 1).double(),
+        torch.zeros(1, 1).double(), 1e-6, 200,
+    )  # fmt: skip
+    assert abs(float(found.theta) - 600.0) < 1e-3
+
+
+def test_what_ends_early_is_the_best_that_was_seen():
+    seen = []
+
+    def look(theta):
+        seen.append(theta)
+        return Point((theta - 3.0).square().sum() / 2, theta - 3.0, None)
+
+    found = minimise(look, lambda _: torch.eye(1).double(), torch.zeros(1, 1).double(), torch.zeros(1, 1).double(), 0.0, 1)
+    assert float(found.missed) == min(float((one - 3.0).abs().max()) for one in seen)

@@ -245,3 +245,12 @@ def test_bad_options():
         gmc.GMCHead(Residual, 0.01, who=lambda f, x: f[:, 0]).fit(torch.rand(4), torch.rand(4))
     with pytest.raises(ValueError, match="`what` has directions of length 2"):
         gmc.GMCHead(Residual, 0.01, what=[[1.0, 0.0]]).fit(torch.rand(4), torch.rand(4))
+
+
+def test_batches_of_another_width_are_refused_and_leave_no_trace():
+    head = gmc.GMCHead(Residual, 0.02, groups=["a"])
+    head.observe(torch.rand(5), torch.rand(5), torch.ones(5, 1).bool())
+    before = head.statistics
+    with pytest.raises(ValueError, match=r"`f0` must have rows of shape \(1,\), as in the batches before, got \(2,\)"):
+        head.observe(torch.rand(5, 2), torch.rand(5, 2), torch.ones(5, 1).bool())
+    assert head.statistics is before

@@ -383,3 +383,34 @@ def test_tokens_without_mass_do_not_spoil_a_loss():
     (slope,) = torch.autograd.grad(-out.amax(1).sum(), x)
     assert bool(slope.isfinite().all())
     assert bool((slope != 0).any())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("lead", [120.0, 300.0, 3000.0, 1e4])
+def test_a_model_that_is_very_sure(lead, dtype):
+    """Words that lead by hundreds: the report is what the output has, and logits for decoding have the same distribution."""
+    g = torch.Generator().manual_seed(0)
+    member = torch.rand(200, 2, generator=g) < 0.5
+    logits = torch.randn(200, 20, generator=g).to(dtype)
+    logits[member[:, 0], 3] += lead  # a listed word, and one of another list in the other group
+    logits[~member[:, 0], 5] += lead
+    lists = {"jobs": [3, 4], "praise": [4, 5, 9]}
+    head = gmc.DistributionHead(lists, alpha=0.005, groups=["a", "b"], noise_floor=False).fit(logits, member)
+    out = head(logits, member).double().exp()
+    assert bool(out.isfinite().all()) and bool(head.offsets.isfinite().all())
+    mass = torch.stack([out[:, ids].sum(1) for ids in lists.values()], 1)
+    found = member.double().T @ (mass - mass.mean(0)) / 200
+    torch.testing.assert_close(found, head.report.violations_after, rtol=0, atol=lead * torch.finfo(dtype).eps * 10)
+    assert head.report.converged and found.abs().max() < 0.0055
+    adjusted = head.adjust(logits, member)
+    torch.testing.assert_close(adjusted.log_softmax(1).double().exp(), out, rtol=0, atol=lead * torch.finfo(dtype).eps * 10)
+
+
+def test_a_fit_that_cannot_be_reached_ends_at_a_finite_state_no_worse_than_the_model():
+    member = torch.arange(40)[:, None] % 2 == torch.arange(2)
+    logits = torch.zeros(40, 10)
+    logits[:, 3] = torch.where(member[:, 0], 1e30, -1e30)
+    head = gmc.DistributionHead({"jobs": [3]}, 0.001, ["a", "b"], noise_floor=False).fit(logits, member)
+    assert not head.report.converged and bool(head.offsets.isfinite().all())
+    assert not head(logits, member).isnan().any()
+    assert head.report.violations_after.abs().max() <= head.report.violations_before.abs().max() + 1e-12

@@ -184,6 +184,11 @@ class GMCHead(Head):
             clusters: which examples belong together: integers or strings, ``(n,)``.
         """
         rows = self.check_batch(f0, y, x, weight, clusters)
+        for before in self._parts[:1] if len(rows.f0) else ():
+            for name in ("f0", "y", "x"):
+                got, want = (tuple(getattr(part, name).shape[1:]) for part in (rows, before))
+                if got != want:
+                    raise ValueError(f"`{name}` must have rows of shape {want}, as in the batches before, got {got}.")
         if len(rows.f0):
             self.keep(rows.clone(), rows.f0, rows.y)
 
