@@ -52,7 +52,9 @@ class Judging:
             "Judge each group's own deviation, or the deviation weighted by its share.", None, "--conditional/--mass-weighted"
         ),
     ] = None
-    method: Annotated[str, options.told("Intervals: for any number of examples, or for many.", "|".join(METHODS))] = "exact"
+    method: Annotated[
+        str, options.told("Intervals: exact for any number of examples, or asymptotic for many.", "|".join(METHODS))
+    ] = "exact"
     delta: options.Delta = 0.05
 
 

@@ -110,7 +110,7 @@ def phantom_thresholds(data: Folded, target: float, patterns: Tensor, covers: bo
 
 
 def _by_itself(data: Folded, target: float, patterns: Tensor, lam: Tensor) -> Tensor:
-    """Where every pattern seen has a threshold of its own (groups that do not overlap), it is the rank of split conformal."""
+    """Where every pattern seen has its own threshold (groups that do not overlap), it is the rank of split conformal."""
     seen = torch.cat([torch.ones_like(data.member[:, :1]), data.member], 1).double()
     if int(torch.linalg.matrix_rank(seen)) < len(seen):
         return lam

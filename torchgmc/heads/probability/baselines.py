@@ -86,7 +86,7 @@ class Scaling(ProbabilityHead):
 
 
 class MondrianScaling(Scaling):
-    """A slope and an offset of its own for every group; the groups must not overlap.
+    """A separate slope and offset for every group; the groups must not overlap.
 
     Args:
         alpha, groups, bins, num_classes, conditional: as for :class:`~torchgmc.ProbabilityHead`.
@@ -105,7 +105,7 @@ class MondrianScaling(Scaling):
     def _price(self, member: Tensor, none: Tensor) -> Tensor:
         if bool((member[:, 1:].sum(1) > 1).any()):
             raise ValueError(
-                "`groups` overlap: a baseline that fits each group by itself needs groups that do not. Name the combinations, "
+                "`groups` overlap: a baseline that fits each group separately needs groups that do not. Name the combinations, "
                 "e.g. one column of labels in Groups.from_columns."
             )
         none[:, 1:] = 0.0

@@ -76,7 +76,7 @@ class SplitConformal(QuantileHead):
 
 
 class MondrianConformal(QuantileHead):
-    r"""Split conformal in every combination of groups by itself.
+    r"""Split conformal, separately in every combination of groups.
 
     The threshold of a combination with n_c examples is its :math:`\lceil (n_c + 1)\,\text{target} \rceil`-th smallest score,
     and infinite where it has too few. Groups that overlap have many combinations, each with few examples: that is the price.
@@ -111,7 +111,9 @@ class MondrianConformal(QuantileHead):
             table = _above(table, examples)
         self.known, self.table = patterns.to(self.offsets.device), table[:, None].to(self.offsets.device)
         infinite = int(table.isinf().sum())
-        message = f"{len(table)} combinations of groups, each by itself; {infinite} are too small for a finite threshold."
+        message = (
+            f"{len(table)} combinations of groups, each fitted separately; {infinite} are too small for a finite threshold."
+        )
         _finish(self, examples, table[cell], message)
         return self
 

@@ -90,7 +90,7 @@ def _controlled(head: ThresholdHead, rising: Tensor, n: Tensor) -> Tensor:
 
 
 class MondrianRiskControl(ThresholdHead):
-    """Conformal risk control in every combination of groups by itself.
+    """Conformal risk control, separately in every combination of groups.
 
     A combination with too few images for any threshold gets the safe end: everything is found (or nothing marked). Groups
     that overlap have many combinations, each with few images: that is the price.
@@ -132,7 +132,7 @@ class MondrianRiskControl(ThresholdHead):
         after = problem.violations_at(finite.look_up(problem.member, patterns, lam, self.safe_end), everyone)
         history = torch.stack([before.abs().max(), after.abs().max()]).cpu()
         few = int((best < 0).any(1).sum())
-        message = f"{len(lam)} combinations of groups, each by itself; {few} are too small for a threshold."
+        message = f"{len(lam)} combinations of groups, each fitted separately; {few} are too small for a threshold."
         state = reached(after, self.alpha, torch.zeros_like(after))
         self.mark_fitted(self._finish(Report(state == "alpha", 1, before, after, history, 0.0, message)), everyone)
         return self
