@@ -98,8 +98,23 @@ def test_long_tables_and_settings_are_shortened_and_the_whole_is_kept(tmp_path: 
     head.fit(torch.randn(40, 120), torch.rand(40, 3) < 0.7)
     audit = head.audit(torch.randn(40, 120), torch.rand(40, 3) < 0.7)
     text = read(audit.to_html(tmp_path / "r.html", head=head)).text
-    assert "1 rows that deviate less are not shown" in text
+    assert "1 groups that deviate less are not shown" in text
     assert "see below" in text and " 99\n" in text  # the JSON has every token
+
+
+@pytest.mark.usefixtures("plain")
+def test_level_sets_are_folded_beneath_their_group_and_a_sentence_is_on_top(tmp_path: Path) -> None:
+    probs, groups = torch.rand(400), torch.rand(400, 2) < 0.5
+    y = torch.rand(400) < probs
+    head = gmc.ProbabilityHead(0.9, ["a", "b"], bins=4).fit(probs[:200], y[:200], groups[:200])
+    audit = head.audit(probs[200:], y[200:], groups[200:])
+    page = audit.to_html(tmp_path / "r.html", head=head).read_text()
+    assert page.count("<details><summary>") == 4 and "<summary>a: 5 holds</summary>" in page  # and the JSON
+    assert "<strong>The promise is kept for all 3 groups: none is off by more than 0.9.</strong>" in page
+    wrong = audit.view("mass-weighted", 1e-6)
+    assert "not decided yet" in wrong.answer or "broken" in wrong.answer
+    off = head.audit(probs[200:], torch.zeros(200, dtype=torch.bool), groups[200:]).view("mass-weighted", 0.05)
+    assert off.answer.startswith("The promise is broken for 3 of 3 groups, most of all for 'everyone'")
 
 
 def test_what_the_report_refuses(tmp_path: Path) -> None:

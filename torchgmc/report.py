@@ -111,6 +111,7 @@ def write(
         verdict=_verdict(main),
         facts=_facts(main),
         notes=list(dict.fromkeys(one.note for one in audits.values() if one.note)),
+        answer="" if main is None or certificate else main.answer,
     )
 
 
@@ -218,8 +219,8 @@ def _deviations(audits: Mapping[str, Audit]) -> Section:
         own = own.replace("risk", "probability").replace("the target", "that of all")
     promised = "there is no alpha." if first.alpha is None else f"at most {first.alpha:g} is promised."
     text = [
-        f"The deviation is {own}; {promised} With {100 * (1 - first.delta):g} % confidence all intervals of an audit hold at "
-        'once. "undecided" means that these data neither confirm nor refute the promise; more examples would.'
+        f"The deviation is {own}; {promised} {first.explanation} "
+        '"undecided" means that these data neither confirm nor refute the promise; more examples would.'
     ]
     caption = "Points: measured on the held-out examples. Lines: intervals that all hold at once. Band: the promise."
     rows = max(10, 36 // len(audits))  # a figure that fits a screen or two; the tables have every row
@@ -228,39 +229,52 @@ def _deviations(audits: Mapping[str, Audit]) -> Section:
 
 
 def _summary(audits: Mapping[str, Audit]) -> Table:
-    """Worst deviation, certified alpha and costs, one row per head."""
+    """Worst deviation, certified alpha, costs and verdict: one column per head, so that many costs fit a narrow page."""
     costs = list(dict.fromkeys(name for audit in audits.values() for name in audit.cost))
-    columns = ["worst deviation", "certified alpha", *costs]
-    rows = [
-        [
-            name,
-            *(_number(v) for v in (audit.max_violation, audit.certified_alpha, *(audit.cost.get(c) for c in costs))),
-            _verdict(audit),
-        ]
-        for name, audit in audits.items()
-    ]
-    return Table(["head", *columns, "verdict"], rows, columns)
+    figures: dict[str, list[str]] = {
+        "worst deviation": [_number(audit.max_violation) for audit in audits.values()],
+        "certified alpha": [_number(audit.certified_alpha) for audit in audits.values()],
+    }
+    figures |= {cost: [_number(audit.cost.get(cost)) for audit in audits.values()] for cost in costs}
+    figures["verdict"] = [_verdict(audit) for audit in audits.values()]
+    return Table(["", *audits], [[name, *values] for name, values in figures.items()], list(audits), wrapped=[""])
 
 
 def _intervals(name: str, audit: Audit, several: bool) -> Section:
-    columns = [key for key in audit.table if key not in ("group", "what", "verdict")]
+    """Every row; where a group has several, one row per group, worst first, and its own to unfold."""
+    first = ["estimate", "low", "high", "bound"]
+    columns = [*first, *(key for key in audit.table if key not in (*first, "group", "what", "verdict"))]
     digits = max(4, 2 - math.floor(math.log10(audit.alpha or 0.01)))  # two figures of alpha
-    rows = [
-        [
-            f"{r['group']} / {r['what']}" if r["what"] else r["group"],
-            *(_signed(r[key], digits) if key in ("estimate", "low", "high") else _number(r[key]) for key in columns),
-            r["verdict"],
-        ]
-        for r in audit.rows()[:MOST_ROWS]
-    ]
+
+    def cells(label: str, r: Mapping[str, Any]) -> list[str]:
+        signed = ("estimate", "low", "high")
+        return [label, r["verdict"], *(_signed(r[k], digits) if k in signed else _number(r[k]) for k in columns)]
+
     text = [f"Worst first. {audit.certificate}" if several else "Worst first."]
-    left = len(audit.table["group"]) - len(rows)
-    if left:
-        text.append(f"{left} rows that deviate less are not shown; `audit.to_json` writes all.")
     if audit.excluded:
         text.append(f"{audit.excluded} examples have no risk and were ignored.")
     heading = f"Every interval: {name}" if several else "Every interval"
-    return Section(heading, text, [Table(["group", *columns, "verdict"], rows, columns)])
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for row in audit.rows():
+        groups.setdefault(row["group"], []).append(row)
+    shown = dict(list(groups.items())[:MOST_ROWS])
+    if len(shown) < len(groups):
+        text.append(f"{len(groups) - len(shown)} groups that deviate less are not shown; `audit.to_json` writes all.")
+    tops = [cells(f"{group} / {r['what']}" if r["what"] else group, r) for group, (r, *_) in shown.items()]
+    table = Table(["group", "verdict", *columns], tops, columns, wrapped=["group"])
+    if all(len(found) == 1 for found in groups.values()):
+        return Section(heading, text, [table])
+    text.append("Of each group the row that deviates most; all of its rows unfold below.")
+    folds = [
+        (f"{group}: {_counts(found)}", Table(["", "verdict", *columns], [cells(r["what"], r) for r in found], columns))
+        for group, found in shown.items()
+    ]
+    return Section(heading, text, [table], folds=folds)
+
+
+def _counts(rows: Sequence[Mapping[str, Any]]) -> str:
+    verdicts = [row["verdict"] for row in rows]
+    return ", ".join(f"{verdicts.count(v)} {v}" for v in ("violated", "undecided", "holds") if v in verdicts)
 
 
 def _setting(value: Any) -> str:

@@ -133,6 +133,25 @@ class Audit(Tabular):
         )
 
     @property
+    def answer(self) -> str:
+        """The result in a sentence for those who do not read tables."""
+        many = len(dict.fromkeys(self.table["group"]))
+        groups = f"all {many} groups" if many > 1 else "the group"
+        if self.alpha is None:
+            return f"Nothing was promised; {groups} stay within {self.certified_alpha:.4f} of the target."
+        if self.violated:
+            off = list(dict.fromkeys(row["group"] for row in self.rows() if row["verdict"] == "violated"))
+            worst = next(row for row in self.rows() if row["verdict"] == "violated")
+            which = f" ({worst['what']})" if worst["what"] else ""
+            return (
+                f"The promise is broken for {len(off)} of {many} groups, most of all for {off[0]!r}{which}: off by "
+                f"{abs(worst['estimate']):.3g}, where {self.alpha:g} is allowed."
+            )
+        if self.certified:
+            return f"The promise is kept for {groups}: none is off by more than {self.alpha:g}."
+        return f"It is not decided yet whether the promise is kept for {groups}: these data are too few to tell."
+
+    @property
     def explanation(self) -> str:
         """What the intervals and verdicts claim in addition to the certificate."""
         return (

@@ -33,9 +33,9 @@ class Picture:
 
 @dataclass(frozen=True)
 class Section:
-    """A heading with paragraphs, tables, pictures and a long text to unfold, shown in this order.
+    """A heading with paragraphs, tables, pictures, tables to unfold and a long text to unfold, shown in this order.
 
-    ``long`` is (name, text): shown as it is, e.g. JSON, when the reader opens it.
+    ``folds`` are (name, table), ``long`` is (name, text): shown as it is, e.g. JSON, when the reader opens it.
     """
 
     heading: str
@@ -43,6 +43,7 @@ class Section:
     tables: Sequence[Table] = ()
     pictures: Sequence[Picture] = ()
     long: tuple[str, str] | None = None
+    folds: Sequence[tuple[str, Table]] = ()
 
 
 def write_html(
@@ -55,6 +56,7 @@ def write_html(
     verdict: str = "",
     facts: Sequence[tuple[str, str]] = (),
     notes: Sequence[str] = (),
+    answer: str = "",
 ) -> Path:
     """Writes a page and returns its path.
 
@@ -67,6 +69,7 @@ def write_html(
         verdict: "holds", "violated" or "undecided": colours the certificate.
         facts: name and value of a few figures under the certificate.
         notes: warnings to read with it.
+        answer: a sentence above the certificate, for readers in a hurry.
     """
     if verdict not in ("", *VERDICTS):
         raise ValueError(f"`verdict` must be one of {', '.join(VERDICTS)} or empty, got {verdict!r}.")
@@ -76,7 +79,7 @@ def write_html(
         title=escape(title),
         lead=f'<p class="lead">{escape(lead)}</p>' if lead else "",
         kind=f"card {verdict}" if verdict else "card",
-        certificate=escape(certificate),
+        certificate=(f"<strong>{escape(answer)}</strong> " if answer else "") + escape(certificate),
         facts=f"<dl>{shown}</dl>" if shown else "",
         notes="".join(f'<p class="note">{escape(text)}</p>' for text in notes),
         sections="\n".join(map(_section, sections)),
@@ -89,6 +92,7 @@ def _section(section: Section) -> str:
     parts += [f"<p>{escape(text)}</p>" for text in section.paragraphs]
     parts += [_table(table) for table in section.tables]
     parts += [_picture(picture) for picture in section.pictures]
+    parts += [f"<details><summary>{escape(name)}</summary>{_table(table)}</details>" for name, table in section.folds]
     if section.long is not None:
         name, text = map(escape, section.long)
         parts.append(f"<details><summary>{name}</summary><pre>{text}</pre></details>")

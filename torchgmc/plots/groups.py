@@ -17,6 +17,7 @@ from torchgmc.plots.style import (
     LIGHT,
     MARKERS,
     SMALL,
+    folded,
     new_figure,
     safe,
     set_legend,
@@ -87,7 +88,7 @@ def deviation(
             label=safe(name),
         )
     mass = {key: value["mass"] for found in rows.values() for key, value in found.items()}
-    _row_names(axes, [f"{safe(shorten(_label(key)))}  ({share(mass[key])})" for key in order])
+    _row_names(axes, [f"{safe(folded(_label(key)))}  ({share(mass[key])})" for key in order])
     axes.grid(axis="x", color=theme.faint, lw=0.8)
     own = "the group's own" if first.conditional else "weighted by the group's share"
     relative = first.evidence is not None and first.evidence.relative

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -106,6 +107,11 @@ def safe(text: str) -> str:
 def shorten(text: str, length: int = 38) -> str:
     """A name that leaves room for the figure."""
     return text if len(text) <= length else f"{text[: length - 1].rstrip()}\N{HORIZONTAL ELLIPSIS}"
+
+
+def folded(text: str, length: int = 40) -> str:
+    """A long name on two lines, whole unless it is longer than these."""
+    return "\n".join(textwrap.wrap(shorten(text, 2 * length - 4), length)) or text
 
 
 def signed(value: float, _: int | None = None) -> str:
