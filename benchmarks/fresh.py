@@ -953,6 +953,26 @@ def page(done: dict[str, Any]) -> str:
     return "\n".join([*lines, "## In short: cells", "", *total, "", *body]) + "\n"
 
 
+def in_readme(done: dict[str, Any], readme: str) -> str:
+    """The README with its table of cells from these figures."""
+    rows = ["| promise | figure | against | better | level | worse |", "|---|---|---|---|---|---|"]
+    words = {
+        "coverage": "coverage",
+        "probability": "probabilities",
+        "over-sure": "probabilities of over-sure models",
+        "faces": "faces",
+    }
+    for name, title in words.items():
+        if not done.get(name):
+            continue
+        for (untouched, figure, other), said in part_page(PARTS[name], done[name])[1].items():
+            if untouched and figure == PARTS[name].figures[0] and other not in ("best simple", "nothing"):
+                tally = [str(sum(w == word for w in said)) for word in ("better", "level", "WORSE")]
+                rows.append("| " + " | ".join([title, figure, other, *tally]) + " |")
+    before, _, rest = readme.partition("<!-- fresh -->\n")
+    return before + "<!-- fresh -->\n" + "\n".join(rows) + "\n<!-- /fresh -->" + rest.partition("<!-- /fresh -->")[2]
+
+
 class Section(NamedTuple):
     """A part with a protocol of its own: it fills its figures piece by piece, and shows them."""
 
@@ -980,6 +1000,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--again", nargs="+", default=[], metavar="METHOD", help="forget what was measured of these methods")
     parser.add_argument("--results", type=Path, default=RESULTS, help="kept figures; the page is written beside them")
     parser.add_argument("--page", action="store_true", help="measure nothing")
+    parser.add_argument("--readme", action="store_true", help="write the table of the README too")
     options = parser.parse_args(arguments)
     done: dict[str, Any] = json.loads(options.results.read_text()) if options.results.exists() else {}
     for part in options.parts:
@@ -1009,6 +1030,9 @@ def main(arguments: list[str] | None = None) -> int:
                 run(part, chosen, options.seeds, options.sizes, options.methods, done, save)
         save()
     options.results.with_suffix(".md").write_text(page(done), encoding="utf-8")
+    if options.readme:
+        path = Path(__file__).parent.parent / "README.md"
+        path.write_text(in_readme(done, path.read_text(encoding="utf-8")), encoding="utf-8")
     print(page(done).split("\n## ", 2)[1])
     return 0
 
