@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -71,20 +72,26 @@ def model() -> gmc.CalibratedModel:
     return gmc.attach(nn.Identity(), head_of("probability"))
 
 
-def exported(path: Any, format: Any, example_inputs: Any) -> tuple[Path, Any]:
-    return model().export(path, format, example_inputs), example_inputs
+def exported(path: Any, format: Any, example_inputs: Any, checks: Any) -> tuple[Path, Any]:
+    return model().export(path, format, example_inputs, checks), example_inputs
 
 
 def export_data(n: int, seed: int) -> Arguments:
     probs, _, groups = heads_zoo.events(4, seed).observe
-    return {"path": HERE / "model.pt", "format": "torchscript", "example_inputs": (probs, groups)}
+    format = "torch.export" if seed % 4 == 0 else "torchscript"
+    return {"path": HERE / "model.pt", "format": format, "example_inputs": (probs, groups), "checks": seed % 2 == 0}
 
 
 def check_exported(data: Arguments, answer: tuple[Path, Any]) -> None:
     path, inputs = answer
-    assert export.metadata(path)["head"] == "ProbabilityHead"
-    if data["format"] == "torchscript" and isinstance(inputs, tuple):
-        torch.testing.assert_close(open_torchscript(path)(*inputs), model()(*inputs))
+    about = export.metadata(path)
+    assert about["head"] == "ProbabilityHead" and about["checks"] is bool(data["checks"])
+    if isinstance(inputs, tuple):
+        program = open_torchscript(path) if data["format"] == "torchscript" else export._open_export(path)
+        torch.testing.assert_close(program(*inputs), model()(*inputs))
+        if data["checks"]:
+            with pytest.raises(Exception, match="must hold"):
+                program(inputs[0] + 3.0, *inputs[1:])
 
 
 # -- data sets ----------------------------------------------------------------------------------------------------------------
