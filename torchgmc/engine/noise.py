@@ -148,7 +148,7 @@ def explain(k: float, noise_floor: bool, small: list[str]) -> str:
     if small:
         shown = ", ".join(map(repr, small[:4])) + (", ..." if len(small) > 4 else "")
         text += (
-            f" {len(small)} groups are too small to distinguish from noise ({shown}): merge them, add data, or compare with "
-            "a conformal baseline."
+            f" {len(small)} groups are too small to distinguish from noise ({shown}): merge them, collect more data, or "
+            "compare with a conformal baseline."
         )
     return text
