@@ -49,6 +49,16 @@ def test_every_crafted_head(task: str, tmp_path: Path) -> None:
     assert try_all(task, tmp_path, 1) > 300
 
 
+@pytest.mark.parametrize(
+    "scores", [{}, {"dtype": "float32"}, {"shape": [3]}, {"shape": [10**9], "dtype": "float32"}, {"shape": 3}]
+)
+def test_notes_of_scores_that_cannot_be(scores: dict[str, object], tmp_path: Path) -> None:
+    code, head = cli_files.calibrated(tmp_path, cli_files.images(60, 0), *cli_files.FNR, "--groups", "sex")
+    assert code in (0, 1)
+    gmc.save(head, tmp_path / "bad.safetensors", notes={"scores": scores})
+    assert run("export", tmp_path / "bad.safetensors", "--out", tmp_path / "o.pt")[0] == 2
+
+
 @pytest.mark.parametrize("trick", ["\x1b[31mred\x1b[0m", "a\nsex=g  +0.0000", "x\ry", "\ud800", "\u202eturned"], ids=range(5))
 def test_a_label_cannot_write_to_the_terminal(trick: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from torchgmc.cli import main

@@ -4,7 +4,6 @@
 time; the slow run has 10,000 of them.
 """
 
-import atexit
 import math
 from typing import Any
 
@@ -25,7 +24,6 @@ CASES = st.tuples(
     st.integers(0, 999),
     st.lists(st.tuples(st.integers(0, 11), st.sampled_from(fuzz_inputs.BREAKS)), max_size=2),
 )
-atexit.register(lambda: print("\n" + fuzz_inputs.table()) if fuzz_inputs.TALLY else None)
 
 
 def run(name: str, cases: int) -> None:

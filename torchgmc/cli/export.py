@@ -74,7 +74,7 @@ def _from_file(
 
 def _made_up(head: gmc.Head, notes: dict[str, Any]) -> tuple[Tensor, ...]:
     """Scores of the shape and type that the head was fitted on."""
-    if "scores" not in notes:
+    if not notes.get("scores"):
         raise ValueError(f"the file of this {type(head).__name__} does not say what its scores look like; pass --example FILE.")
     dtype = getattr(torch, notes["scores"]["dtype"])
     values = torch.rand(ROWS, *notes["scores"]["shape"], generator=torch.Generator().manual_seed(0)).to(dtype)

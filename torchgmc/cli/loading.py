@@ -44,14 +44,14 @@ def _check_notes(path: Path, notes: dict[str, Any]) -> None:
         parts["matrices"] = groups.get("matrices", {})
     wrong = [name for name, part in parts.items() if not isinstance(part, dict)]
     if not wrong:
-        shape, names = scores.get("shape", []), parts["matrices"].values()
+        shape, names = scores.get("shape") if scores else [], parts["matrices"].values()
         wrong += ["arrays"] * any(not isinstance(name, str) for name in arrays.values())
         wrong += ["scores"] * (
             not isinstance(shape, list) or any(type(size) is not int or not 0 < size <= MOST for size in shape)
         )
         wrong += ["scores"] * (bool(scores) and scores.get("dtype") not in ("float16", "bfloat16", "float32", "float64"))
         wrong += ["matrices"] * any(not isinstance(part, list) or any(not isinstance(x, str) for x in part) for part in names)
-    if wrong or math.prod(scores.get("shape", [])) > MOST:
+    if wrong or math.prod(scores.get("shape") or []) > MOST:
         raise ValueError(f"{str(path)!r} has notes that cannot be used ({(wrong or ['scores'])[0]}); calibrate again.")
 
 

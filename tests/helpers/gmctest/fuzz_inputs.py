@@ -4,6 +4,7 @@ An :class:`Entry` makes the arguments of a good call, calls, and checks the answ
 :func:`judge` calls and says what happened: a right answer, a clear error, or a fault.
 """
 
+import atexit
 import collections
 import dis
 import math
@@ -240,6 +241,7 @@ class Fault(AssertionError):
 
 
 TALLY: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
+atexit.register(lambda: print("\n" + table()) if TALLY else None)
 
 
 def judge(entry: Entry, arguments: Arguments, spoiled: bool) -> str:
