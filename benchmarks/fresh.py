@@ -1010,7 +1010,6 @@ def main(arguments: list[str] | None = None) -> int:
             for cell in (c for n, c in cells.items() if n != "pool" and (not options.sizes or n in options.sizes)):
                 for method in options.again:
                     cell.pop(method, None)
-    done["machine"] = machine()
 
     def save() -> None:
         options.results.parent.mkdir(parents=True, exist_ok=True)
@@ -1020,6 +1019,7 @@ def main(arguments: list[str] | None = None) -> int:
 
     if not options.page:
         torch.set_num_threads(1)
+        done["machine"] = machine()
         for part in options.parts:
             if part == "faces" and "TORCHGMC_DATA" not in os.environ:
                 print("faces: set TORCHGMC_DATA to the folder of the data", file=sys.stderr)
