@@ -1,6 +1,6 @@
 """Audit and monitor: how often they are right where the truth is known, how wide intervals are, what is found, and the time.
 
-    python -m benchmarks.audit            # 150 draws of 2,000 examples, 1,000 quiet runs of the monitor (some minutes)
+    python -m benchmarks.audit            # 100 draws of 2,000 examples, 1,000 quiet runs of the monitor (some minutes)
     python -m benchmarks.audit --small    # 40 draws, 200 runs
 
 Nothing is fitted. Populations: *miss rates*, mass-weighted and per group (skewed, sd 0.06, six groups of all to a twentieth);
@@ -171,7 +171,7 @@ def monitor(runs: int, batches: int, off: float, quiet: int = 0, group: bool = F
 
 def run(small: bool = False, tiny: bool = False) -> list[Row]:
     """Coverage, width, power, false certificates, the monitor, and the time of one audit."""
-    draws, n = (3, 300) if tiny else (40, 2000) if small else (150, 2000)
+    draws, n = (3, 300) if tiny else (40, 2000) if small else (100, 2000)
     runs, batches = (3, 10) if tiny else (200, 200) if small else (1000, 200)
     few = max(3, draws // 10)
     big = 300 if tiny else 5000

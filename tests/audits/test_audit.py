@@ -9,7 +9,7 @@ import torch
 import torchgmc as gmc
 from gmctest.examples import cameras, threshold_data, two_audits
 from gmctest.heads_zoo import ZOO
-from gmctest.tables import summarize
+from gmctest.tables import rows_of, summarize
 from torchgmc.audits.audit import Audit
 
 ENTRIES = list(ZOO)
@@ -143,6 +143,54 @@ def test_level_sets_have_a_row_for_all_of_them_together(solver):
                     r for r in rows if r not in means and r["what"].split(", class")[1:] == mean["what"].split(", class")[1:]
                 ]
                 assert mean["estimate"] == pytest.approx(sum(r["estimate"] for r in parts), abs=1e-9)
+
+
+def test_difference_and_ratio_of_the_risks():
+    who = torch.tensor([[True, False, False], [True, False, False], [False, True, False], [False, True, False]])
+    audit = summarize(who, torch.tensor([0.1, 0.3, 0.4, 0.6]).double(), 0.1)  # risks 0.2, 0.5, and nobody
+    assert audit.difference() == pytest.approx(0.3) and audit.ratio() == pytest.approx(0.4)
+
+
+def test_merging_parts_gives_the_whole_and_refuses_others():
+    data, names = threshold_data(200, 3), ["old", "new"]
+    head = gmc.ThresholdHead(0.1, 0.05, names).fit(*threshold_data())
+    parts = [head.audit(*part) for part in cut(data, [50, 80, 70])]
+    same(parts[0].merge(*parts[1:]), head.audit(*data))
+    same(parts[0].view("conditional", 0.2).merge(*parts[1:]), head.audit(*data).view("conditional", 0.2))
+    other = gmc.ThresholdHead(0.1, 0.05, names).fit(*threshold_data(120, 9)).audit(*data)
+    with pytest.raises(ValueError, match="same fitted head"):
+        parts[0].merge(other)
+    with pytest.raises(ValueError, match="same delta"):
+        parts[0].merge(head.audit(*data, delta=0.2))
+    with pytest.raises(TypeError, match="must be audits, got dict"):
+        parts[0].merge({})
+    with pytest.raises(ValueError, match="from a table"):
+        parts[0].merge(Audit(parts[0].table, 0.05, 0.05, False, 50))
+
+
+def test_clusters_count_once():
+    data = threshold_data(200, 3)
+    head = gmc.ThresholdHead(0.1, 0.05, ["old", "new"]).fit(*threshold_data())
+    ids = [f"patient {k // 4}" for k in range(200)]
+    plain, counted = head.audit(*data), head.audit(*data, clusters=ids, cluster_size=4)
+    assert counted.table["estimate"] == pytest.approx(plain.table["estimate"]) and counted.note == plain.note
+    assert counted.certified_alpha > plain.certified_alpha * 1.05  # 50 draws, not 200
+    alone = head.audit(*data, clusters=list(range(200)), cluster_size=1)
+    assert alone.table["estimate"] == pytest.approx(plain.table["estimate"])
+    guess = head.audit(*data, clusters=ids)
+    assert "largest cluster was taken from these data" in guess.note and guess.certified_alpha == counted.certified_alpha
+    with pytest.raises(ValueError, match="`cluster_size` must bound every cluster, got 3, but one has 4"):
+        head.audit(*data, clusters=ids, cluster_size=3)
+    with pytest.raises(ValueError, match="with every batch"):
+        whole = dict(zip(("scores", "masks", "groups"), data, strict=True))
+        gmc.audit(head, [whole, whole | {"clusters": ids}])
+
+
+def test_values_beyond_their_range_are_refused():
+    who, s = torch.ones(5, 1).bool(), torch.tensor([0.0, 0.1, 0.2, 0.3, 0.9]).double()
+    rows = rows_of(who, s, (-0.4, 0.6))
+    with pytest.raises(ValueError, match="s must lie in its range, -0.4 to 0.6, but it is 0.9"):
+        rows.check_range()
 
 
 def test_files(tmp_path):

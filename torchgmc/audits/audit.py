@@ -196,6 +196,25 @@ class Audit(Tabular):
         table = self._evidence().table(alpha, self.delta, conditional, self.method)
         return replace(self, table=table, alpha=alpha, conditional=conditional)
 
+    def difference(self) -> float:
+        """Largest minus smallest risk over the groups (of columns, the largest of these), as in fairlearn's MetricFrame.
+
+        An estimate on these examples, without an interval: small groups alone make it large.
+        """
+        return max((max(risks) - min(risks) for risks in self._risks()), default=0.0)
+
+    def ratio(self) -> float:
+        """Smallest over largest risk over the groups (of each column, the smallest of these); 1 where they are equal."""
+        return min((min(risks) / max(risks) if max(risks) else 1.0 for risks in self._risks()), default=1.0)
+
+    def _risks(self) -> list[list[float]]:
+        """Risks of the groups that have examples, by column."""
+        found: dict[str, list[float]] = {}
+        for row in self.rows():
+            if row["risk"] == row["risk"]:  # not NaN
+                found.setdefault(row["what"], []).append(row["risk"])
+        return list(found.values())
+
     def merge(self, *others: "Audit") -> "Audit":
         """The audit of all examples together, as if they had been audited at once: parts of the data, hospitals, weeks.
 
