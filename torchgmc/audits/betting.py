@@ -158,7 +158,7 @@ class Units:
         guess = -torch.special.ndtri(level) * spread[:, None] - level.log() / u.clamp_min(1.0)[:, None]  # (G, k)
         count = len(level)
         work = (len(self.g) / BLOCKS + len(self.size)) * 2 * count
-        steps = max(4, min(12, int(AT_ONCE / max(work, 1.0))))
+        steps = max(4, min(24, int(AT_ONCE / max(work, 1.0))))
         up = torch.tensor([True, False], device=a.device).repeat_interleave(count)
         sign = torch.where(up, -1.0, 1.0)  # the low end is where "at most" is rejected
         edge = torch.where(up, 0.0, 1.0)
@@ -167,7 +167,7 @@ class Units:
         factor = torch.logspace(math.log10(0.6), math.log10(6.0), steps, dtype=torch.float64, device=a.device)
         away = (sign * guess.repeat(1, 2))[..., None] * factor
         tried = torch.minimum(torch.maximum(inner[..., None] + away, away.new_zeros(())), away.new_ones(()))
-        for _ in range(3):
+        for _ in range(2 if steps == 24 else 3):
             levels = level.repeat(2).repeat_interleave(steps)
             found = self.rejects(tried.flatten(1), up.repeat_interleave(steps), levels).view_as(tried)
             inner, outer = outermost(inner, tried, outer, found)
