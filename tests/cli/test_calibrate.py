@@ -119,9 +119,9 @@ def test_not_reaching_alpha_is_said(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert calibrated(tmp_path, arrays, *words, "--strict")[0] == 1
 
 
-# -- one subcommand a task ----------------------------------------------------------------------------------------------------
+# -- one subcommand per task --------------------------------------------------------------------------------------------------
 
-COMMON = 25  # options that all tasks share, --help among them
+COMMON = 26  # options that all tasks share, --help and --clusters among them
 
 
 @pytest.mark.parametrize("name", CASES)
