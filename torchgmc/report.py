@@ -264,7 +264,7 @@ def _intervals(name: str, audit: Audit, several: bool) -> Section:
     table = Table(["group", "verdict", *columns], tops, columns, wrapped=["group"])
     if all(len(found) == 1 for found in groups.values()):
         return Section(heading, text, [table])
-    text.append("Of each group the row that deviates most; all of its rows unfold below.")
+    text.append("The table shows the row of each group that deviates most; unfold a group below to see all its rows.")
     folds = [
         (f"{group}: {_counts(found)}", Table(["", "verdict", *columns], [cells(r["what"], r) for r in found], columns))
         for group, found in shown.items()

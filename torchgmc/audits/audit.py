@@ -149,7 +149,7 @@ class Audit(Tabular):
             )
         if self.certified:
             return f"The promise is kept for {groups}: none is off by more than {self.alpha:g}."
-        return f"It is not decided yet whether the promise is kept for {groups}: these data are too few to tell."
+        return f"Undecided: these data are too few to tell whether the promise is kept for {groups}."
 
     @property
     def explanation(self) -> str:
