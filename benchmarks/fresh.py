@@ -295,7 +295,7 @@ def made_up_probabilities(kind: str, seed: int) -> Split:
 
     both = []
     for n, part in ((20000, 0), (50000, 1)):
-        found = problem(n, "interactions" if "interactions" in kind else "additive", 2 * seed + part)
+        found = problem(n, "interactions" if "interactions" in kind else "additive", seed, part)
         p = found.probs.double().clamp(1e-6, 1 - 1e-6)
         p = torch.sigmoid(2 * p.logit()) if "x 2" in kind else p
         member = found.groups.numpy()
@@ -937,6 +937,7 @@ def page(done: dict[str, Any]) -> str:
     lines += ["", (__doc__ or "").split("\n\n")[2].replace("\n", " "), ""]
     lines += ["Sets marked * were looked at while constants were chosen. A verdict of ours against another is at two standard "
               "errors of the paired difference; of many cells some are beyond two by chance alone.", ""]  # fmt: skip
+    lines += [line for note in done.get("notes", []) for line in (f"Note: {note}", "")]
     body: list[str] = []
     total = ["| part | figure | sets | against | better | level | worse |", "|" + " --- |" * 7]
     for name, part in PARTS.items():

@@ -35,8 +35,8 @@ SAMPLE = 1 << 13
 FAR = 16.0
 #: Ridges that are tried, and that of everyone's slope, in examples: the penalty is ridge / 2 times the square of an offset.
 RIDGES, COMMON_RIDGE = (4.0, 16.0, 64.0), 1.0
-#: The ridge of a group's slope is so many times that of its offset: slopes differ more rarely.
-STEEPER = 32.0
+#: The ridge of a group's slope is so many times that of its offset, for logits of mean square 1: slopes differ more rarely.
+STEEPER = 13.0
 #: Weights of the fits: exp(-LEARN x held-out loss of all examples).
 LEARN = 0.5
 #: Up to so many groups share a ridge; of more, those that earn a column by the l1 price have one.
@@ -387,10 +387,11 @@ def _average(columns: Columns, theta: Tensor, none: Tensor, fold: Tensor, unit: 
     """
     assert columns.ridge is not None
     free = torch.zeros_like(theta)
+    size = (columns.share * columns.z.clamp(-FAR, FAR).square()).sum(0)  # (C,): a slope moves large logits far
     heads, losses, fine = [theta], [_held_out(columns, theta, none, fold)], True
     for strength in reversed(RIDGES):  # from the strongest to the weakest, each from the one before
         ridge = columns.ridge.clone()
-        ridge[0, 1:], ridge[1:, 1:] = strength * unit, strength * STEEPER * unit
+        ridge[0, 1:], ridge[1:, 1:] = strength * unit, strength * unit * STEEPER * size
         part = columns.shrunk(ridge)
         found, met = _solve(part, heads[-1], free)
         losses.append(_held_out(part, found, free, fold))
