@@ -65,6 +65,23 @@ def test_conditions_of_the_optimum(n):
     assert bool((part >= -1e-9).all()) and bool((part <= 1 / n + 1e-9).all())
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_windows_that_a_threshold_runs_into_the_edge_of(seed):
+    """Few cells, whose thresholds lie far from where the search begins: coverage is that of the optimum all the same."""
+    rng = torch.Generator().manual_seed(seed)
+    member = torch.rand(30_000, 3, generator=rng) < torch.tensor([0.25, 0.35, 0.3])
+    cell = member.long() @ torch.tensor([1, 2, 4])
+    spread = torch.tensor([1.5, 2.5, 3.0, 7.0, 0.5, 2.5, 2.0, 7.0]).double()
+    scores = (spread[cell] * torch.randn(30_000, generator=rng).double()).abs()
+    pairs = torch.tensor([[1, a, b, a & b, c] for c in (0, 1) for b in (0, 1) for a in (0, 1)]).double()
+    one = Pinball(scores, cell, pairs)
+    weight, zero = torch.full((1, 30_000), 1 / 30_000).double(), torch.zeros(1, 5).double()
+    linear = 0.9 * weight @ pairs[cell]
+    found = solve(one, weight, linear, zero, zero.clone(), exact=1).theta
+    missed = (weight[0] * (scores <= one.thresholds(found)[0][cell] + 1e-12)) @ pairs[cell] - linear[0]
+    assert float(missed.abs().max()) <= 6 / 30_000
+
+
 def test_many_problems_side_by_side_are_each_by_itself():
     one = problem(400, 4, 1)
     rng = torch.Generator().manual_seed(2)

@@ -23,6 +23,8 @@ NEARBY = 256
 STEPS = 80
 #: Gap between the problem and its dual, relative to the objective, at which the steps end.
 GAP = 1e-10
+#: A threshold so near to a score, relative to the width of the scores, meets it.
+MEETS = 1e-6
 #: A step goes so far towards the nearest bound.
 REACH = 0.99995
 
@@ -146,7 +148,7 @@ def solve_with_one_more(
         inner = _interior(problem.design, (one[0] - centre) / width, one[1], one[2], rows, zero, begin / width).theta * width
         inner[:, 0] += centre
         moved = problem.scores - problem.thresholds(inner)[:, problem.cell]
-        crossed = (((moved < 0) != (rest < 0)) & outside).any(1) if size < n else torch.zeros_like(own, dtype=torch.bool)
+        crossed = _meets(rest, moved, outside, width) if size < n else torch.zeros_like(own, dtype=torch.bool)
         for place in (~crossed).nonzero()[:, 0].tolist():
             local = Pinball(one[0][place], one[1][place], problem.design)
             found[todo[place]] = _vertex(local, one[2][place], rows[place], zero[place], inner[place], width)
@@ -171,7 +173,7 @@ def _windows(problem: Pinball, weight: Tensor, linear: Tensor, slack: Tensor, st
     """Solve each problem on the scores near its thresholds.
 
     The others of a cell count as one score at the nearest of them, on either side: the minimum is the same as long as no
-    threshold passes it. Windows grow until none does.
+    threshold meets it. Windows grow until none does.
     """
     n, cells = problem.scores.numel(), len(problem.design)
     scores, cell = (t.expand(len(weight), n) for t in (problem.scores, problem.cell))
@@ -198,9 +200,20 @@ def _windows(problem: Pinball, weight: Tensor, linear: Tensor, slack: Tensor, st
         near, where, heavy = (torch.cat(part, 1) for part in zip(*parts, strict=True))
         found = _interior(problem.design, near, where, heavy, linear, slack, theta)
         moved = problem.scores - problem.thresholds(found.theta)[:, problem.cell]
-        if size >= n or not bool((((moved < 0) != (rest < 0)) & outside).any()):
+        if size >= n or not bool(_meets(rest, moved, outside, 1.0).any()):
             return found
         theta, size = found.theta, 2 * size
+
+
+def _meets(rest: Tensor, moved: Tensor, outside: Tensor, width: float) -> Tensor:
+    """Does a threshold meet a score outside the window, ``(B,)``? That score stands for others beyond it.
+
+    Args:
+        rest: scores minus the thresholds that the window was chosen at, ``(B, N)`` or ``(N,)``; ``moved``: minus the new ones.
+        outside: of the window.
+        width: of the scores.
+    """
+    return ((torch.where(rest >= 0, moved, -moved) <= MEETS * width) & outside).any(-1)
 
 
 def _interior(
