@@ -22,6 +22,8 @@ H = TypeVar("H", bound=Head)
 def sweep(head: H, alphas: Sequence[float], **options: Any) -> list[H]:
     """Calibrate once per alpha on the statistics the head has observed; no data is looked at again.
 
+    Every fit goes to its alpha on the sample (``noise_floor=False``): under the noise rule alpha would make no difference.
+
     Args:
         head: a head after ``observe`` (or ``fit``); it does not change.
         alphas: the alphas.
@@ -53,7 +55,7 @@ def sweep(head: H, alphas: Sequence[float], **options: Any) -> list[H]:
     made = []
     for alpha in checked:
         one = head.twin()
-        one.alpha = alpha
+        one.alpha, one.noise_floor = alpha, False
         one.calibrate(**options)
         made.append(one)
     return made
