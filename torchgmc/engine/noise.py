@@ -11,7 +11,7 @@ whichever is larger: ten examples that agree by chance are not free of noise.
 
 k is chosen by five-fold cross-validation of the potential that the fit minimises. k = infinity (no group moves by itself) is
 among the candidates, and is kept unless another k is better by more than ``KEEP`` standard errors of the paired difference; of
-the others the largest within one standard error of the best is taken.
+the others the largest within ``WITHIN`` standard errors of the best is taken.
 """
 
 import math
@@ -46,6 +46,8 @@ FOLDS = 5
 FEWEST = 5.0
 #: Standard errors by which k = infinity may be worse and is kept.
 KEEP = 2.0
+#: Standard errors by which a larger finite k may be worse than the best and is taken.
+WITHIN = 0.5
 #: Of a group of n_A examples another (SMALL + SKEWED |skewness|) / sqrt(n_A) standard errors are not trusted.
 SMALL, SKEWED = 2.0, 1.2
 
@@ -127,7 +129,7 @@ def choose(loss: Tensor, tried: tuple[float, ...] = CANDIDATES) -> Choice:
     if bool(mean[last] <= mean[best] + KEEP * error[last]):
         place = last
     else:
-        place = int((mean[:last] <= mean[best] + 0.5 * error[:last]).nonzero()[:, 0].max())
+        place = int((mean[:last] <= mean[best] + WITHIN * error[:last]).nonzero()[:, 0].max())
     return Choice(tried[place] if place < last else math.inf, place, mean)
 
 
