@@ -9,7 +9,7 @@ from torchgmc.audits.asymptotic import Normal, quantile
 
 def test_without_skewness_they_are_the_usual_ones():
     x = torch.tensor([-1.0, 1.0]).double().repeat(50)[:, None]
-    normal = Normal(x, torch.tensor([0.3]).double(), torch.tensor([100.0]))
+    normal = Normal(x, torch.tensor([0.3], dtype=torch.float64), torch.tensor([100.0]))
     assert bool(normal.fits) and quantile(0.05) == pytest.approx(1.6449, abs=1e-4)
     assert float(normal.end(1.96)) == pytest.approx(0.3 - 1.96 / 10, abs=1e-9)
     assert float(normal.end(-1.96)) == pytest.approx(0.3 + 1.96 / 10, abs=1e-9)

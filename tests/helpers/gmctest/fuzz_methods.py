@@ -439,6 +439,7 @@ ENTRIES = [
             "distribution",
             "probability",
             "quantile",
+            "quantile-conformal",
             "conformal",
             "unprocessed",
             "tree-conformal",

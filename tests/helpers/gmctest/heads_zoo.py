@@ -181,7 +181,7 @@ ZOO = [
         lambda: gmc.TreeHead(TREE, 0.9, 0.05, groups=GROUPS, noise_floor=False),
         lambda n, s: documents(n, s, True),
     ),
-    Entry("tree-conformal", lambda: gmc.baselines.SplitConformal(TREE, 0.9), documents),
+    Entry("tree-conformal", lambda: gmc.baselines.SplitConformalTree(TREE, 0.9), documents),
     Entry("tree-unprocessed", lambda: gmc.baselines.UnprocessedTree(TREE, 0.9), documents),
     Entry("gmc", lambda: gmc.GMCHead(Residual, 0.02, groups=GROUPS, noise_floor=False), means, {"mapping": Residual}),
     # The noise rule, with groups of which none is everyone.
