@@ -105,9 +105,9 @@ def metadata(path: str | os.PathLike[str]) -> dict[str, Any]:
     except ImportError:
         raise
     except Exception as error:  # a crafted file can fail anywhere
-        raise ValueError(f"{path.name!r} holds no metadata of torchgmc: {first_line(error)}") from error
+        raise ValueError(f"`path` = {path.name!r} holds no metadata of torchgmc: {first_line(error)}") from error
     if not isinstance(found, dict):
-        raise ValueError(f"{path.name!r} holds no metadata of torchgmc: {found!r:.80}")
+        raise ValueError(f"`path` = {path.name!r} holds no metadata of torchgmc: {found!r:.80}")
     return found
 
 

@@ -365,6 +365,8 @@ class ShiftMonitor(Watch):
         """Add a batch; no labels."""
         with distributed.together():
             values = self._scores(scores)
+            if not len(values):
+                raise ValueError("`scores` holds no examples; leave out empty batches.")
             member = self._member(groups, len(values), values.device)
             cells = self._cells(values, member)
             if cells.shape[1] != len(self.shares):
