@@ -33,10 +33,11 @@ HALVINGS = 8
 SAMPLE = 1 << 13
 #: Logits beyond it have no say in a slope.
 FAR = 16.0
-#: Ridges that are tried, and that of everyone's slope, in examples: the penalty is ridge / 2 times the square of an offset.
-RIDGES, COMMON_RIDGE = (4.0, 16.0, 64.0), 1.0
-#: The ridge of a group's slope is so many times that of its offset, for logits of mean square 1: slopes differ more rarely.
-STEEPER = 13.0
+#: Ridges that are tried, in examples: the penalty is ridge / 2 times the square of a group's offset, and so many times that
+#: of its slope, for logits of mean square 1 (slopes differ more rarely; infinite: they do not differ). Strongest first.
+RIDGES = ((64.0, 13.0), (16.0, 13.0), (4.0, 13.0), (16.0, math.inf), (4.0, math.inf), (1.0, math.inf))
+#: The ridge of everyone's slope.
+COMMON_RIDGE = 1.0
 #: Weights of the fits: exp(-LEARN x held-out loss of all examples).
 LEARN = 0.5
 #: Up to so many groups share a ridge; of more, those that earn a column by the l1 price have one.
@@ -113,18 +114,28 @@ class Columns:
         """The problem with another ridge."""
         return Columns(self.member, self.z, self.y, self.share, self.euclidean, self.slopes, ridge)
 
+    def without(self, classes: Tensor) -> "Columns":
+        """The problem with z = 0 in some classes, ``(C,)``."""
+        return Columns(
+            self.member, self.z.masked_fill(classes, 0.0), self.y, self.share, self.euclidean, self.slopes, self.ridge
+        )
+
     def thin(self, rows: int) -> "Columns":
         """Every k-th example, about ``rows`` of them."""
         stride = max(1, len(self.z) // rows)
         return self if stride == 1 else self.pick(torch.arange(0, len(self.z), stride, device=self.z.device))
 
-    def at(self, theta: Tensor, member: Tensor, z: Tensor) -> Tensor:
-        """z after Theta."""
+    def at(self, theta: Tensor, member: Tensor, z: Tensor, least: float = -math.inf) -> Tensor:
+        """z after Theta, with slopes of at least ``least``.
+
+        A fit has no least slope, or its potential would not be convex: behind a model that is very sure the first Newton step
+        lands far below 0, where a bounded slope is flat. A head has 0.
+        """
         moves = (member @ theta.transpose(0, 1).flatten(1).to(member.dtype)).double()  # (n, p C)
         moves = moves.view(len(z), theta.shape[0], theta.shape[2])
         if not self.slopes:
             return z - moves[:, 0]
-        return z * (1.0 - moves[:, 1]).clamp_min(0.0) - moves[:, 0]
+        return z * (1.0 - moves[:, 1]).clamp_min(least) - moves[:, 0]
 
     def _parts(self) -> "zip[tuple[Tensor, Tensor, Tensor, Tensor]]":
         rows = ROWS if self.z.device.type == "cpu" else max(len(self.z), 1)
@@ -167,7 +178,7 @@ class Columns:
         sums, mass = self.z.new_zeros(parts), self.z.new_zeros(parts)
         for k in range(parts):
             rows = (part == k).nonzero()[:, 0]
-            moved = self.at(theta[k], self.member[rows], self.z[rows])
+            moved = self.at(theta[k], self.member[rows], self.z[rows], 0.0)
             f = levelsets.probabilities(moved, self.euclidean)
             share = self.share[rows, 0]
             sums[k], mass[k] = (loss(moved, f, self.y[rows], self.euclidean) * share).sum(), share.sum()
@@ -347,6 +358,11 @@ def fit_static(columns: Columns, sizes: Tensor, cluster: Tensor, slack: Tensor |
     columns = columns.shrunk(ridge)
     alone = columns.some(torch.zeros(1, dtype=torch.int64, device=theta.device))
     theta[:, :1] = alone.minimise(theta[:, :1], none[:, :1], None, 30, 1e-3)
+    worthless = theta[1:, 0] > 1.0  # (p - 1, C): the more sure, the less often right; a slope of 0 is as low as slopes go
+    if bool(worthless.any()):
+        flat = fit_static(columns.without(worthless[0]), sizes, cluster, None)
+        flat.theta[1, 0] = torch.where(worthless[0], 1.0, flat.theta[1, 0])
+        return flat
     if columns.shape[1] == 1:
         return Found(theta, math.inf, torch.zeros(0), True)
     fold = deal_clusters(noise.FOLDS, cluster, columns.z, columns.y, columns.member)
@@ -386,15 +402,18 @@ def _average(columns: Columns, theta: Tensor, none: Tensor, fold: Tensor, unit: 
         unit: what one example weighs.
     """
     assert columns.ridge is not None
-    free = torch.zeros_like(theta)
     size = (columns.share * columns.z.clamp(-FAR, FAR).square()).sum(0)  # (C,): a slope moves large logits far
     heads, losses, fine = [theta], [_held_out(columns, theta, none, fold)], True
-    for strength in reversed(RIDGES):  # from the strongest to the weakest, each from the one before
-        ridge = columns.ridge.clone()
-        ridge[0, 1:], ridge[1:, 1:] = strength * unit, strength * unit * STEEPER * size
+    for strength, steeper in RIDGES:  # each from the one before
+        ridge, price = columns.ridge.clone(), torch.zeros_like(theta)
+        ridge[0, 1:] = strength * unit
+        if math.isinf(steeper):
+            price[1:, 1:] = math.inf
+        else:
+            ridge[1:, 1:] = strength * unit * steeper * size
         part = columns.shrunk(ridge)
-        found, met = _solve(part, heads[-1], free)
-        losses.append(_held_out(part, found, free, fold))
+        found, met = _solve(part, heads[-1].masked_fill(price.isinf(), 0.0), price)
+        losses.append(_held_out(part, found, price, fold))
         heads, fine = [*heads, found], fine and met
     held = torch.stack(losses)  # (fits, F)
     mass = columns.z.new_zeros(noise.FOLDS).index_add_(0, fold, columns.share[:, 0])
@@ -406,7 +425,7 @@ def _average(columns: Columns, theta: Tensor, none: Tensor, fold: Tensor, unit: 
     mixed = (torch.stack(heads) * weight[:, None, None, None]).sum(0)
     # The mean of everyone stays a promise: its offset once more, with the others as they are.
     ones = columns.member[:, :1]
-    moved = columns.at(mixed, columns.member, columns.z)
+    moved = columns.at(mixed, columns.member, columns.z, 0.0)
     rest = Columns(ones, moved, columns.y, columns.share, columns.euclidean, False)
     zero = torch.zeros_like(mixed[:1, :1])
     mixed[0, :1] += rest.minimise(zero, zero.clone(), None, 30, 1e-3)[0]
