@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from torchgmc.engine.pinball import Pinball, solve, solve_with_one_more
+from torchgmc.engine.pinball import Pinball, solve
 
 
 def problem(n, groups, seed, ties=False):
@@ -96,25 +96,3 @@ def test_many_problems_side_by_side_are_each_by_itself():
         alone = solve(one, weight[part], linear[part], slack[part], torch.zeros(1, 5).double()).theta
         both = [float(one.objective(weight[k], linear[k], slack[k], t)) for t in (together[k], alone[0])]
         assert both[0] == pytest.approx(both[1], abs=1e-9)
-
-
-@pytest.mark.parametrize("beyond", [50.0, -50.0])
-def test_one_example_more_is_the_problem_with_it(beyond):
-    one = problem(500, 3, 4)
-    weight = torch.ones(500).double()
-    linear = 0.8 * weight @ one.design
-    begin = solve(one, weight[None], linear[None], torch.zeros(1, 4).double(), torch.zeros(1, 4).double()).theta[0]
-    cells = torch.tensor([0, 7, 31])
-    found = solve_with_one_more(one, weight, linear, begin, cells, beyond, 1.0, 0.8)
-    for cell, theta in zip(cells.tolist(), found, strict=True):
-        row = one.design[cell]
-        more = Pinball(
-            torch.cat([one.scores, torch.tensor([beyond]).double()]),
-            torch.cat([one.cell, cells.new_tensor([cell])]),
-            one.design,
-        )
-        heavy, goal = torch.cat([weight, torch.ones(1).double()]), linear + 0.8 * row
-        zero = torch.zeros(1, 4).double()
-        direct = solve(more, heavy[None], goal[None], zero, zero.clone(), exact=1).theta[0]
-        values = [float(more.objective(heavy, goal, zero[0], t)) for t in (theta, direct)]
-        assert values[0] == pytest.approx(values[1], abs=1e-6)

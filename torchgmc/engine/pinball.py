@@ -6,7 +6,7 @@ r"""Thresholds of all groups at once: the exact minimum of a pinball loss with a
 h are scores, x_c the row of the design of cell c, b the linear part (for a target sigma it is :math:`\sigma \sum_i w_i x_i`).
 It is a linear program in disguise; its dual has one bounded variable per score and one equation per offset, so that Mehrotra's
 predictor-corrector steps cost a few passes over the scores and one small system each, and a dozen or two of them are enough.
-Many problems that share scores and design (folds, slacks, added examples) are solved side by side.
+Many problems that share scores and design (folds, slacks) are solved side by side.
 """
 
 from dataclasses import dataclass
@@ -14,12 +14,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-__all__ = ["Pinball", "Solution", "solve", "solve_with_one_more"]
+__all__ = ["Pinball", "Solution", "independent", "solve"]
 
 #: Scores in one problem; of more, those near their threshold are kept and the rest is added to the linear part.
 LIMIT = 1024
-#: Scores near a solved problem's thresholds that matter when one example is added.
-NEARBY = 256
 STEPS = 80
 #: Gap between the problem and its dual, relative to the objective, at which the steps end.
 GAP = 1e-10
@@ -62,7 +60,9 @@ class Solution:
     steps: int
 
 
-def solve(problem: Pinball, weight: Tensor, linear: Tensor, slack: Tensor, start: Tensor, exact: int = 0) -> Solution:
+def solve(
+    problem: Pinball, weight: Tensor, linear: Tensor, slack: Tensor, start: Tensor, exact: int = 0, enough: float = GAP
+) -> Solution:
     """The minimum of B problems over the same scores.
 
     Args:
@@ -72,6 +72,7 @@ def solve(problem: Pinball, weight: Tensor, linear: Tensor, slack: Tensor, start
         slack: s >= 0, ``(B, K)``.
         start: offsets to start from, ``(B, K)``; of a large problem they also say which scores matter.
         exact: bring so many of the last solutions from the interior to a vertex, where thresholds equal scores.
+        enough: the gap at which to end.
 
     Example:
         >>> scores = torch.tensor([0.1, 0.4, 0.2, 0.9, 0.5], dtype=torch.float64)
@@ -93,67 +94,13 @@ def solve(problem: Pinball, weight: Tensor, linear: Tensor, slack: Tensor, start
         begin = start.clone()
         begin[:, common] -= centre
         begin /= width
-    found = _windows(scaled, weight, linear, slack, begin)
+    found = _windows(scaled, weight, linear, slack, begin, enough)
     theta = found.theta * width
     if common is not None:
         theta[:, common] += centre
     for i in range(len(theta) - exact, len(theta)):
         theta[i] = _vertex(problem, weight[i], linear[i], slack[i], theta[i], width)
     return Solution(theta, found.gap, found.steps)
-
-
-def solve_with_one_more(
-    problem: Pinball, weight: Tensor, linear: Tensor, theta: Tensor, cell: Tensor, score: float, extra: float, share: float
-) -> Tensor:
-    """The minima of B problems that differ from one solved problem by one example more, ``(B, K)``, at vertices.
-
-    Args:
-        problem: scores and design.
-        weight: ``(N,)``; ``linear``: ``(K,)``; no slack.
-        theta: the minimum without the example, ``(K,)``.
-        cell: cell of the additional example in each problem, int64 ``(B,)``.
-        score: of the additional example.
-        extra: its weight.
-        share: what it adds to the linear part, times its row of the design.
-    """
-    many, cells, n = len(cell), len(problem.design), problem.scores.numel()
-    ends = torch.arange(cells, device=theta.device)
-    found = torch.zeros(many, len(theta), dtype=theta.dtype, device=theta.device)
-    todo = torch.arange(many, device=theta.device)
-    rest = problem.scores - problem.thresholds(theta)[problem.cell]
-    size = NEARBY
-    while len(todo):
-        kept = torch.where(weight > 0, rest.abs(), torch.inf).topk(min(size, n), largest=False).indices
-        outside = (weight > 0).scatter(0, kept, False)
-        parts = [(problem.scores[kept], problem.cell[kept], weight[kept])]
-        for above in (True, False):
-            here = outside & ((rest >= 0) == above)
-            mass = weight.new_zeros(cells).index_add_(0, problem.cell, weight * here)
-            far = torch.inf if above else -torch.inf
-            edge = torch.full_like(mass, far).scatter_reduce_(
-                0, problem.cell, torch.where(here, problem.scores, far), "amin" if above else "amax"
-            )
-            parts.append((torch.where(mass > 0, edge, torch.zeros_like(edge)), ends, mass))
-        near, where, heavy = (torch.cat(part) for part in zip(*parts, strict=True))
-        one = [t.expand(len(todo), -1) for t in (near, where, heavy)]
-        own = cell[todo]
-        one[0] = torch.cat([one[0], near.new_full((len(todo), 1), score)], 1)
-        one[1] = torch.cat([one[1], own[:, None]], 1)
-        one[2] = torch.cat([one[2], heavy.new_full((len(todo), 1), extra)], 1)
-        rows = linear + share * problem.design[own]
-        zero = torch.zeros_like(rows)
-        centre, width = _scale(near[heavy > 0])
-        begin = theta.expand(len(todo), -1).clone()
-        begin[:, 0] -= centre
-        inner = _interior(problem.design, (one[0] - centre) / width, one[1], one[2], rows, zero, begin / width).theta * width
-        inner[:, 0] += centre
-        moved = problem.scores - problem.thresholds(inner)[:, problem.cell]
-        crossed = _meets(rest, moved, outside, width) if size < n else torch.zeros_like(own, dtype=torch.bool)
-        for place in (~crossed).nonzero()[:, 0].tolist():
-            local = Pinball(one[0][place], one[1][place], problem.design)
-            found[todo[place]] = _vertex(local, one[2][place], rows[place], zero[place], inner[place], width)
-        todo, size = todo[crossed], 2 * size
-    return found
 
 
 def _scale(scores: Tensor) -> tuple[float, float]:
@@ -169,7 +116,7 @@ def _common(design: Tensor) -> int | None:
     return int(ones[0]) if len(ones) else None
 
 
-def _windows(problem: Pinball, weight: Tensor, linear: Tensor, slack: Tensor, start: Tensor) -> Solution:
+def _windows(problem: Pinball, weight: Tensor, linear: Tensor, slack: Tensor, start: Tensor, enough: float) -> Solution:
     """Solve each problem on the scores near its thresholds.
 
     The others of a cell count as one score at the nearest of them, on either side: the minimum is the same as long as no
@@ -178,10 +125,10 @@ def _windows(problem: Pinball, weight: Tensor, linear: Tensor, slack: Tensor, st
     n, cells = problem.scores.numel(), len(problem.design)
     scores, cell = (t.expand(len(weight), n) for t in (problem.scores, problem.cell))
     if n <= 4 * (LIMIT + 2 * cells):
-        return _interior(problem.design, scores, cell, weight, linear, slack, start)
+        return _interior(problem.design, scores, cell, weight, linear, slack, start, enough)
     every = torch.arange(0, n, -(-n // LIMIT), device=weight.device)
     rough = weight[:, every] * (weight.sum(1) / weight[:, every].sum(1).clamp_min(1e-300))[:, None]
-    theta = _interior(problem.design, scores[:, every], cell[:, every], rough, linear, slack, start, 1e-5).theta
+    theta = _interior(problem.design, scores[:, every], cell[:, every], rough, linear, slack, start, max(1e-5, enough)).theta
     ends = torch.arange(cells, device=weight.device).expand(len(weight), cells)
     size = LIMIT
     while True:
@@ -198,7 +145,7 @@ def _windows(problem: Pinball, weight: Tensor, linear: Tensor, slack: Tensor, st
             )
             parts.append((torch.where(mass > 0, edge, torch.zeros_like(edge)), ends, mass))
         near, where, heavy = (torch.cat(part, 1) for part in zip(*parts, strict=True))
-        found = _interior(problem.design, near, where, heavy, linear, slack, theta)
+        found = _interior(problem.design, near, where, heavy, linear, slack, theta, enough)
         moved = problem.scores - problem.thresholds(found.theta)[:, problem.cell]
         if size >= n or not bool(_meets(rest, moved, outside, 1.0).any()):
             return found
@@ -224,7 +171,7 @@ def _interior(
     linear: Tensor,
     slack: Tensor,
     start: Tensor,
-    enough: float = GAP,
+    enough: float,
 ) -> Solution:
     """Primal-dual steps on min h^T a with X^T a = b, 0 <= a <= w, each problem with its own scores and cells ``(B, M)``.
 
@@ -326,7 +273,7 @@ def _vertex(problem: Pinball, weight: Tensor, linear: Tensor, slack: Tensor, the
     goal = torch.cat([-theta[zeros], rest[place]])
     size = torch.cat([theta[zeros].abs(), near[place]])
     order = size.argsort(stable=True)
-    chosen = _independent(rows[order])
+    chosen = independent(rows[order])
     rows, goal = rows[order][chosen], goal[order][chosen]
     if not len(rows):
         return theta
@@ -336,7 +283,7 @@ def _vertex(problem: Pinball, weight: Tensor, linear: Tensor, slack: Tensor, the
     return met if bool(after <= before + 1e-9 * (before.abs() + width)) else theta
 
 
-def _independent(rows: Tensor) -> list[int]:
+def independent(rows: Tensor) -> list[int]:
     """Indices of the first rows that are linearly independent of those before."""
     chosen: list[int] = []
     basis = rows.new_zeros(0, rows.shape[1])

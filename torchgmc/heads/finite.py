@@ -21,7 +21,8 @@ import torch
 from torch import Tensor
 
 from torchgmc.engine.offsets import Folded, weighted_quantile
-from torchgmc.engine.pinball import Pinball, solve, solve_with_one_more
+from torchgmc.engine.path import thresholds_with_one_more
+from torchgmc.engine.pinball import Pinball, solve
 from torchgmc.engine.solver import Report
 from torchgmc.groups.cells import pattern_ids
 
@@ -37,8 +38,6 @@ __all__ = [
 
 #: All patterns of membership are tabulated up to this many.
 ALL = 256
-#: Patterns solved side by side.
-CHUNK = 128
 #: Of all minima the one with the smallest thresholds: the target is lowered by this part of one example.
 TIE = 1e-5
 #: A threshold farther out than so many ranges of the scores has no finite value.
@@ -84,25 +83,19 @@ def phantom_thresholds(data: Folded, target: float, patterns: Tensor, covers: bo
             rank of split conformal.
     """
     weight, mass = data.weight.sum(0), data.mass.sum(0)
-    # Patterns that no example has are cells without scores.
-    member = torch.cat([data.member, patterns])
-    design = torch.cat([torch.ones_like(member[:, :1]), member], 1).double()
-    cell = torch.arange(len(data.member), len(member), device=member.device)
+    design, rows = (torch.cat([torch.ones_like(m[:, :1]), m], 1).double() for m in (data.member, patterns))
     low, high = (float(v) for v in data.scores.aminmax())
     width = max(high - low, abs(high) * 1e-9, 1e-12)
     total = float(mass.sum())
     aim = target + (TIE if covers and safe else -TIE) / (total + 1.0)
     problem = Pinball(data.scores, data.cell, design)
-    linear = aim * (mass @ design[: len(mass)])
-    start = torch.zeros(1, design.shape[1], dtype=torch.float64, device=member.device)
+    linear = aim * (mass @ design)
+    start = torch.zeros(1, design.shape[1], dtype=torch.float64, device=design.device)
     start[0, 0] = weighted_quantile(data.scores, weight, aim * total)
-    begin = solve(problem, weight[None], linear[None], torch.zeros_like(start), start).theta[0]
-    beyond = high + 16 * FAR * width if covers else low - 16 * FAR * width
-    found = []
-    for part in torch.split(cell, CHUNK):
-        theta = solve_with_one_more(problem, weight, linear, begin, part, beyond, 1.0, aim)
-        found.append((theta * design[part]).sum(1))
-    lam = _onto_scores(torch.cat(found), data.scores, width)
+    begin = solve(problem, weight[None], linear[None], torch.zeros_like(start), start, enough=1e-3).theta[0]
+    # Never covered, it adds to b only; always missed, it is below its threshold too.
+    lam = thresholds_with_one_more(problem, weight, linear, begin, rows, aim - (not covers))
+    lam = _onto_scores(lam, data.scores, width)
     if covers and not safe:
         lam = _by_itself(data, target, patterns, lam)
     far = lam > high + FAR * width if covers else lam < low - FAR * width
