@@ -19,15 +19,17 @@ FIELDS = ("out", "logits", "prediction_logits", "scores")
 INPUTS = ("input_ids", "pixel_values", "image", "images", "input", "inputs", "x", "img", "data")
 TARGETS = ("mask", "masks", "label", "labels", "target", "targets", "y")
 GROUPS = ("groups", "group", "membership")
+PIXELS = ("pixel_weight",)
 
 
 class Batch(NamedTuple):
-    """A loader's batch, split: the model's input, the truth, and who is in which group."""
+    """A loader's batch, split: the model's input, the truth, who is in which group, and how much each pixel counts."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     target: Any
     groups: Any
+    pixels: Any = None
 
 
 class Adapter:
@@ -40,7 +42,9 @@ class Adapter:
 
     Args:
         field: key or attribute of the output that holds the scores, or its position in a tuple.
-        channel: take this channel (dimension 1) after the activation, e.g. the foreground of a two-class segmentation.
+        channel: take this channel (dimension 1) after the activation, e.g. the foreground of a two-class segmentation. Targets
+            of an integer type are then label maps (or class ids), compared with it: ``target == channel``; masks are bool, or
+            floats of 0 and 1.
         activation: ``"sigmoid"``, ``"softmax"`` (over dimension 1, the last one for 3-d logits of a language model),
             ``"none"``, or ``"auto"`` as above.
         inputs: key (or keys), or position, of the model's input in a loader's batch.
@@ -51,6 +55,9 @@ class Adapter:
             every position, and calibration learns from the last.
         mask_token_id: the id of the mask token; implies ``position="mask"``.
         conformity: for a :class:`~torchgmc.QuantileHead`, ``(output, target) -> scores (n,)``.
+        ignore_index: the value in targets of pixels to leave out, such as 255.
+        pixel_weight: how much each pixel counts (:meth:`torchgmc.ThresholdHead.observe`): a key or position in a batch, or a
+            function of the target; by default the batch's ``"pixel_weight"``, if it has one.
 
     Override :meth:`scores`, :meth:`replace` or :meth:`split` for another kind of model or batch.
     """
@@ -66,11 +73,17 @@ class Adapter:
         position: str | int | None = None,
         mask_token_id: int | None = None,
         conformity: Callable[[Any, Any], Tensor] | None = None,
+        ignore_index: int | None = None,
+        pixel_weight: str | int | Callable[[Tensor], Tensor] | None = None,
     ) -> None:
-        for name, value in {"field": field, "target": target, "groups": groups, "position": position}.items():
+        place = None if callable(pixel_weight) else pixel_weight
+        for name, value in {
+            **{"field": field, "target": target, "groups": groups, "position": position},
+            "pixel_weight": place,
+        }.items():
             if value is not None and (isinstance(value, bool) or not isinstance(value, str | int)):
                 raise TypeError(f"`{name}` must be a name or a number, got {value!r:.80}.")
-        for name, number in {"channel": channel, "mask_token_id": mask_token_id}.items():
+        for name, number in {"channel": channel, "mask_token_id": mask_token_id, "ignore_index": ignore_index}.items():
             if number is not None and (isinstance(number, bool) or not isinstance(number, int)):
                 raise TypeError(f"`{name}` must be a whole number, got {number!r:.80}.")
         many = isinstance(inputs, Sequence) and bool(inputs) and all(isinstance(key, str) for key in inputs)
@@ -88,6 +101,7 @@ class Adapter:
         self.field, self.channel = field, channel
         self.activation = checks.option("activation", activation, ACTIVATIONS)
         self.inputs, self.target, self.groups = inputs, target, groups
+        self.ignore_index, self.pixel_weight = ignore_index, pixel_weight
 
     def __repr__(self) -> str:
         set_options = {k: v for k, v in vars(self).items() if v is not None and v is not False and v != "auto"}
@@ -119,11 +133,15 @@ class Adapter:
 
     def scores(self, output: Any) -> Tensor:
         """What the head gets, shape ``(n, ...)``."""
+        return self.activate(self.raw(output))
+
+    def raw(self, output: Any) -> Tensor:
+        """The field of the output that holds the scores, as it is."""
         field = self.find(output)
         if field is None:
-            return self.activate(output)
+            return output  # type: ignore[no-any-return]
         inside = isinstance(output, Mapping) or isinstance(field, int)
-        return self.activate(output[field] if inside else getattr(output, field))  # type: ignore[arg-type]  # a str there
+        return output[field] if inside else getattr(output, field)  # type: ignore[arg-type, no-any-return]  # a str there
 
     def activate(self, raw: Tensor) -> Tensor:
         """Activation, then channel."""
@@ -186,10 +204,11 @@ class Adapter:
                     f"the adapter reads keys {places}, but the batch is {_describe(batch)}; use positions instead."
                 )
             place = [default if p is None else p for p, default in zip(places, (0, 1, 2), strict=True)]
+            place.append(self.pixel_weight if isinstance(self.pixel_weight, int) else len(batch))
             parts = [batch[p] if isinstance(p, int) and p < len(batch) else None for p in place]
             if isinstance(parts[0], Mapping):
-                return Batch((), dict(parts[0]), parts[1], parts[2])
-            return Batch((parts[0],), {}, parts[1], parts[2])
+                return Batch((), dict(parts[0]), *parts[1:])
+            return Batch((parts[0],), {}, *parts[1:])
         raise TypeError(
             f"a batch must be a dict, or a tuple (input, target, groups), got {_describe(batch)}; override Adapter.split."
         )
@@ -197,6 +216,7 @@ class Adapter:
     def _split_mapping(self, batch: Mapping[str, Any]) -> Batch:
         target = _take(batch, self.target, TARGETS)
         groups = _take(batch, self.groups, GROUPS)
+        pixels = _take(batch, None if callable(self.pixel_weight) else self.pixel_weight, PIXELS)
         if self.inputs is None:
             names, whole = self._usual_inputs(batch)
         elif isinstance(self.inputs, str | int):
@@ -207,8 +227,8 @@ class Adapter:
         if missing:
             raise ValueError(f"the batch has no key {_keys(missing)}; it has {_keys(batch)}.")
         if whole:
-            return Batch((), {name: batch[name] for name in names}, target, groups)
-        return Batch((batch[names[0]],), {}, target, groups)
+            return Batch((), {name: batch[name] for name in names}, target, groups, pixels)
+        return Batch((batch[names[0]],), {}, target, groups, pixels)
 
     def _usual_inputs(self, batch: Mapping[str, Any]) -> tuple[list[str], bool]:
         """Keys of the model's inputs, and whether they go in by name (a tokenizer's batch does)."""
@@ -242,10 +262,82 @@ class Adapter:
                     f"the batch has no {head.truth} for a {type(head).__name__} to learn from: none under the usual keys "
                     f"({', '.join(TARGETS)}) or as second entry; say where with adapter=Adapter(target=...)."
                 )
-            values[head.truth] = like_scores(batch.target, first) if head.truth == "masks" else batch.target
+            values |= self._truth(head, output, first, batch)
         if head.needs_groups or (head.may_take_groups and batch.groups is not None):
             values[head.member_argument] = batch.groups
         return values
+
+    def _truth(self, head: Head, output: Any, scores: Tensor, batch: Batch) -> dict[str, Any]:
+        """The target as the head takes it, and the weights of its pixels."""
+        target, masks = batch.target, head.truth == "masks"
+        labels = isinstance(target, Tensor) and not target.is_floating_point() and target.dtype != torch.bool
+        left_out = None
+        if masks and labels and target.dim() == scores.dim() and target.shape[1] == 1 < scores.shape[1]:
+            target = target.squeeze(1)
+        if masks and self.ignore_index is not None:
+            left_out = checks.ordinary("target", target) == self.ignore_index
+            target = target.masked_fill(left_out, 0)
+        if labels and (self.channel is not None or (masks and target.dim() < scores.dim())):
+            channels = self.raw(output).shape[1]
+            if target.numel() and not 0 <= int(target.min()) <= int(target.max()) < channels:
+                wrong = int(target.max()) if int(target.max()) >= channels else int(target.min())
+                raise ValueError(
+                    f"the target must hold class ids from 0 to {channels - 1}, one per channel of the model, but it holds "
+                    f"{wrong}; if that marks what to leave out, pass Adapter(ignore_index={wrong})."
+                )
+            if self.channel is not None:
+                target = target == self.channel % channels
+        if not masks:
+            return {head.truth: target}
+        pixels = self.pixel_weight(batch.target) if callable(self.pixel_weight) else batch.pixels
+        if left_out is not None:
+            pixels = ~left_out if pixels is None else checks.numbers("pixel_weight", pixels).masked_fill(left_out, 0)
+        found = {"masks": like_scores(target, scores)}
+        if pixels is None:
+            return found
+        pixels = checks.numbers("pixel_weight", pixels).to(scores.device)
+        if pixels.dim() == scores.dim() - 1:
+            pixels = pixels.unsqueeze(1)
+        same = pixels.numel() == scores.numel() and len(pixels) == len(scores)
+        return found | {"pixel_weight": pixels.reshape(scores.shape) if same else pixels.expand(scores.shape)}
+
+    def collate(self, samples: Sequence[Any], multiple: int = 1) -> Any:
+        """A batch of samples whose images differ in size: the ``collate_fn`` of a ``DataLoader``.
+
+        Images are padded with 0 at the right and at the bottom, and targets with ``ignore_index``, so that what was added
+        counts nothing. (The model sees the zeros; ``batch_size=1`` does without.)
+
+        Args:
+            samples: tuples or dicts, as the data set returns them.
+            multiple: sizes become multiples of it, which U-Nets need.
+
+        Example:
+            >>> samples = [(torch.rand(3, 4, 6), torch.ones(4, 6).long()), (torch.rand(3, 5, 5), torch.ones(5, 5).long())]
+            >>> images, labels = gmc.Adapter(channel=1, ignore_index=255).collate(samples)
+            >>> images.shape, labels[1, 0]
+            (torch.Size([2, 3, 5, 6]), tensor([  1,   1,   1,   1,   1, 255]))
+        """
+        checks.count("multiple", multiple, 1)
+        first = samples[0]
+        names = list(first) if isinstance(first, Mapping) else list(range(len(first)))
+        usual = next((name for name in TARGETS if name in names), None) if isinstance(first, Mapping) else 1
+        target = usual if self.target is None else self.target
+        columns = {name: [checks.tensor_of(sample[name]) for sample in samples] for name in names}
+        spatial = max([part[0].dim() for part in columns.values() if isinstance(part[0], Tensor)], default=0) - 1
+        for name, parts in columns.items():
+            if not isinstance(parts[0], Tensor) or parts[0].dim() < max(spatial, 1):
+                continue
+            sizes = torch.tensor([part.shape for part in parts]).amax(0)
+            place = parts[0].dim() - spatial
+            sizes[place:] = -(-sizes[place:] // multiple) * multiple
+            ragged = any(part.shape != tuple(sizes.tolist()) for part in parts)
+            if ragged and name == target and self.ignore_index is None:
+                raise ValueError(f"the targets differ in size: pass Adapter(ignore_index=255) for what is added to {name!r}.")
+            fill = self.ignore_index if name == target and ragged else 0
+            columns[name] = [_padded(part, sizes.tolist(), fill or 0) for part in parts]
+        made = [{name: columns[name][k] for name in names} for k in range(len(samples))]
+        rows = made if isinstance(first, Mapping) else [tuple(row.values()) for row in made]
+        return torch.utils.data.default_collate(rows)
 
     def apply(
         self, head: nn.Module, scores: Tensor, member: Tensor | None, inputs: Mapping[str, Tensor], **softness: Any
@@ -304,6 +396,15 @@ def beside(scores: Tensor, thresholds: Tensor) -> Tensor:
     """Thresholds ``(n,)``, or ``(n, 1)`` beside scores ``(n, 1)``: their difference would be ``(n, n)`` otherwise."""
     thresholds = thresholds.expand(scores.shape[0])
     return thresholds.unsqueeze(1) if scores.dim() == 2 and scores.shape[1] == 1 else thresholds
+
+
+def _padded(part: Tensor, shape: Sequence[int], fill: int) -> Tensor:
+    """The tensor at the beginning of a larger one; a mask that holds more than 0 and 1 then becomes a float."""
+    if tuple(shape) == tuple(part.shape):
+        return part.float() if fill and part.dtype == torch.bool else part
+    wide = part.new_full(tuple(shape), fill, dtype=torch.float32 if part.dtype == torch.bool and fill else part.dtype)
+    wide[tuple(slice(0, size) for size in part.shape)] = part.to(wide.dtype)
+    return wide
 
 
 def like_scores(masks: Tensor, scores: Tensor) -> Tensor:

@@ -217,8 +217,9 @@ def binary(name: str, given: Any, like: Tensor) -> Tensor:
     if not bool((one | (value == 0)).all()):
         wrong = value[~(one | (value == 0))][0]
         raise ValueError(
-            f"`{name}` must be bool, or hold only 0 and 1, but it holds {wrong.item()}; if every nonzero value is "
-            f"positive, pass `{name} > 0`."
+            f"`{name}` must be bool, or hold only 0 and 1, but it holds {wrong.item()}; compare it with the value that is "
+            f"positive, e.g. `{name} == {wrong.item():g}`. If it marks pixels to leave out, pass those that are 1 and "
+            f"`pixel_weight=({name} != {wrong.item():g})`, or use Adapter(ignore_index={wrong.item():g})."
         )
     return one
 

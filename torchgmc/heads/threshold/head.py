@@ -39,13 +39,17 @@ MAX_ELEMENTS = 1 << 24
 
 
 class Batch(NamedTuple):
-    """Checked arguments of ``observe``: scores and masks ``(n, ...)``, membership ``(n, a)``, weights, clusters ``(n, k)``."""
+    """Checked arguments of ``observe``: scores and masks ``(n, ...)``, membership ``(n, a)``, weights, clusters ``(n, k)``.
+
+    ``pixels``: weight of each pixel, of the shape of the scores; None where all count alike.
+    """
 
     scores: Tensor
     masks: Tensor
     member: Tensor
     weight: Tensor
     cluster: Tensor
+    pixels: Tensor | None
 
 
 class ThresholdHead(Head):
@@ -117,7 +121,7 @@ class ThresholdHead(Head):
         "noise_floor",
         "patterns",
     )
-    arguments: ClassVar[tuple[str, ...]] = ("scores", "masks", "groups", "weight", "clusters")
+    arguments: ClassVar[tuple[str, ...]] = ("scores", "masks", "groups", "weight", "clusters", "pixel_weight")
     truth: ClassVar[str] = "masks"
     common: ClassVar[bool] = True
     task = TASK
@@ -200,7 +204,15 @@ class ThresholdHead(Head):
             return None
         return Lattice.over(self.low - self.jitter, self.high + self.jitter, self.init, self._working_unit)
 
-    def observe(self, scores: Tensor, masks: Tensor, groups: Any = None, weight: Any = None, clusters: Any = None) -> None:
+    def observe(
+        self,
+        scores: Tensor,
+        masks: Tensor,
+        groups: Any = None,
+        weight: Any = None,
+        clusters: Any = None,
+        pixel_weight: Any = None,
+    ) -> None:
         """Add a batch to the statistics.
 
         Args:
@@ -209,14 +221,16 @@ class ThresholdHead(Head):
             groups: membership ``(n, a)``, bool, or a :class:`~torchgmc.Groups`.
             weight: weight of each example, ``(n,)``.
             clusters: which examples belong together, e.g. the patient of each slice: integers or strings, ``(n,)``.
+            pixel_weight: how much each pixel counts in its image's risk, of the shape of the scores (or without its channel):
+                2 for the pixels of small objects, 0 for pixels to leave out, such as those of an unknown class.
         """
-        batch = self.check_batch(scores, masks, groups, weight, clusters)
+        batch = self.check_batch(scores, masks, groups, weight, clusters, pixel_weight)
         lattice = self.lattice
         rows = len(batch.scores) if lattice is None else max(1, MAX_ELEMENTS // (self.columns * lattice.size))
         if self.jitter:  # noise is many cheap operations: stay in the cache
             rows = min(rows, max(1, CHUNK // max(1, math.prod(batch.scores.shape[1:]))))
         for start in range(0, len(batch.scores), max(rows, 1)):
-            part = Batch(*(t[start : start + rows] for t in batch))
+            part = Batch(*(None if t is None else t[start : start + rows] for t in batch))  # type: ignore[arg-type]
             keys = example_keys(part.scores, part.masks)
             self.keep(self._summarize(part, lattice, keys), keys=keys)
 
@@ -227,12 +241,14 @@ class ThresholdHead(Head):
             self.flat(batch.masks),
         )  # (n, C, ...)
         member, weight = batch.member, batch.weight
+        pixels = None if batch.pixels is None else self.flat(batch.pixels)
         n = torch.tensor(len(scores), device=scores.device)
         if lattice is None:
             chosen = self.risk.shares().relevant(masks)
-            counts = chosen.sum(-1)
+            chosen = chosen if pixels is None else chosen & (pixels > 0)
+            counts = chosen.sum(-1) if pixels is None else (chosen * pixels).sum(-1)
             example, label, _ = chosen.nonzero(as_tuple=True)
-            share = (weight[:, None] / counts.clamp_min(1))[example, label]
+            share = weight[example] / counts[example, label] * (1.0 if pixels is None else pixels[chosen])
             mass = weight[:, None] * (counts > 0)
             return SampleStatistics(
                 member.clone(),
@@ -247,7 +263,7 @@ class ThresholdHead(Head):
                 n,
                 (counts == 0).sum(0),
             )
-        steps, counts = self.risk.curves(scores, masks, lattice)
+        steps, counts = self.risk.curves(scores, masks, lattice, pixels)
         mass = weight[:, None] * (counts > 0)  # (n, C)
         excluded = (counts == 0).sum(0)
         own = batch.cluster[:, 0] if batch.cluster.shape[1] else keys
@@ -277,7 +293,9 @@ class ThresholdHead(Head):
             )
         return CurveStatistics(patterns, sums.view(*shape, -1), masses.view(shape), powers, n, excluded, together, self._apart)
 
-    def check_batch(self, scores: Any, masks: Any, groups: Any = None, weight: Any = None, clusters: Any = None) -> Batch:
+    def check_batch(
+        self, scores: Any, masks: Any, groups: Any = None, weight: Any = None, clusters: Any = None, pixel_weight: Any = None
+    ) -> Batch:
         """The checked batch, or an error that says what is wrong with it."""
         scores = checks.scores("scores", scores).detach()
         if self.num_classes is not None and (scores.dim() < 2 or scores.shape[1] != self.num_classes):
@@ -295,7 +313,30 @@ class ThresholdHead(Head):
                 )
         member = self.check_groups(groups, len(scores), scores.device)
         cluster = self.check_clusters(clusters, len(scores), scores.device)
-        return Batch(scores, masks, member, checks.weights(weight, len(scores), scores).detach(), cluster)
+        weights = checks.weights(weight, len(scores), scores).detach()
+        return Batch(scores, masks, member, weights, cluster, self._pixels(pixel_weight, scores))
+
+    def _pixels(self, given: Any, scores: Tensor) -> Tensor | None:
+        """Weights of pixels, float64 of the shape of the scores."""
+        if given is None:
+            return None
+        pixels = checks.numbers("pixel_weight", given).to(scores.device, torch.float64)
+        if self.per_class and pixels.dim() == scores.dim() - 1:
+            pixels = pixels.unsqueeze(1).expand(scores.shape)
+        if pixels.shape != scores.shape:
+            raise ValueError(
+                f"`pixel_weight` must have one weight per pixel, {tuple(scores.shape)}, got {tuple(pixels.shape)}; weights "
+                "of whole examples are `weight`."
+            )
+        checks.finite("pixel_weight", pixels)
+        if pixels.numel() and float(pixels.min()) < 0:
+            raise ValueError(f"`pixel_weight` must not be negative, got {float(pixels.min()):g}.")
+        if isinstance(self.risk, MonotoneRisk) and not self.risk.weighted:
+            raise ValueError(
+                f"the risk {self.risk.name!r} does not take weights of pixels; make it with MonotoneRisk(function, "
+                "weighted=True), where function(scores, masks, thresholds, weights)."
+            )
+        return pixels
 
     def flat(self, x: Tensor) -> Tensor:
         """(n, C, m), or (n, C, ...) for a custom risk, which may look at the image's shape."""
@@ -529,13 +570,16 @@ class ThresholdHead(Head):
             raise TypeError(f"a {type(self).__name__} has no differentiable fit; train through a ThresholdHead.")
         return training.solve(self, scores, masks, groups, weight, alpha, temperature)
 
-    def values(self, scores: Tensor, masks: Tensor, groups: Any = None, softness: float | None = None) -> Values:
+    def values(
+        self, scores: Tensor, masks: Tensor, groups: Any = None, softness: float | None = None, pixel_weight: Any = None
+    ) -> Values:
         """Risk - target of each image (and class) at its threshold; NaN for an image without a relevant pixel.
 
         Soft, the risk is a smooth function of the scores.
         """
         checks.softness(softness)
-        batch = self.check_batch(checks.detached(scores), masks, groups)
+        batch = self.check_batch(checks.detached(scores), masks, groups, pixel_weight=pixel_weight)
+        pixels = None if batch.pixels is None else self.flat(batch.pixels)
         n = len(batch.scores)
         if self.is_fitted:
             lam = self.threshold(batch.member if self.grouped else None, n).reshape(n, self.columns)
@@ -543,19 +587,19 @@ class ThresholdHead(Head):
             lam = self.base.new_full((n, self.columns), self.init).to(batch.scores.device)
         masks, target = self.flat(batch.masks), self.s_target().to(batch.scores.device)
         if softness is None:
-            risk = self.risk.values(self.flat(hashing.add(batch.scores, self.jitter, self.noise_version)), masks, lam)
+            risk = self.risk.values(self.flat(hashing.add(batch.scores, self.jitter, self.noise_version)), masks, lam, pixels)
         else:
-            risk = self.risk.soft(self.flat(scores), masks, lam, softness)
+            risk = self.risk.soft(self.flat(scores), masks, lam, softness, pixels)
         return Values(risk - target.to(risk.dtype), self.promised(batch.member))
 
     def audit_sums(self, weight: Tensor, **batch: Any) -> dict[str, Tensor]:
         """Pixels that are right at f0 and with the fitted thresholds."""
-        scores, masks, member = self.check_batch(**batch)[:3]
-        return {
-            "pixels": torch.tensor(scores.numel(), device=scores.device),
-            "before": ((scores > self.init) == masks).sum(),
-            "after": (self(scores, member if self.grouped else None) == masks).sum(),
-        }
+        scores, masks, member, _, _, pixels = self.check_batch(**batch)
+        right = {"before": scores > self.init, "after": self(scores, member if self.grouped else None)}
+        if pixels is None:
+            total = torch.tensor(scores.numel(), device=scores.device)
+            return {"pixels": total} | {when: (mask == masks).sum() for when, mask in right.items()}
+        return {"pixels": pixels.sum()} | {when: ((mask == masks) * pixels).sum() for when, mask in right.items()}
 
     def audit_summary(self, tally: Tally) -> dict[str, Any]:
         """What the promise cost: pixel accuracy before and after."""

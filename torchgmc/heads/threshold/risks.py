@@ -89,17 +89,24 @@ class ShareRisk:
         """The pixels that count."""
         return masks if self.of_positives else ~masks
 
-    def values(self, scores: Tensor, masks: Tensor, thresholds: Tensor) -> Tensor:
-        """Risk of each image: scores and masks ``(n, C, m)``, thresholds ``(n, C)`` -> ``(n, C)``; NaN if none counts."""
+    def values(self, scores: Tensor, masks: Tensor, thresholds: Tensor, pixels: Tensor | None = None) -> Tensor:
+        """Risk of each image: scores and masks ``(n, C, m)``, thresholds ``(n, C)`` -> ``(n, C)``; NaN if none counts.
+
+        ``pixels``: weight of each pixel, ``(n, C, m)``; None for 1.
+        """
         chosen = self.relevant(masks)
-        at_or_below = (scores <= thresholds[..., None].to(scores.dtype)) == self.increasing
-        return (chosen & at_or_below).sum(-1).double() / chosen.sum(-1).double()
+        wrong = chosen & ((scores <= thresholds[..., None].to(scores.dtype)) == self.increasing)
+        if pixels is not None:
+            return (wrong * pixels).sum(-1) / (chosen * pixels).sum(-1)
+        return wrong.sum(-1).double() / chosen.sum(-1).double()
 
     def shares(self) -> "ShareRisk":
         """This risk, where a share of pixels is needed."""
         return self
 
-    def soft(self, scores: Tensor, masks: Tensor, thresholds: Tensor, temperature: float) -> Tensor:
+    def soft(
+        self, scores: Tensor, masks: Tensor, thresholds: Tensor, temperature: float, pixels: Tensor | None = None
+    ) -> Tensor:
         r"""The risk with soft sides, differentiable in the scores: :math:`\sigma((\lambda - h_i) / T)` for 1{h_i <= lambda}.
 
         Shapes as in :meth:`values`; float32 or float64, as the scores. NaN where no pixel counts.
@@ -113,15 +120,17 @@ class ShareRisk:
         chosen = self.relevant(masks)
         gap = (thresholds.to(scores.dtype)[..., None] - scores) / temperature
         wrong = torch.sigmoid(gap if self.increasing else -gap)
-        count = chosen.sum(-1)
-        return torch.where(count > 0, torch.where(chosen, wrong, 0.0).sum(-1) / count.clamp_min(1), torch.nan)
+        part = chosen.to(wrong.dtype) if pixels is None else chosen * pixels.to(wrong.dtype)
+        count = part.sum(-1)
+        return torch.where(count > 0, (part * wrong).sum(-1) / torch.where(count > 0, count, 1.0), torch.nan)
 
-    def curves(self, scores: Tensor, masks: Tensor, lattice: Lattice) -> tuple[Tensor, Tensor]:
-        """Histogram of the relevant scores per image, as shares: ``(n, C, size)`` and number of relevant pixels."""
+    def curves(self, scores: Tensor, masks: Tensor, lattice: Lattice, pixels: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Histogram of the relevant scores per image, as shares: ``(n, C, size)`` and the (weighted) number of such pixels."""
         n, num_classes, m = scores.shape
         rows, bins = n * num_classes, lattice.size + 2  # one bin above the lattice, one for pixels that do not count
         flat, ignore = scores.reshape(rows, m), ~self.relevant(masks).reshape(rows, m)
-        total = torch.empty(rows, dtype=torch.int64, device=scores.device)
+        weights = None if pixels is None else pixels.reshape(rows, m)
+        total = torch.empty(rows, dtype=torch.int64 if weights is None else torch.float64, device=scores.device)
         shares = torch.empty(rows, lattice.size, dtype=torch.float64, device=scores.device)
         step = max(1, CHUNK // max(m, bins))
         start_bin = (torch.arange(step, dtype=torch.int32, device=scores.device) * bins)[:, None]
@@ -129,10 +138,11 @@ class ShareRisk:
             one = slice(start, start + step)
             index = lattice.index(flat[one]).masked_fill_(ignore[one], bins - 1)
             index += start_bin[: index.shape[0]]
-            counts = torch.bincount(index.flatten(), minlength=index.shape[0] * bins).view(-1, bins)
+            weight = None if weights is None else weights[one].flatten()
+            counts = torch.bincount(index.flatten(), weight, minlength=index.shape[0] * bins).view(-1, bins)
             total[one] = counts[:, :-1].sum(1)
             shares[one] = counts[:, : lattice.size]
-            shares[one] /= total[one].clamp_min(1)[:, None]
+            shares[one] /= torch.where(total[one] > 0, total[one], 1)[:, None]
         return shares.view(n, num_classes, -1), total.view(n, num_classes)
 
 
@@ -144,6 +154,8 @@ class MonotoneRisk:
         function: ``(scores (n, C, ...), masks (n, C, ...), thresholds (n, C)) -> risk (n, C)``; NaN excludes an image.
         increasing: the risk rises with the threshold.
         name: for reports and files.
+        weighted: the function takes the weight of each pixel ``(n, C, ...)`` as a fourth argument (``pixel_weight`` of
+            :meth:`torchgmc.ThresholdHead.observe`; ones where none is given): 0 for pixels to leave out.
 
     Example:
         >>> def missed_pixels(scores, masks, thresholds):
@@ -153,9 +165,10 @@ class MonotoneRisk:
         'missed_pixels'
     """
 
-    function: Callable[[Tensor, Tensor, Tensor], Tensor]
+    function: Callable[..., Tensor]
     increasing: bool = True
     name: str = ""
+    weighted: bool = False
 
     def __post_init__(self) -> None:
         if not callable(self.function):
@@ -163,9 +176,10 @@ class MonotoneRisk:
         if not self.name:
             object.__setattr__(self, "name", getattr(self.function, "__name__", "custom"))
 
-    def values(self, scores: Tensor, masks: Tensor, thresholds: Tensor) -> Tensor:
+    def values(self, scores: Tensor, masks: Tensor, thresholds: Tensor, pixels: Tensor | None = None) -> Tensor:
         """Risk of each image, float64, shape ``(n, C)``; checked to lie in [0, 1]."""
-        risk = self.function(scores, masks, thresholds.to(scores.dtype)).double()
+        more = () if not self.weighted else (torch.ones_like(scores) if pixels is None else pixels.to(scores.dtype),)
+        risk = self.function(scores, masks, thresholds.to(scores.dtype), *more).double()
         if risk.shape != thresholds.shape:
             raise ValueError(f"risk {self.name!r} must return shape {tuple(thresholds.shape)}, got {tuple(risk.shape)}.")
         if bool(((risk < 0) | (risk > 1)).any()):
@@ -179,14 +193,16 @@ class MonotoneRisk:
             "smooth form. Train with one of them, and calibrate with the custom risk afterwards."
         )
 
-    def soft(self, scores: Tensor, masks: Tensor, thresholds: Tensor, temperature: float) -> Tensor:
+    def soft(
+        self, scores: Tensor, masks: Tensor, thresholds: Tensor, temperature: float, pixels: Tensor | None = None
+    ) -> Tensor:
         """See :meth:`shares`."""
-        return self.shares().soft(scores, masks, thresholds, temperature)
+        return self.shares().soft(scores, masks, thresholds, temperature, pixels)
 
-    def curves(self, scores: Tensor, masks: Tensor, lattice: Lattice) -> tuple[Tensor, Tensor]:
+    def curves(self, scores: Tensor, masks: Tensor, lattice: Lattice, pixels: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Increments of (1 -) risk along the lattice ``(n, C, size)``, and 1 for the images it is defined on."""
         shape = scores.shape[:2]
-        points = [self.values(scores, masks, p.expand(shape)) for p in lattice.points(scores.device)]
+        points = [self.values(scores, masks, p.expand(shape), pixels) for p in lattice.points(scores.device)]
         risk = torch.stack(points, -1)  # (n, C, size)
         defined = ~risk.isnan().any(-1)
         rising = risk if self.increasing else 1.0 - risk
