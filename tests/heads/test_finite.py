@@ -97,3 +97,31 @@ def test_masks_stay_below_the_target_on_average(risk):
         found.append(torch.stack([rate[dark[80:, 0]].mean(), rate.mean()]))
     table = torch.stack(found)
     assert bool((table.mean(0) <= 0.15 + 3 * table.std(0) / 60**0.5).all())
+
+
+@pytest.mark.parametrize("peer", ["mapie", "crepes", "rank"])
+@pytest.mark.parametrize("target", [0.5, 0.8, 0.9, 0.95])
+def test_one_group_is_at_the_rank_of_other_packages(peer, target):
+    """MAPIE's and crepes' threshold where they are installed, and ceil((n + 1) target) by hand."""
+    if peer != "rank":
+        pytest.importorskip(peer)
+    for n in (20, 33, 50, 101, 333):
+        scores = torch.rand(n, generator=torch.Generator().manual_seed(n), dtype=torch.float64)
+        ours = gmc.QuantileHead(target, None, finite_sample=True).fit(scores)(torch.ones(1, 1, dtype=torch.bool)).item()
+        assert ours == peer_threshold(peer, scores, target)
+
+
+def peer_threshold(peer, scores, target):
+    if peer == "crepes":
+        from crepes import ConformalRegressor
+
+        return float(ConformalRegressor().fit(residuals=scores.numpy()).predict_int([0.0], confidence=target)[0, 1])
+    if peer == "mapie":
+        from mapie.regression import SplitConformalRegressor
+        from sklearn.dummy import DummyRegressor
+
+        zero = DummyRegressor(strategy="constant", constant=0.0).fit([[0.0]], [0.0])
+        fitted = SplitConformalRegressor(zero, confidence_level=target, prefit=True)
+        fitted.conformalize([[0.0]] * len(scores), scores.numpy())
+        return float(fitted.predict_interval([[0.0]])[1].reshape(-1)[1])
+    return float(scores.sort().values[math.ceil(round((len(scores) + 1) * target, 9)) - 1])
