@@ -2,6 +2,7 @@
 
 import copy
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -34,3 +35,26 @@ def test_unprocessed_answers_the_best_leaf():
     assert torch.equal(head(probs), probs.argmax(1))
     assert head.report.details["mean set size"] == 1.0
     assert copy.deepcopy(head)(probs).equal(head(probs))
+
+
+def test_each_group_by_itself_is_split_conformal_of_its_examples(tmp_path):
+    probs, labels = sample(400, 1)
+    groups = torch.nn.functional.one_hot(torch.arange(400) % 3, 3).bool()
+    head = gmc.baselines.MondrianConformalTree(WOS, 0.9, groups=["a", "b", "c"]).fit(probs, labels, groups)
+    for group in groups.T:
+        alone = gmc.baselines.SplitConformalTree(WOS, 0.9).fit(probs[group], labels[group])
+        torch.testing.assert_close(head.threshold(probs, groups)[group], alone.threshold(probs[group]), rtol=0, atol=1e-12)
+    gmc.save(head, tmp_path / "head.safetensors")
+    assert torch.equal(gmc.load(tmp_path / "head.safetensors")(probs, groups), head(probs, groups))
+    assert torch.equal(torch.jit.script(head)(probs, groups), head(probs, groups))
+    assert head.audit(probs, labels, groups).max_violation >= 0
+
+
+def test_groups_that_overlap_have_no_fit_of_their_own():
+    probs, labels = sample(60, 1)
+    head = gmc.baselines.MondrianConformalTree(WOS, 0.9, groups=["a", "b"])
+    with pytest.raises(ValueError, match="divide the examples"):
+        head.fit(probs, labels, torch.ones(60, 2, dtype=torch.bool))
+    with pytest.raises(ValueError, match="group 'b': no threshold.*n >= 9"):
+        head.fit(probs, labels, torch.arange(60)[:, None] // 57 == torch.arange(2))
+    assert not head.is_fitted

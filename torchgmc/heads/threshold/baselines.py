@@ -1,6 +1,5 @@
 """Baselines of thresholds: one for everyone (conformal risk control), one per combination of groups, and none fitted."""
 
-import math
 from typing import Any, ClassVar
 
 import torch
@@ -50,7 +49,7 @@ class ConformalRiskControl(ThresholdHead):
         n = (int(self.statistics.examples) - self.statistics.excluded).double()  # (C,)
         best = _controlled(self, problem.curve.sum(0) / problem.total[:, None], n)
         for column in (best < 0).nonzero().flatten().tolist():
-            need = math.ceil(1.0 / float(self.s_target()[column])) - 1
+            need = finite.needed(float(self.s_target()[column]), False)
             raise ValueError(
                 f"no threshold keeps the {self.risk.name} of class {column} at {self.target}: n = {int(n[column])} images and "
                 f"the bound 1/(n+1) + n/(n+1) risk is above it everywhere. It needs n >= {need} and a reachable risk."

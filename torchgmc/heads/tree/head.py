@@ -272,11 +272,12 @@ class TreeHead(Head):
         bound = float((1 / share[share > 0]).max()) if self.conditional and bool((share > 0).any()) else 1.0
         return theory.step_size(self.goal(), max(slope, 1e-6), bound)
 
-    def write(self, problem: TreeProblem, report: Report, base: float | None = None) -> None:
-        """Store f0 and the log as rounds, and report the result of replaying them."""
+    def write(self, problem: TreeProblem, report: Report, base: float | None = None, shifts: Tensor | None = None) -> None:
+        """Store f0 and the log as rounds (or these ``shifts``), and report the result of replaying them."""
         steps = report.iterations
         before = self.answer_levels(problem.stats.levels, problem.stats.leaves, torch.full_like(problem.lam, self.init))
-        shifts = rounds(self.tree, problem.sets, problem.who[:steps], problem.shift[:steps], self.num_groups)
+        if shifts is None:
+            shifts = rounds(self.tree, problem.sets, problem.who[:steps], problem.shift[:steps], self.num_groups)
         self.shifts = shifts.to(self.shifts.device)
         self.base.fill_(self.init if base is None else base)
         member, start = problem.stats.member.double(), self.base.to(problem.lam.device)
