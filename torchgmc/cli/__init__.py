@@ -14,14 +14,10 @@ Exit codes: 0 is success; 1, the audit found a violation; 2, a mistake, one line
 interrupted.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 
 from torchgmc.engine.extras import require
-
-__all__ = ["main"]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

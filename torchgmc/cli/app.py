@@ -1,7 +1,5 @@
 """The list of commands, and how errors are shown: one line, no traceback."""
 
-from __future__ import annotations
-
 import signal
 import sys
 import threading
@@ -16,8 +14,6 @@ from typer.core import TyperGroup
 import torchgmc
 from torchgmc.cli import apply, audit, calibrate, demo, export, monitor, options, reproduce
 from torchgmc.engine.checks import printable
-
-__all__ = ["application", "run"]
 
 # Base of every usage error: click's own class, or that of the copy of click which newer versions of typer carry.
 UsageErrors: type[Exception] = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")

@@ -6,8 +6,6 @@ The head's task decides which array is written; ``torchgmc apply --help`` lists 
 format. The file is written completely or not at all, also when the command is interrupted.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,8 +22,6 @@ from torchgmc.cli.source import Source, further_arrays, task_of, tasks
 from torchgmc.cli.tables import SUFFIXES, Array
 from torchgmc.cli.writers import check_file, check_name, write_rows
 from torchgmc.engine import checks
-
-__all__ = ["apply", "command"]
 
 
 def apply(

@@ -1,7 +1,5 @@
 """Tables of columns, read by pyarrow in batches of rows (extra ``tables``): ``.parquet`` and ``.csv``."""
 
-from __future__ import annotations
-
 import csv
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -13,8 +11,6 @@ import numpy as np
 
 from torchgmc.cli.tables import MAX_ROWS, Array, Block, array_names, block_rows, columns_of, reading, to_numbers
 from torchgmc.engine.extras import require
-
-__all__ = ["CsvTable", "ParquetTable"]
 
 #: Bytes of a csv file that are parsed at once; pyarrow reads up to 32 times as many ahead.
 CSV_BLOCK = 1 << 20

@@ -14,8 +14,6 @@ Exit code 0: the audit meets ``--require``. 1: it does not. 2: bad input.
 ================  ==========================================================================================
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any
@@ -30,8 +28,6 @@ from torchgmc.cli.loading import load_head, open_source
 from torchgmc.cli.source import CLUSTERS, further_arrays
 from torchgmc.cli.writers import check_file
 from torchgmc.engine import checks
-
-__all__ = ["audit", "command"]
 
 REQUIREMENTS = ("unviolated", "holds", "certified", "nothing")
 FAILURES = {

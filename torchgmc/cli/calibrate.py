@@ -12,8 +12,6 @@ Exit code 0: the head was written (a warning on stderr says if the fit did not r
 1). 1: it was written, and the audit of the rows held out found a violation. 2: nothing was written.
 """
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -30,8 +28,6 @@ from torchgmc.cli.source import CLUSTERS, Source, check_names, find_arrays, task
 from torchgmc.cli.tables import open_table
 from torchgmc.cli.writers import check_file
 from torchgmc.engine import checks
-
-__all__ = ["calibrate", "commands"]
 
 
 def calibrate(

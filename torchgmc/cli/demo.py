@@ -6,8 +6,6 @@
 ``all`` runs each in its own folder below ``--out``.
 """
 
-from __future__ import annotations
-
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,8 +14,6 @@ import typer
 
 from torchgmc.cli import show
 from torchgmc.demo import DEMOS
-
-__all__ = ["demo"]
 
 
 def demo(

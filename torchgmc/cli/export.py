@@ -6,8 +6,6 @@ The file maps scores, and a membership ``(n, groups)`` if the head has groups, t
 thresholds). Together with a model, a head is exported from Python: ``gmc.attach(model, head).export(...)``.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,8 +20,6 @@ from torchgmc.cli.source import task_of
 from torchgmc.cli.writers import check_file
 from torchgmc.engine import checks
 from torchgmc.export import FORMATS
-
-__all__ = ["export"]
 
 #: Rows of the example.
 ROWS = 3

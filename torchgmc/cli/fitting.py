@@ -1,7 +1,5 @@
 """A head fitted and audited block by block, and what its file keeps about the data."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,8 +14,6 @@ import torchgmc as gmc
 from torchgmc.cli import options, show
 from torchgmc.cli.source import Source
 from torchgmc.cli.tables import Block
-
-__all__ = ["audit", "fit", "held_out", "notes"]
 
 Rows = npt.NDArray[np.bool_]
 

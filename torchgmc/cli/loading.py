@@ -1,7 +1,5 @@
 """A head from its file, and another file's rows as it needs them."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,8 +12,6 @@ from torchgmc.cli.source import Source, find_arrays, listing, task_of
 from torchgmc.cli.tables import Table, open_table
 from torchgmc.deploy.io import load, read_notes
 from torchgmc.engine import checks
-
-__all__ = ["load_head", "open_source"]
 
 #: Numbers of one example's scores.
 MOST = 10**8

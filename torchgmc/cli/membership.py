@@ -24,8 +24,6 @@ from torchgmc.cli.tables import Block, Table, to_numbers
 from torchgmc.groups.columns import ColumnError
 from torchgmc.groups.groups import Groups
 
-__all__ = ["Membership"]
-
 #: What to do about a column, as options of the command line.
 _REMEDIES = {
     "floats": "bin it with --cut {0}=EDGE,EDGE",

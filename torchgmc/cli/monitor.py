@@ -7,8 +7,6 @@ those that the state has seen before, and writes the state after each. Exit code
 call. 2: bad input. However many calls there are, the probability that a false alarm is ever raised is at most ``--delta``.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Callable, Iterator
@@ -25,8 +23,6 @@ from torchgmc.cli.loading import load_head, open_source
 from torchgmc.cli.source import further_arrays
 from torchgmc.cli.writers import check_file
 from torchgmc.engine.files import write_file
-
-__all__ = ["command", "monitor"]
 
 SUFFIXES = (".npz", ".safetensors", ".parquet", ".csv")
 

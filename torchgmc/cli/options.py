@@ -13,8 +13,6 @@ from typing import Annotated, Any, get_type_hints
 import typer
 from typer.core import TyperCommand
 
-__all__ = ["arrays", "command", "cuts", "option", "words"]
-
 Parameter = inspect.Parameter
 
 

@@ -1,7 +1,5 @@
 """``torchgmc reproduce``: the paper's experiments on real data."""
 
-from __future__ import annotations
-
 import shlex
 from pathlib import Path
 from typing import Annotated
@@ -9,8 +7,6 @@ from typing import Annotated
 import typer
 
 from torchgmc.reproduce import EXPERIMENTS
-
-__all__ = ["reproduce"]
 
 
 def reproduce(

@@ -1,7 +1,5 @@
 """What commands print: tables on stdout, progress and warnings on stderr, only JSON with ``--json``."""
 
-from __future__ import annotations
-
 import json
 import math
 import shlex
@@ -15,8 +13,6 @@ import typer
 
 import torchgmc as gmc
 from torchgmc.engine import checks
-
-__all__ = ["command", "fit_content", "print_audit", "print_fit", "print_json", "progress", "say"]
 
 
 def print_json(content: dict[str, Any]) -> None:

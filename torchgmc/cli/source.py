@@ -19,8 +19,6 @@ from torchgmc.deploy.io import known_heads
 from torchgmc.engine.clusters import check as check_clusters
 from torchgmc.heads.task import Task
 
-__all__ = ["CLUSTERS", "Source", "find_arrays", "task_of", "tasks"]
-
 #: Help for the option of the same name.
 CLUSTERS = "Column that says which rows belong together, e.g. the patient: a cluster counts as one independent draw."
 

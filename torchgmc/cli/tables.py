@@ -11,8 +11,6 @@
 Pickles are never read: not ``.pkl``, ``.pt`` or ``.pth``, nor arrays of Python objects inside an ``.npz``.
 """
 
-from __future__ import annotations
-
 import contextlib
 import csv
 import math
@@ -28,8 +26,6 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
-
-__all__ = ["BLOCK", "Array", "Block", "Table", "open_table"]
 
 Array = npt.NDArray[Any]
 #: Bytes of a block of rows, about.

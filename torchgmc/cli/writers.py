@@ -1,7 +1,5 @@
 """Output files: one array, written block by block; the file is written completely or not at all."""
 
-from __future__ import annotations
-
 import csv
 import json
 import re
@@ -17,8 +15,6 @@ import numpy as np
 from torchgmc.cli.tables import SUFFIXES, Array
 from torchgmc.engine.extras import require
 from torchgmc.engine.files import write_atomically
-
-__all__ = ["check_file", "write_rows"]
 
 #: Names of types in a safetensors file.
 _TYPES = {"b1": "BOOL", "i8": "I64", "f8": "F64", "f4": "F32", "f2": "F16"}

@@ -1,9 +1,5 @@
 """Demos that need no download: data drawn on the fly, a model trained in a minute, a report at the end."""
 
-from __future__ import annotations
-
-__all__ = ["DEMOS"]
-
 DEMOS: dict[str, str] = {
     "fnr": "torchgmc.demo.fnr",
     "text": "torchgmc.demo.text",

@@ -5,8 +5,6 @@ The groups describe the *picture* (light, glasses, pose), overlap, differ in siz
 they meet: a profile in dim light is harder than either alone. So a segmentation model's miss rate truly differs by group.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch
@@ -14,8 +12,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from torchgmc.engine.threads import one_thread
-
-__all__ = ["GROUPS", "Faces", "draw"]
 
 GROUPS: tuple[str, ...] = ("everyone", "dim light", "glasses", "profile", "low contrast", "headwear")
 """Names of the columns of :attr:`Faces.groups`."""

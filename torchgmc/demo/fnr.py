@@ -8,10 +8,7 @@ audited on fresh ones: the model's own 0.5, conformal risk control (right on ave
     $ torchgmc demo
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -21,12 +18,9 @@ from torch import Tensor, nn
 import torchgmc as gmc
 from torchgmc.demo.faces import GROUPS, Faces, draw
 from torchgmc.demo.progress import Bar, train
-from torchgmc.demo.stage import Found, Page, Result, fit_and_audit, percent, perform, trained
-from torchgmc.demo.terminal import by_method, meaning, show
+from torchgmc.demo.stage import Found, Page, Result, by_method, fit_and_audit, meaning, percent, show, trained
 from torchgmc.engine.extras import require
 from torchgmc.report import Section, Table, picture
-
-__all__ = ["QUICK", "DemoResult", "Setting", "run"]
 
 METHODS = ("unprocessed", "conformal", "GMC")
 _FACES = "The picture with the median miss rate under conformal risk control, for each of six combinations of groups."
@@ -64,6 +58,9 @@ class DemoResult(Result):
     """
 
     demo: ClassVar[str] = "fnr"
+    standard: ClassVar[Setting] = Setting()
+    quick: ClassVar[Setting] = QUICK
+    needs: ClassVar[dict[str, str]] = {"segmentation_models_pytorch": "segmentation"}
     accuracy: dict[str, float]
     thresholds: dict[str, float]
 
@@ -99,46 +96,28 @@ class DemoResult(Result):
             self.certificate,
         )
 
+    @staticmethod
+    def work(setting: Setting, seed: int, bar: Bar) -> Found:
+        def painted(num: int, own: int, used: bool) -> Faces:
+            return draw(num, setting.size, seed=own, prevalence=1.0 if used else setting.prevalence)
 
-def run(
-    out: str | Path = "torchgmc-demo", *, seed: int = 0, progress: bool = True, setting: Setting | None = None
-) -> DemoResult:
-    """Trains, calibrates, audits and writes the report.
-
-    Args:
-        out: folder for ``report.html``, ``deviation.png``, ``masks.png``, ``thresholds.png``, ``results.json`` and
-            ``head.safetensors``.
-        seed: of the pictures and of the model.
-        progress: shows a progress bar; never when the output is not a terminal.
-        setting: sizes; :data:`QUICK` for a trial run.
-
-    Example:
-        >>> result = run("torchgmc-demo")  # doctest: +SKIP
-        >>> result.audits["GMC"].max_violation  # doctest: +SKIP
-        0.0021
-    """
-    extras = {"segmentation_models_pytorch": "segmentation"}
-    return perform(DemoResult, _work, out, seed, progress, setting or Setting(), QUICK, **extras)
+        model, calibration, test = trained(setting, seed, bar, painted, train_unet)
+        with bar.clock("score"):
+            known = score(model, calibration.images, bar, "score calibration pictures")
+            fresh = score(model, test.images, bar, "score test pictures")
+        with bar.clock("calibrate and audit"):
+            heads = _heads(setting)
+            examples = (known, calibration.masks, calibration.groups), (fresh, test.masks, test.groups)
+            audits = fit_and_audit(heads, *examples, setting.delta, bar)
+            masks = {name: head(fresh, test.groups) for name, head in heads.items()}
+        fields = {
+            "accuracy": {name: float((mask == test.masks).float().mean()) for name, mask in masks.items()},
+            "thresholds": _thresholds(heads["GMC"], test.groups),
+        }
+        return Found(heads["GMC"], audits, fields, lambda result: _page(result, heads["GMC"], test, masks))
 
 
-def _work(setting: Setting, seed: int, bar: Bar) -> Found:
-    def painted(num: int, own: int, used: bool) -> Faces:
-        return draw(num, setting.size, seed=own, prevalence=1.0 if used else setting.prevalence)
-
-    model, calibration, test = trained(setting, seed, bar, painted, train_unet)
-    with bar.clock("score"):
-        known = score(model, calibration.images, bar, "score calibration pictures")
-        fresh = score(model, test.images, bar, "score test pictures")
-    with bar.clock("calibrate and audit"):
-        heads = _heads(setting)
-        examples = (known, calibration.masks, calibration.groups), (fresh, test.masks, test.groups)
-        audits = fit_and_audit(heads, *examples, setting.delta, bar)
-        masks = {name: head(fresh, test.groups) for name, head in heads.items()}
-    fields = {
-        "accuracy": {name: float((mask == test.masks).float().mean()) for name, mask in masks.items()},
-        "thresholds": _thresholds(heads["GMC"], test.groups),
-    }
-    return Found(heads["GMC"], audits, fields, lambda result: _page(result, heads["GMC"], test, masks))
+run = DemoResult.run
 
 
 def train_unet(data: Faces, setting: Setting, seed: int, bar: Bar) -> nn.Module:

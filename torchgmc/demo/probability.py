@@ -8,10 +8,7 @@ level of the prediction.
     $ torchgmc demo probability
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -20,11 +17,8 @@ from torch import Tensor, nn
 
 import torchgmc as gmc
 from torchgmc.demo.progress import Bar, train
-from torchgmc.demo.stage import Found, Page, Result, perform, trained
-from torchgmc.demo.terminal import marked, show
+from torchgmc.demo.stage import Found, Page, Result, marked, show, trained
 from torchgmc.report import Section, Table, picture
-
-__all__ = ["QUICK", "ProbabilityResult", "Setting", "run"]
 
 METHODS = ("unprocessed", "one curve", "GMC")
 GROUPS = ("all", "young", "rural", "night", "returning", "rural at night")
@@ -67,6 +61,8 @@ class ProbabilityResult(Result):
     """
 
     demo: ClassVar[str] = "probability"
+    standard: ClassVar[Setting] = Setting()
+    quick: ClassVar[Setting] = QUICK
     curves: dict[str, list[Any]]
 
     def worst(self) -> dict[str, dict[str, float]]:
@@ -99,40 +95,24 @@ class ProbabilityResult(Result):
             self.certificate,
         )
 
+    @staticmethod
+    def work(setting: Setting, seed: int, bar: Bar) -> Found:
+        def met(num: int, own: int, used: bool) -> Cases:
+            return draw(num, own, 1.0 if used else setting.prevalence)
 
-def run(
-    out: str | Path = "torchgmc-demo", *, seed: int = 0, progress: bool = True, setting: Setting | None = None
-) -> ProbabilityResult:
-    """Trains, calibrates, audits and writes the report.
-
-    Args:
-        out: folder for ``report.html``, ``reliability.png``, ``results.json`` and ``head.safetensors``.
-        seed: of the examples and of the model.
-        progress: shows a progress bar; never when the output is not a terminal.
-        setting: sizes; :data:`QUICK` for a trial run.
-
-    Example:
-        >>> result = run("torchgmc-demo")  # doctest: +SKIP
-        >>> result.audits["GMC"].holds  # doctest: +SKIP
-        True
-    """
-    return perform(ProbabilityResult, _work, out, seed, progress, setting or Setting(), QUICK)
+        model, known, test = trained(setting, seed, bar, met, train_network)
+        with bar.clock("calibrate and audit"):
+            with torch.no_grad():
+                probs, fresh = (model(part.x).squeeze(1).sigmoid() for part in (known, test))
+            overall = gmc.ProbabilityHead(setting.alpha, bins=setting.bins).fit(probs, known.y)
+            head = _head(setting).fit(probs, known.y, known.groups)
+            outputs = {"unprocessed": fresh, "one curve": overall(fresh), "GMC": head(fresh, test.groups)}
+            audits = {name: _audit(f, test, setting) for name, f in outputs.items()}
+            curves = {name: _curves(f, test, setting.bins).tolist() for name, f in outputs.items()}
+        return Found(head, audits, {"curves": curves}, _page)
 
 
-def _work(setting: Setting, seed: int, bar: Bar) -> Found:
-    def met(num: int, own: int, used: bool) -> Cases:
-        return draw(num, own, 1.0 if used else setting.prevalence)
-
-    model, known, test = trained(setting, seed, bar, met, train_network)
-    with bar.clock("calibrate and audit"):
-        with torch.no_grad():
-            probs, fresh = (model(part.x).squeeze(1).sigmoid() for part in (known, test))
-        overall = gmc.ProbabilityHead(setting.alpha, bins=setting.bins).fit(probs, known.y)
-        head = _head(setting).fit(probs, known.y, known.groups)
-        outputs = {"unprocessed": fresh, "one curve": overall(fresh), "GMC": head(fresh, test.groups)}
-        audits = {name: _audit(f, test, setting) for name, f in outputs.items()}
-        curves = {name: _curves(f, test, setting.bins).tolist() for name, f in outputs.items()}
-    return Found(head, audits, {"curves": curves}, _page)
+run = ProbabilityResult.run
 
 
 def draw(num: int, seed: int, prevalence: float) -> Cases:

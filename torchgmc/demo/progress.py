@@ -1,7 +1,5 @@
 """Long work of the demos and of :mod:`torchgmc.reproduce`: a progress bar with a clock, and a training loop."""
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -12,8 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from torchgmc.engine.extras import require
-
-__all__ = ["Bar", "progress_bar", "train"]
 
 
 class Bar:

@@ -1,12 +1,8 @@
 """Sentences with a planted bias: a job depends on where someone works, and on whether "he" or "she" does."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch
-
-__all__ = ["JOBS", "PEOPLE", "Corpus", "draw", "vocabulary"]
 
 PEOPLE = {
     "female": ["she", "woman", "mother", "sister", "lady", "daughter"],

@@ -1,6 +1,5 @@
-"""What the demos share: a result that becomes JSON, a table and a page, and the run around their own work."""
-
-from __future__ import annotations
+"""What the demos share: a result that becomes JSON, a table and a page, the run around their own work, and
+their table on a terminal of 80 columns, where every mark is readable without colour."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -17,8 +16,6 @@ from torchgmc.engine.files import plain, write_file, write_json
 from torchgmc.engine.threads import one_thread
 from torchgmc.heads.base import Head
 from torchgmc.report import write
-
-__all__ = ["Found", "Page", "Result", "fit_and_audit", "percent", "perform", "three", "trained"]
 
 T = TypeVar("T")
 Same = TypeVar("Same", bound="Result")
@@ -49,6 +46,9 @@ class Result:
 
     demo: ClassVar[str]
     ours: ClassVar[str] = "GMC"
+    standard: ClassVar[Any]  # the setting of a run
+    quick: ClassVar[Any]  # of a trial run
+    needs: ClassVar[Mapping[str, str]] = {}  # packages, and the extra of each
     out: Path
     seed: int
     setting: Any
@@ -56,6 +56,49 @@ class Result:
     report: gmc.Report
     seconds: dict[str, float]
     files: dict[str, Path] = field(default_factory=dict)
+
+    @classmethod
+    def run(
+        cls: type[Same],
+        out: str | Path = "torchgmc-demo",
+        *,
+        seed: int = 0,
+        progress: bool = True,
+        setting: Any = None,
+        **more: Any,
+    ) -> Same:
+        """Trains, calibrates, audits and writes the report.
+
+        Args:
+            out: folder for ``report.html``, ``results.json``, ``head.safetensors`` and the figures.
+            seed: of the examples and of the model.
+            progress: shows a progress bar; never when the output is not a terminal.
+            setting: sizes; the module's ``QUICK`` for a trial run.
+            more: further options of :meth:`work`.
+
+        Example:
+            >>> from torchgmc.demo import fnr
+            >>> result = fnr.run("torchgmc-demo")  # doctest: +SKIP
+            >>> result.audits["GMC"].max_violation  # doctest: +SKIP
+            0.0021
+        """
+        for package, extra in {**cls.needs, "matplotlib": "report", "rich": "cli"}.items():
+            require(package, extra=extra)  # raise before the work, not after it
+        path = Path(out)
+        path.mkdir(parents=True, exist_ok=True)
+        setting = cls.standard if setting is None else setting
+        with one_thread(), progress_bar(progress) as bar:
+            found = cls.work(setting, seed, bar, **more)
+            fit = found.head.report
+            assert fit is not None
+            common = {"out": path, "seed": seed, "setting": setting, "audits": found.audits, "report": fit}
+            with bar.clock("write"):
+                return cls(**common, seconds=bar.seconds, **found.fields).written(found, quick=setting == cls.quick)
+
+    @staticmethod
+    def work(setting: Any, seed: int, bar: Bar) -> Found:
+        """Draws, trains, calibrates and audits; the clock of the bar times its stages."""
+        raise NotImplementedError  # each demo's own
 
     @property
     def certificate(self) -> str:
@@ -109,38 +152,6 @@ class Result:
         return plain(content)
 
 
-def perform(
-    kind: type[Same],
-    work: Callable[[Any, int, Bar], Found],
-    out: str | Path,
-    seed: int,
-    progress: bool,
-    setting: Any,
-    quick: Any,
-    **extras: str,
-) -> Same:
-    """Runs a demonstration and writes its files.
-
-    Args:
-        kind: of the result.
-        work: draws, trains, calibrates and audits, given ``setting``, ``seed`` and a bar, whose clock times its stages.
-        out, seed, progress, setting: see the demos' ``run``.
-        quick: the setting of a trial run.
-        extras: packages that are needed, and the extra of each.
-    """
-    for package, extra in {**extras, "matplotlib": "report", "rich": "cli"}.items():
-        require(package, extra=extra)  # raise before the work, not after it
-    path = Path(out)
-    path.mkdir(parents=True, exist_ok=True)
-    with one_thread(), progress_bar(progress) as bar:
-        found = work(setting, seed, bar)
-        fit = found.head.report
-        assert fit is not None
-        common = {"out": path, "seed": seed, "setting": setting, "audits": found.audits, "report": fit, "seconds": bar.seconds}
-        with bar.clock("write"):
-            return kind(**common, **found.fields).written(found, quick=setting == quick)
-
-
 def three(setting: Any, seed: int, bar: Bar, draw: Callable[[int, int, bool], T]) -> list[T]:
     """Examples to train on, calibrate on and test on: ``draw(num, seed, used)``, where only the first are not as in use."""
     sizes = (setting.num_train, setting.num_calibration, setting.num_test)
@@ -169,3 +180,60 @@ def fit_and_audit(
 def percent(value: float, digits: int = 1) -> str:
     """0.075 -> 7.5 %."""
     return f"{100 * value:.{digits}f}\N{NO-BREAK SPACE}%"
+
+
+# -- the table on a terminal ------------------------------------------------------------------------------------------------
+
+
+def marked(numbers: str, deviation: float, alpha: float, verdict: str = "") -> tuple[Any, Any]:
+    """A cell and its mark: ``!`` beyond alpha on these data, ``!!`` beyond it with confidence."""
+    mark, style = "", "green"
+    if verdict == "violated":
+        mark, style = "!!", "red"
+    elif abs(deviation) > alpha:
+        mark, style = "!", "yellow"
+    text = require("rich.text", extra="cli").Text
+    return text(numbers, style=style), text(mark, style=style)
+
+
+def by_method(
+    row: dict[str, Any], alpha: float, numbers: Callable[[dict[str, Any], str], str], of: str = "deviation"
+) -> list[tuple[Any, Any]]:
+    """The :func:`marked` cells of a row, one per method: its ``numbers``, and the mark of what it has ``of``."""
+    return [marked(numbers(row, name), row[of][name], alpha, row["verdict"][name]) for name in row[of]]
+
+
+def meaning(data: str, delta: float) -> str:
+    """What the marks mean."""
+    return f"!  beyond it on {data}   !! beyond it with confidence {100 * (1 - delta):g} %"
+
+
+def show(
+    title: str,
+    names: Sequence[str],
+    numbers: Sequence[str],
+    rows: Sequence[tuple[Sequence[str], Sequence[tuple[Any, Any]]]],
+    footer: Sequence[Sequence[str]],
+    legend: str,
+    certificate: str,
+) -> Any:
+    """Title, table, what the marks mean, and the line about the calibrated model.
+
+    Args:
+        names, numbers: titles of the columns on the left, and of those aligned to the right.
+        rows: names, and the :func:`marked` numbers.
+        footer: lines below a rule: one name, numbers without marks.
+    """
+    console, tables, text, box = (require(f"rich.{name}", extra="cli") for name in ("console", "table", "text", "box"))
+    table = tables.Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for name in names:
+        table.add_column(name, no_wrap=True)
+    for name in numbers:
+        table.add_column(name, justify="right", no_wrap=True)
+        table.add_column("", min_width=2)  # a separate column, so that the numbers stay aligned
+    for left, right in rows:
+        table.add_row(*left, *(part for cell in right for part in cell))
+    table.add_section()
+    for name, *cells in footer:
+        table.add_row(name, *[""] * (len(names) - 1), *(part for cell in cells for part in (cell, "")))
+    return console.Group(table, text.Text(legend + "\n", style="dim"), text.Text(certificate))

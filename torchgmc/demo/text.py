@@ -7,12 +7,9 @@ geometries), audited on fresh prompts, and weighed against the likelihood of ran
     $ torchgmc demo text
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -23,13 +20,10 @@ from torch import Tensor, nn
 import torchgmc as gmc
 from torchgmc.demo.progress import Bar, train
 from torchgmc.demo.sentences import JOBS, PEOPLE, Corpus, draw, vocabulary
-from torchgmc.demo.stage import Found, Page, Result, perform, three
-from torchgmc.demo.terminal import by_method, meaning, show
+from torchgmc.demo.stage import Found, Page, Result, by_method, meaning, show, three
 from torchgmc.engine.extras import require
 from torchgmc.report import Section, Table
 from torchgmc.text import Quality, words
-
-__all__ = ["QUICK", "Setting", "TextResult", "run"]
 
 METHODS = ("unprocessed", "euclidean", "kl")
 
@@ -83,6 +77,9 @@ class TextResult(Result):
     """
 
     demo: ClassVar[str] = "text"
+    standard: ClassVar[Setting] = Setting()
+    quick: ClassVar[Setting] = QUICK
+    needs: ClassVar[dict[str, str]] = {"transformers": "text"}
     ours: ClassVar[str] = "kl"
     model: str
     alpha: float
@@ -126,50 +123,30 @@ class TextResult(Result):
             self.certificate,
         )
 
+    @staticmethod
+    def work(setting: Setting, seed: int, bar: Bar, model: str | Path | None = None) -> Found:
+        """See :meth:`torchgmc.demo.stage.Result.work`.
 
-def run(
-    out: str | Path = "torchgmc-demo",
-    *,
-    seed: int = 0,
-    progress: bool = True,
-    setting: Setting | None = None,
-    model: str | Path | None = None,
-) -> TextResult:
-    """Trains (or loads), calibrates, audits and writes the report.
-
-    Args:
-        out: folder for ``report.html``, ``bias.png``, ``words.png``, ``tradeoff.png``, ``results.json`` and
-            ``head.safetensors``.
-        seed: of the sentences and of the model, or of the split of the paper's templates.
-        progress: shows a progress bar; never when the output is not a terminal.
-        setting: sizes; :data:`QUICK` for a trial run.
-        model: folder of a masked language model of transformers with its tokenizer; its prompts are the paper's 22 templates
-            with the paper's words.
-
-    Example:
-        >>> result = run("torchgmc-demo")  # doctest: +SKIP
-        >>> result.audits["kl"].max_violation  # doctest: +SKIP
-        0.0012
-    """
-    folder = None if model is None else Path(model)
-    work = partial(_work, folder=folder)
-    return perform(TextResult, work, out, seed, progress, setting or Setting(), QUICK, transformers="text")
+        ``model``: folder of a masked language model of transformers with its tokenizer; its prompts are the paper's 22
+        templates with the paper's words. Without it a small model is trained.
+        """
+        folder = None if model is None else Path(model)
+        with bar.clock("model"):
+            data = _from_scratch(setting, seed, bar) if folder is None else _from_folder(folder, seed, bar)
+        with bar.clock("calibrate and audit"):
+            plain = _audit(_head(data, 1.0, "kl"), data, setting.delta)
+            alpha = setting.alpha or (0.002 if folder is None else plain.max_violation / 10)
+            heads = {name: _head(data, alpha, name) for name in METHODS}
+            audits = {name: _audit(head, data, setting.delta) for name, head in bar.track(heads.items(), "audit")}
+            quality = {name: _quality(head, data) for name, head in heads.items()}
+        with bar.clock("trade-off"):
+            tradeoff = _tradeoff(data, plain.max_violation, setting, bar)
+        name = "trained on the spot" if folder is None else folder.name
+        fields = {"model": name, "alpha": alpha, "quality": quality, "tradeoff": tradeoff}
+        return Found(heads["kl"], audits, fields, lambda result: _page(result, heads["kl"], data))
 
 
-def _work(setting: Setting, seed: int, bar: Bar, folder: Path | None) -> Found:
-    with bar.clock("model"):
-        data = _from_scratch(setting, seed, bar) if folder is None else _from_folder(folder, seed, bar)
-    with bar.clock("calibrate and audit"):
-        plain = _audit(_head(data, 1.0, "kl"), data, setting.delta)
-        alpha = setting.alpha or (0.002 if folder is None else plain.max_violation / 10)
-        heads = {name: _head(data, alpha, name) for name in METHODS}
-        audits = {name: _audit(head, data, setting.delta) for name, head in bar.track(heads.items(), "audit")}
-        quality = {name: _quality(head, data) for name, head in heads.items()}
-    with bar.clock("trade-off"):
-        tradeoff = _tradeoff(data, plain.max_violation, setting, bar)
-    name = "trained on the spot" if folder is None else folder.name
-    fields = {"model": name, "alpha": alpha, "quality": quality, "tradeoff": tradeoff}
-    return Found(heads["kl"], audits, fields, lambda result: _page(result, heads["kl"], data))
+run = TextResult.run
 
 
 # -- the model ---------------------------------------------------------------------------------------------------------------

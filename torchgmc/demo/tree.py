@@ -8,10 +8,7 @@ how broad an answer is are fitted on calibration documents and audited on fresh 
     $ torchgmc demo tree
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -20,12 +17,9 @@ from torch import Tensor, nn
 
 import torchgmc as gmc
 from torchgmc.demo.progress import Bar, train
-from torchgmc.demo.stage import Found, Page, Result, fit_and_audit, percent, perform, trained
-from torchgmc.demo.terminal import by_method, meaning, show
+from torchgmc.demo.stage import Found, Page, Result, by_method, fit_and_audit, meaning, percent, show, trained
 from torchgmc.heads.tree.tree import Tree
 from torchgmc.report import Section, Table
-
-__all__ = ["QUICK", "Setting", "TreeResult", "run"]
 
 METHODS = ("unprocessed", "conformal", "GMC")
 LIBRARY: dict[str, Any] = {
@@ -67,6 +61,8 @@ class TreeResult(Result):
     """What the demo found, on the test documents."""
 
     demo: ClassVar[str] = "tree"
+    standard: ClassVar[Setting] = Setting()
+    quick: ClassVar[Setting] = QUICK
 
     @property
     def certificate(self) -> str:
@@ -104,36 +100,20 @@ class TreeResult(Result):
             self.certificate,
         )
 
+    @staticmethod
+    def work(setting: Setting, seed: int, bar: Bar) -> Found:
+        def filed(num: int, own: int, used: bool) -> tuple[Tensor, Tensor]:
+            return draw(num, own, seed, setting.features, used)
 
-def run(
-    out: str | Path = "torchgmc-demo", *, seed: int = 0, progress: bool = True, setting: Setting | None = None
-) -> TreeResult:
-    """Trains, calibrates, audits and writes the report.
-
-    Args:
-        out: folder for ``report.html``, ``deviation.png``, ``tree.png``, ``results.json`` and ``head.safetensors``.
-        seed: of the documents and of the model.
-        progress: shows a progress bar; never when the output is not a terminal.
-        setting: sizes; :data:`QUICK` for a trial run.
-
-    Example:
-        >>> result = run("torchgmc-demo")  # doctest: +SKIP
-        >>> result.audits["GMC"].max_violation  # doctest: +SKIP
-        0.0237
-    """
-    return perform(TreeResult, _work, out, seed, progress, setting or Setting(), QUICK)
+        model, calibration, test = trained(setting, seed, bar, filed, train_network)
+        with bar.clock("calibrate and audit"), torch.inference_mode():
+            heads = _heads(setting)
+            known, fresh = ((model(x).softmax(1), y) for x, y in (calibration, test))
+            audits = fit_and_audit(heads, known, fresh, setting.delta, bar)
+        return Found(heads["GMC"], audits, {}, lambda result: _page(result, heads["GMC"]))
 
 
-def _work(setting: Setting, seed: int, bar: Bar) -> Found:
-    def filed(num: int, own: int, used: bool) -> tuple[Tensor, Tensor]:
-        return draw(num, own, seed, setting.features, used)
-
-    model, calibration, test = trained(setting, seed, bar, filed, train_network)
-    with bar.clock("calibrate and audit"), torch.inference_mode():
-        heads = _heads(setting)
-        known, fresh = ((model(x).softmax(1), y) for x, y in (calibration, test))
-        audits = fit_and_audit(heads, known, fresh, setting.delta, bar)
-    return Found(heads["GMC"], audits, {}, lambda result: _page(result, heads["GMC"]))
+run = TreeResult.run
 
 
 def draw(num: int, seed: int, world: int, features: int, used: bool = True) -> tuple[Tensor, Tensor]:

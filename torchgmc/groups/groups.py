@@ -30,8 +30,6 @@ from torchgmc.groups.learning import few_rows
 from torchgmc.groups.names import digits, listing_of_terms, names_differ, term_name, terms_of
 from torchgmc.groups.sums import Combo, Cover, Tables, occurring
 
-__all__ = ["Column", "Groups", "check_groups", "pattern_ids"]
-
 _ANY = -2  # in a table of terms: no level asked for; -1 is a row without one
 
 

@@ -7,10 +7,6 @@ its seeds, :mod:`~torchgmc.reproduce.measures` measures one of them, :mod:`~torc
 :mod:`~torchgmc.reproduce.figures` draws them beside the paper's own figures.
 """
 
-from __future__ import annotations
-
-__all__ = ["EXPERIMENTS"]
-
 EXPERIMENTS: dict[str, str] = {
     "fnr": "torchgmc.reproduce.fnr",
     "tree": "torchgmc.reproduce.tree",

@@ -1,7 +1,5 @@
 """Leaf scores of documents that come without them: softmax regression on hashed words, trained once."""
 
-from __future__ import annotations
-
 import math
 import re
 import zlib
@@ -14,8 +12,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from torchgmc.demo.progress import Bar
-
-__all__ = ["scores"]
 
 BUCKETS, EPOCHS, BATCH, RATE = 1 << 16, 40, 64, 5.0
 SETTINGS = {"buckets": BUCKETS, "epochs": EPOCHS, "batch": BATCH, "rate": RATE, "share": 1 / 3}

@@ -1,7 +1,5 @@
 """Scores of the FASSEG faces: a U-Net trained here, so that no image is scored by a model that saw it or its subject."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch
@@ -11,8 +9,6 @@ from torch import Tensor, nn
 from torchgmc.demo.progress import Bar
 from torchgmc.demo.progress import train as train_model
 from torchgmc.engine.extras import require
-
-__all__ = ["fold_of", "fold_scores", "score", "train"]
 
 DECODER = (128, 64, 32, 32, 16)
 

@@ -13,8 +13,6 @@ from torchgmc.reproduce.tables import WORST, Summary, slug
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["bars", "draw"]
-
 DPI = 90
 INK, FAINT, BAND = "#1F2430", "#D9DDE5", "#009E73"
 COLOURS = ("#0072B2", "#56B4E9", "#CC79A7", "#F0E442", "#D55E00", "#E69F00", "#009E73", "#999999")  # Okabe and Ito's

@@ -6,8 +6,6 @@ groups are the pose, thirds of the skin's measured colour angle (ITA, of uncalib
 brightness. They overlap as the paper's do. A second part takes all 345 images, split by subject, for less noise.
 """
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -22,8 +20,6 @@ from torchgmc.engine import hashing
 from torchgmc.reproduce.faces import fold_of, fold_scores
 from torchgmc.reproduce.frame import Prepared, cached, digest
 from torchgmc.reproduce.measures import measure
-
-__all__ = ["METHODS", "NAME", "OURS", "PAPER", "QUICK", "SEEDS", "TITLE", "Setting", "prepare", "run_seed"]
 
 NAME, TITLE, SEEDS = "fnr", "Miss rate of every group in face segmentation", 50
 PACKAGES = ("segmentation-models-pytorch",)

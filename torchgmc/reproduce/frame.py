@@ -5,8 +5,6 @@ most the seeds under way; running the same command again does the rest. Files ma
 run stops and says what differs.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
@@ -31,8 +29,6 @@ from torchgmc.demo.progress import Bar, progress_bar
 from torchgmc.engine.files import write_atomically, write_json
 from torchgmc.engine.threads import one_thread
 from torchgmc.reproduce import EXPERIMENTS
-
-__all__ = ["Experiment", "Prepared", "Results", "cached", "data_root", "digest", "load", "reproduce"]
 
 #: Version of the rows; files of another version are not mixed in.
 ROWS = 1

@@ -5,8 +5,6 @@ prompt in place of its 30,522 logits. The second model is the first with its z m
 about.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,8 +17,6 @@ from torch import Tensor, nn
 from torchgmc.demo.progress import Bar
 from torchgmc.engine.extras import require
 from torchgmc.text import attributes_from_words
-
-__all__ = ["STEREOTYPES", "list_tokens", "load_model", "read", "stereotype"]
 
 #: Lists that the biased model finds likelier in prompts about women (+1) and about men (-1).
 STEREOTYPES: dict[str, float] = {

@@ -14,8 +14,6 @@ calibration examples; its test deviation is a difference of two means: ``noise_f
 (promises overlap). Where whole subjects are drawn, the spread is that of the sums over subjects.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -24,8 +22,6 @@ import torch
 from torch import Tensor
 
 from torchgmc.engine.files import plain
-
-__all__ = ["MEASURES", "measure", "noise"]
 
 MEASURES = ("mass", "conditional")
 DRAWS = 4000

@@ -5,8 +5,6 @@ sd / sqrt(K). The K seeds are K splits of the same examples, so they say how wel
 examples would come out.
 """
 
-from __future__ import annotations
-
 import csv
 import io
 import os
@@ -24,8 +22,6 @@ import torch
 import torchgmc as gmc
 from torchgmc.engine.files import write_file
 from torchgmc.reproduce.measures import MEASURES
-
-__all__ = ["WORST", "Summary", "summarize", "write"]
 
 WORST = "(worst)"
 """The group that stands for the worst of all, in each seed by itself."""

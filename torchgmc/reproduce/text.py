@@ -37,8 +37,6 @@ if TYPE_CHECKING:
 
     from torchgmc.reproduce.tables import Summary
 
-__all__ = ["METHODS", "NAME", "OURS", "PAPER", "QUICK", "SEEDS", "TITLE", "Setting", "prepare", "run_seed"]
-
 NAME = "text"
 TITLE = "De-biased text generation"
 SEEDS = 10

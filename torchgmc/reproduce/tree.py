@@ -4,8 +4,6 @@ Protocol (the paper's): target 0.95, tolerance 0.025, noise of half-width 0.005 
 seeds. Promises: one for the answers at or below each child of the root, and one for all answers.
 """
 
-from __future__ import annotations
-
 import hashlib
 from dataclasses import dataclass
 from functools import partial
@@ -20,8 +18,6 @@ from torchgmc.demo.progress import Bar
 from torchgmc.reproduce import classifier
 from torchgmc.reproduce.frame import Prepared, cached, digest
 from torchgmc.reproduce.measures import measure
-
-__all__ = ["METHODS", "NAME", "OURS", "PAPER", "QUICK", "SEEDS", "TITLE", "Setting", "prepare", "run_seed"]
 
 NAME, TITLE, SEEDS = "tree", "Coverage of every set of answers on a label tree", 50
 

@@ -6,8 +6,6 @@ oddities: ``governer`` is its spelling, ``family`` is in two lists, ``adult``, `
 Where the paper names its own source, so does the comment beside the list.
 """
 
-__all__ = ["ATTRIBUTES", "INDICATORS", "SOURCES", "TEMPLATES", "template_prompts"]
-
 
 def _split(text: str) -> list[str]:
     return text.split()

@@ -22,7 +22,7 @@ from torch import Tensor
 from torchgmc.engine.implicit import CellProblem, cell_sums
 from torchgmc.engine.orthant import Point, minimise
 from torchgmc.engine.search import MAX_ELEMENTS
-from torchgmc.groups.groups import pattern_ids
+from torchgmc.groups.cells import pattern_ids
 
 #: Elements of a block of logits that stays in the cache (1 MB in float32).
 CHUNK = 1 << 18
