@@ -99,7 +99,7 @@ def test_fasseg_from_its_repository(repository):
     for k in range(len(faces)):  # the tone is that of the painted skin
         inside = faces.labels[k] == 1
         pixel = faces.images[k].permute(1, 2, 0)[inside].median(0).values.numpy()
-        assert abs(meta["skin_L"][k] - prepare.skin.lab(pixel)[0]) < 0.5
+        assert abs(meta["skin_L"][k] - prepare.faces.lab(pixel)[0]) < 0.5
     order = sorted(range(3), key=lambda k: meta["ita"][k])
     assert [meta["ita_tercile_set"][k] for k in order] == [0, 1, 2]
     assert len(FASSEG(root, subset="set118")) == 4

@@ -5,12 +5,14 @@ import gzip
 import json
 import os
 import zipfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from torch.utils.data import Dataset
 
+from torchgmc.engine import checks
 from torchgmc.engine.files import write_atomically
 
 #: The data folder when a class gets no ``root``.
@@ -99,7 +101,24 @@ def write_table(path: Path, columns: dict[str, list[Any]]) -> None:
     write_atomically(path, write)
 
 
-def transpose(rows: Sequence[dict[str, Any]]) -> dict[str, list[Any]]:
-    """Columns from rows; a key that a row lacks becomes None."""
-    names = list(dict.fromkeys(name for row in rows for name in row))
-    return {name: [row.get(name) for row in rows] for name in names}
+class Texts(Dataset[tuple[Any, Any]]):
+    """A data set of texts with columns, in one file of JSON lines."""
+
+    root: Path
+    transform: Callable[[str], Any] | None
+
+    def _read(self, file: str) -> None:
+        """The texts, and the other columns; a key that a row lacks becomes None."""
+        rows = read_lines(self.root / file)
+        names = list(dict.fromkeys(name for row in rows for name in row))
+        self.metadata: dict[str, list[Any]] = {name: [row.get(name) for row in rows] for name in names}
+        self.texts: list[str] = self.metadata.pop("text")
+
+    def _text(self, index: int) -> tuple[Any, int]:
+        """A text, transformed, and its place from the beginning or the end."""
+        place = checks.place("index", index, len(self))
+        text = self.texts[place]
+        return text if self.transform is None else self.transform(text), place
+
+    def __len__(self) -> int:
+        return len(self.texts)

@@ -7,10 +7,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
 
 from torchgmc.datasets._download import locate
-from torchgmc.datasets._files import data_root, read_lines, read_npz, transpose
+from torchgmc.datasets._files import Texts, data_root, read_npz
 from torchgmc.datasets.prepare import texts as prepare
 from torchgmc.engine import checks
 
@@ -33,7 +32,7 @@ class Scores(NamedTuple):
     random_sample: Tensor
 
 
-class HierarchicalText(Dataset[tuple[Any, int]]):
+class HierarchicalText(Texts):
     """Documents with labels in a tree.
 
     Args:
@@ -78,10 +77,8 @@ class HierarchicalText(Dataset[tuple[Any, int]]):
         tree = json.loads((self.root / f"{name}_tree.json").read_text(encoding="utf-8"))
         self.parents: list[int] = [int(v) for v in tree["parent"]]
         self.node_names: list[str] = [str(v) for v in tree["names"]]
-        columns = transpose(read_lines(self.root / f"{name}.jsonl.gz"))
-        self.texts: list[str] = columns.pop("text")
-        self.labels = torch.tensor(columns.pop("label"), dtype=torch.int64)
-        self.metadata: dict[str, list[Any]] = columns
+        self._read(f"{name}.jsonl.gz")
+        self.labels = torch.tensor(self.metadata.pop("label"), dtype=torch.int64)
 
     @property
     def num_leaves(self) -> int:
@@ -121,13 +118,9 @@ class HierarchicalText(Dataset[tuple[Any, int]]):
             )
         return path
 
-    def __len__(self) -> int:
-        return len(self.texts)
-
     def __getitem__(self, index: int) -> tuple[Any, int]:
-        index = checks.place("index", index, len(self))
-        text = self.texts[index]
-        return text if self.transform is None else self.transform(text), int(self.labels[index])
+        text, index = self._text(index)
+        return text, int(self.labels[index])
 
     def __repr__(self) -> str:
         return f"HierarchicalText({self.name!r}: {len(self)} texts, {self.num_leaves} leaves, in {str(self.root)!r})"

@@ -9,10 +9,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
 
 from torchgmc.datasets._download import locate
-from torchgmc.datasets._files import data_root, read_lines, read_npz, transpose
+from torchgmc.datasets._files import Texts, data_root, read_npz
 from torchgmc.datasets.prepare import prompts as prepare
 from torchgmc.engine import checks
 
@@ -31,7 +30,7 @@ class WordList(NamedTuple):
     token_ids: dict[str, int]
 
 
-class GenderPrompts(Dataset[tuple[Any, Tensor]]):
+class GenderPrompts(Texts):
     """Sentences that mention women, men or both, with one ``[MASK]``.
 
     Args:
@@ -75,10 +74,8 @@ class GenderPrompts(Dataset[tuple[Any, Tensor]]):
             "gender prompts",
             download,
         )
-        columns = transpose(read_lines(self.root / f"{part}.jsonl.gz"))
-        self.texts: list[str] = columns.pop("text")
-        self.groups = torch.tensor([[g != "male", g != "female"] for g in columns["group"]]).reshape(-1, 2)
-        self.metadata: dict[str, list[Any]] = columns
+        self._read(f"{part}.jsonl.gz")
+        self.groups = torch.tensor([[g != "male", g != "female"] for g in self.metadata["group"]]).reshape(-1, 2)
         lists = json.loads((self.root / "word_lists.json").read_text(encoding="utf-8"))
         known = lists.get("attribute_token_ids", {})
         self.word_lists = {name: WordList(words, known.get(name, {})) for name, words in lists["attributes"].items()}
@@ -112,13 +109,9 @@ class GenderPrompts(Dataset[tuple[Any, Tensor]]):
             )
         return path
 
-    def __len__(self) -> int:
-        return len(self.texts)
-
     def __getitem__(self, index: int) -> tuple[Any, Tensor]:
-        index = checks.place("index", index, len(self))
-        text = self.texts[index]
-        return text if self.transform is None else self.transform(text), self.groups[index]
+        text, index = self._text(index)
+        return text, self.groups[index]
 
     def __repr__(self) -> str:
         return f"GenderPrompts({self.part!r}: {len(self)} texts, in {str(self.root)!r})"

@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from torchgmc.datasets._files import write_table
-from torchgmc.datasets.prepare.skin import erode, lab, skin_tone
 from torchgmc.engine.extras import require
 from torchgmc.engine.files import write_atomically
 
@@ -20,6 +19,9 @@ COLOURS = np.array([(255, 0, 0), (255, 255, 0), (127, 0, 0), (0, 255, 255), (0, 
 FAR = 60.0
 #: Labels of another size that do not fit their photographs.
 MISFITS = ("+60/personne10250+0+60", "+60/personne11250+0+60", "+60/personne12250+0+60")
+#: Linear sRGB to XYZ, and the white of D65.
+TO_XYZ = np.array([[0.4124564, 0.3575761, 0.1804375], [0.2126729, 0.7151522, 0.0721750], [0.0193339, 0.1191920, 0.9503041]])
+WHITE = np.array([0.95047, 1.0, 1.08883])
 Array = np.ndarray[Any, Any]
 
 
@@ -184,3 +186,43 @@ def stack(images: list[Array], labels: list[Array]) -> dict[str, Array]:
         image[k, : its.shape[0], : its.shape[1]] = one
         label[k, : its.shape[0], : its.shape[1]] = its
     return {"image": image, "label": label, "hw": np.array([its.shape for its in labels], dtype=np.int16).reshape(-1, 2)}
+
+
+# -- colour of the skin in a photograph: uncalibrated, and not a race label ----------------------------------------------------
+
+
+def lab(image: Array) -> Array:
+    """CIELAB of a uint8 sRGB image ``(..., 3)``.
+
+    Example:
+        >>> [float(v) + 0.0 for v in lab(np.array([255, 255, 255], dtype=np.uint8)).round(2)]
+        [100.0, 0.0, 0.0]
+    """
+    srgb = image / 255.0
+    linear = np.where(srgb <= 0.04045, srgb / 12.92, ((srgb + 0.055) / 1.055) ** 2.4)
+    xyz = linear @ TO_XYZ.T / WHITE
+    root = np.where(xyz > (6 / 29) ** 3, np.cbrt(xyz), xyz / (3 * (6 / 29) ** 2) + 4 / 29)
+    x, y, z = np.moveaxis(root, -1, 0)
+    return np.stack([116 * y - 16, 500 * (x - y), 200 * (y - z)], -1)
+
+
+def erode(mask: Array, times: int = 2) -> Array:
+    """A mask without the pixels at its border."""
+    for _ in range(times):
+        padded = np.pad(mask, 1)
+        mask = padded[1:-1, 1:-1] & padded[:-2, 1:-1] & padded[2:, 1:-1] & padded[1:-1, :-2] & padded[1:-1, 2:]
+    return mask
+
+
+def skin_tone(pixels: Array) -> dict[str, float]:
+    """Median L*, a*, b* between the 10th and 90th percentile of L*, and atan2(L* - 50, b*) in degrees, of pixels ``(n, 3)``."""
+    if not len(pixels):
+        return dict.fromkeys(("ita", "skin_L", "skin_a", "skin_b"), float("nan"))
+    low, high = np.percentile(pixels[:, 0], [10, 90])
+    light, a, b = np.median(pixels[(pixels[:, 0] >= low) & (pixels[:, 0] <= high)], 0)
+    return {
+        "ita": float(np.degrees(np.arctan2(light - 50, b))),
+        "skin_L": float(light),
+        "skin_a": float(a),
+        "skin_b": float(b),
+    }

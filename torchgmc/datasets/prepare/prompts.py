@@ -1,6 +1,5 @@
 """The corpora of the prompts as published, and the prompts found in them."""
 
-import json
 import random
 import re
 from collections.abc import Iterator
@@ -8,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from torchgmc.datasets._files import write_lines
-from torchgmc.engine.files import write_atomically
+from torchgmc.engine.files import write_json
+from torchgmc.text import words
 
 #: What the published files are called below the root.
 ORIGINAL = ("sent_debias/debias-BERT/text_corpus", "examples/word_language_model/data/wikitext-2")
@@ -20,8 +20,6 @@ _WORD = re.compile(r"[A-Za-z]+")
 
 def convert(root: Path) -> None:
     """Write the three parts and ``word_lists.json`` to ``text/``. Token ids depend on a tokenizer and are not made."""
-    from torchgmc.text import words
-
     out = root / "text"
     out.mkdir(parents=True, exist_ok=True)
     kept = list(gendered(root))
@@ -31,8 +29,7 @@ def convert(root: Path) -> None:
     write_lines(out / "random_mask.jsonl.gz", random_masks(kept))
     write_lines(out / "templates.jsonl.gz", templates())
     lists = {f"{name}_indicator": found for name, found in words.INDICATORS.items()} | {"attributes": words.ATTRIBUTES}
-    text = json.dumps(lists, indent=1)
-    write_atomically(out / "word_lists.json", lambda part: part.write_text(text, encoding="utf-8"))
+    write_json(out / "word_lists.json", lists)
 
 
 def sentences(root: Path) -> Iterator[tuple[str, str]]:
@@ -75,8 +72,6 @@ def indicators(text: str) -> dict[str, list[str]]:
         >>> indicators("Rose told him that his aunt rose.")
         {'female': ['rose', 'aunt'], 'male': ['his']}
     """
-    from torchgmc.text import words
-
     found: dict[str, list[str]] = {}
     for group, known in words.INDICATORS.items():
         names = {word for word in known if word[0].isupper()}
@@ -105,22 +100,13 @@ def gendered(root: Path) -> Iterator[dict[str, Any]]:
 
 def prompts_of(sentence: dict[str, Any]) -> list[dict[str, Any]]:
     """One prompt per occurrence of an attribute word."""
-    from torchgmc.text import words
-
     rows = []
     for match in _WORD.finditer(sentence["text"]):
         word = match.group().lower()
         lists = [name for name, known in words.ATTRIBUTES.items() if word in known]
         if lists:
-            rows.append(
-                sentence
-                | {
-                    "id": f"{sentence['id']}-{match.start()}",
-                    "text": masked(sentence["text"], match),
-                    "word": word,
-                    "lists": lists,
-                }
-            )
+            own = {"id": f"{sentence['id']}-{match.start()}", "text": masked(sentence["text"], match)}
+            rows.append(sentence | own | {"word": word, "lists": lists})
     return rows
 
 
@@ -131,8 +117,6 @@ def masked(text: str, match: "re.Match[str]") -> str:
 
 def random_masks(kept: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Up to 6,000 of the sentences with any word but an indicator masked, drawn with a fixed seed."""
-    from torchgmc.text import words
-
     chosen = random.Random(0)
     attributes = {word for known in words.ATTRIBUTES.values() for word in known}
     rows = []
@@ -141,39 +125,21 @@ def random_masks(kept: list[dict[str, Any]]) -> list[dict[str, Any]]:
         options = [m for m in _WORD.finditer(sentence["text"]) if m.group().lower() not in hidden]
         if options:
             match = chosen.choice(options)
-            rows.append(
-                {
-                    "id": f"{sentence['id']}-r{match.start()}",
-                    "text": masked(sentence["text"], match),
-                    "word": match.group().lower(),
-                    "group": sentence["group"],
-                    "corpus": sentence["corpus"],
-                    "has_attribute": match.group().lower() in attributes,
-                }
-            )
+            word = match.group().lower()
+            own = {"id": f"{sentence['id']}-r{match.start()}", "text": masked(sentence["text"], match), "word": word}
+            same = {key: sentence[key] for key in ("group", "corpus")}
+            rows.append(own | same | {"has_attribute": word in attributes})
     return rows
 
 
 def templates() -> list[dict[str, Any]]:
     """The paper's templates, filled in."""
-    from torchgmc.text import words
-
-    lists = ["female_occupation", "male_occupation"]
+    same = {"word": None, "lists": ["female_occupation", "male_occupation"], "corpus": "template"}
     rows = []
     for k, template in enumerate(words.TEMPLATES):
         for group, known in words.INDICATORS.items():
             for word in known if k >= 20 else [{"female": "she", "male": "he"}[group]]:
                 shown = word[0].upper() + word[1:] if k >= 20 else word
-                rows.append(
-                    {
-                        "id": f"template-{k}-{word}",
-                        "text": template.format(shown),
-                        "word": None,
-                        "lists": lists,
-                        "group": group,
-                        "corpus": "template",
-                        "template": k,
-                        "indicators": [word.lower()],
-                    }
-                )
+                own = {"id": f"template-{k}-{word}", "text": template.format(shown), "group": group, "template": k}
+                rows.append(own | same | {"indicators": [word.lower()]})
     return rows

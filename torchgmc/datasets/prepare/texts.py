@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from torchgmc.datasets._files import write_lines
-from torchgmc.engine.files import write_atomically
+from torchgmc.engine.files import write_json
 
 #: What the published files are called below the root.
 ORIGINAL = {
@@ -48,11 +48,9 @@ def convert(root: Path, name: str) -> None:
         raise ValueError(f"{str(root / ORIGINAL[name])!r} is not as published (damaged?): {error!r}") from error
     number = {path: k for k, path in enumerate(leaves)}
     labels = [number[document.path] for document in documents]
-    tree = grow(leaves, tops)
     out = root / "hierarchy"
     out.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(tree, indent=1)
-    write_atomically(out / f"{name}_tree.json", lambda part: part.write_text(text, encoding="utf-8"))
+    write_json(out / f"{name}_tree.json", grow(leaves, tops))
     rows = zip(documents, labels, thirds(labels), strict=True)
     write_lines(
         out / f"{name}.jsonl.gz",
