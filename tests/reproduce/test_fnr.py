@@ -15,7 +15,6 @@ import torchgmc as gmc
 from torchgmc.cli import main
 from torchgmc.demo.progress import Bar
 from torchgmc.engine import hashing
-from torchgmc.reproduce import faces as training
 from torchgmc.reproduce import fnr
 
 ALPHA = 0.05  # fits of a few steps
@@ -36,7 +35,7 @@ def out(data, tmp_path_factory):
 
 @pytest.fixture
 def prepared(data, out, monkeypatch):
-    monkeypatch.setattr(training, "train", lambda *_: pytest.fail("trained again"))
+    monkeypatch.setattr(fnr, "train", lambda *_: pytest.fail("trained again"))
     return fnr.prepare(data, out / "fnr", Bar(), replace(fnr.QUICK, alpha=ALPHA))
 
 
@@ -57,11 +56,11 @@ def test_scores_are_cached_and_parts_are_those_of_the_metadata(prepared):
 
 def test_no_fold_shares_a_subject(data):
     faces = gmc.datasets.FASSEG(data, subset="all")
-    fold = training.fold_of(faces, 2)
+    fold = fnr.fold_of(faces, 2)
     for subject in faces.subjects.unique():
         assert len(fold[faces.subjects == subject].unique()) == 1
     assert fold.bincount().tolist() == [20, 20]
-    one = training.fold_of(faces, 1)
+    one = fnr.fold_of(faces, 1)
     known = set(faces.subjects[one == -1].tolist())
     inside = torch.tensor(faces.metadata["set118"]) == 1
     assert known and not known & set(faces.subjects[inside].tolist())
@@ -69,16 +68,16 @@ def test_no_fold_shares_a_subject(data):
 
 def test_a_model_never_trains_on_the_fold_it_scores(data, monkeypatch):
     faces = gmc.datasets.FASSEG(data, subset="all")
-    fold = training.fold_of(faces, 2)
+    fold = fnr.fold_of(faces, 2)
     seen = []
 
     def train(images, masks, valid, rows, *_):
         seen.append(rows)
         return torch.nn.Identity()
 
-    monkeypatch.setattr(training, "train", train)
-    monkeypatch.setattr(training, "score", lambda model, images, rows, size: seen.append(rows) or torch.zeros(len(rows), 2, 2))
-    training.fold_scores(faces, fold, 1, fnr.QUICK, Bar())
+    monkeypatch.setattr(fnr, "train", train)
+    monkeypatch.setattr(fnr, "score", lambda model, images, rows, size: seen.append(rows) or torch.zeros(len(rows), 2, 2))
+    fnr.fold_scores(faces, fold, 1, fnr.QUICK, Bar())
     assert not set(seen[0].tolist()) & set(seen[1].tolist())
     assert not set(faces.subjects[seen[0]].tolist()) & set(faces.subjects[seen[1]].tolist())
 
@@ -89,8 +88,8 @@ def test_training_learns_and_is_repeatable(data):
 
     def scores(epochs):
         setting = fnr.Setting(size=32, epochs=epochs, batch_size=8)
-        model = training.train(faces.images, faces.face, faces.valid, rows, setting, Bar(), "")
-        return training.score(model, faces.images, fresh, 32)
+        model = fnr.train(faces.images, faces.face, faces.valid, rows, setting, Bar(), "")
+        return fnr.score(model, faces.images, fresh, 32)
 
     assert torch.equal(scores(1), scores(1))
     right = ((scores(6) > 0.5) == faces.face[fresh])[faces.valid[fresh]].double().mean()

@@ -9,7 +9,6 @@ from torchgmc.reproduce import tree
 
 def test_a_classifier_is_trained_once_where_scores_are_missing(tmp_path, monkeypatch):
     from torchgmc.demo.progress import Bar
-    from torchgmc.reproduce import classifier
 
     data = made_up_data.hierarchy(tmp_path / "data")
     (data / "hierarchy/scores.npz").unlink()
@@ -18,5 +17,5 @@ def test_a_classifier_is_trained_once_where_scores_are_missing(tmp_path, monkeyp
     assert 190 < len(probs) < 210 and "trained here" in prepared.notes[0]
     torch.testing.assert_close(probs.sum(1), torch.ones(len(probs)))
     assert (probs.argmax(1) == labels).double().mean() > 0.8  # the topic is written in the text
-    monkeypatch.setattr(classifier, "scores", lambda *_: pytest.fail("trained again"))
+    monkeypatch.setattr(tree, "train_scores", lambda *_: pytest.fail("trained again"))
     assert torch.equal(tree.prepare(data, tmp_path, Bar(), tree.QUICK).tensors["wos.probs"], probs)

@@ -17,8 +17,7 @@ import typer
 
 import torchgmc as gmc
 from torchgmc.cli import options, show
-from torchgmc.cli.loading import load_head, open_source
-from torchgmc.cli.source import Source, further_arrays, task_of, tasks
+from torchgmc.cli.source import Source, further_arrays, load_head, open_source, task_of, tasks
 from torchgmc.cli.tables import SUFFIXES, Array
 from torchgmc.cli.writers import check_file, check_name, write_rows
 from torchgmc.engine import checks

@@ -24,8 +24,7 @@ import torchgmc as gmc
 from torchgmc import report as reports
 from torchgmc.audits.intervals import METHODS
 from torchgmc.cli import fitting, options, show
-from torchgmc.cli.loading import load_head, open_source
-from torchgmc.cli.source import CLUSTERS, further_arrays
+from torchgmc.cli.source import CLUSTERS, further_arrays, load_head, open_source
 from torchgmc.cli.writers import check_file
 from torchgmc.engine import checks
 

@@ -15,8 +15,7 @@ from torch import Tensor, nn
 
 import torchgmc as gmc
 from torchgmc.cli import options, show
-from torchgmc.cli.loading import load_head, open_source
-from torchgmc.cli.source import task_of
+from torchgmc.cli.source import load_head, open_source, task_of
 from torchgmc.cli.writers import check_file
 from torchgmc.engine import checks
 from torchgmc.export import FORMATS

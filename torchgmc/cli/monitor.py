@@ -19,8 +19,7 @@ from safetensors.torch import load_file, save
 
 import torchgmc as gmc
 from torchgmc.cli import options, show
-from torchgmc.cli.loading import load_head, open_source
-from torchgmc.cli.source import further_arrays
+from torchgmc.cli.source import further_arrays, load_head, open_source
 from torchgmc.cli.writers import check_file
 from torchgmc.engine.files import write_file
 

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from torchgmc.datasets._download import locate
-from torchgmc.datasets._files import data_root, read_npz, read_table, typed
+from torchgmc.datasets._files import data_root, locate, read_npz, read_table, typed
 from torchgmc.datasets.prepare import faces as prepare
 from torchgmc.engine import checks
 

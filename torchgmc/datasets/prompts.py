@@ -10,8 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchgmc.datasets._download import locate
-from torchgmc.datasets._files import Texts, data_root, read_npz
+from torchgmc.datasets._files import Texts, data_root, locate, read_npz
 from torchgmc.datasets.prepare import prompts as prepare
 from torchgmc.engine import checks
 

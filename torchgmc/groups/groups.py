@@ -25,9 +25,8 @@ from torchgmc.groups.columns import (
     read,
     to_numbers,
 )
-from torchgmc.groups.description import describe, restore
+from torchgmc.groups.description import describe, digits, listing_of_terms, names_differ, restore, term_name, terms_of
 from torchgmc.groups.learning import few_rows
-from torchgmc.groups.names import digits, listing_of_terms, names_differ, term_name, terms_of
 from torchgmc.groups.sums import Combo, Cover, Tables, occurring
 
 _ANY = -2  # in a table of terms: no level asked for; -1 is a row without one

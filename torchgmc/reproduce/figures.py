@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torchgmc import plots
-from torchgmc.engine.extras import require
+from torchgmc.plots import LIGHT
 from torchgmc.reproduce.measures import MEASURES
 from torchgmc.reproduce.tables import WORST, Summary, slug
 
@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 DPI = 90
-INK, FAINT, BAND = "#1F2430", "#D9DDE5", "#009E73"
 COLOURS = ("#0072B2", "#56B4E9", "#CC79A7", "#F0E442", "#D55E00", "#E69F00", "#009E73", "#999999")  # Okabe and Ito's
 LABELS = {"mass": "mass-weighted, the paper's measure", "conditional": "inside the group"}
 
@@ -76,19 +75,16 @@ def stacked(
     """
     widest = max(sum(map(len, table.values())) for _, table in panels)
     size = (max(8.0, min(14.0, 2.5 + 0.2 * widest)), 3.1 * len(panels) + 0.7)
-    figure: Figure = require("matplotlib.figure", extra="report").Figure(figsize=size, layout="constrained")
-    axes = figure.subplots(len(panels), 1, squeeze=False)[:, 0]
+    figure, panes = plots.new_figure(LIGHT, size, rows=len(panels))
     colours = {method: COLOURS[k % len(COLOURS)] for k, method in enumerate(methods)}
-    for name in (
-        name for _, table in panels for name in table
-    ):  # "GMC" of the paper has the colour of the first of ours that begins so
+    for name in (name for _, table in panels for name in table):  # the paper's "GMC": as the first of ours that begins so
         colours.setdefault(name, next((colours[m] for m in methods if m.startswith(name)), COLOURS[-1]))
     seen: dict[str, Any] = {}
-    for place, (label, table) in zip(axes, panels, strict=True):
+    for place, (label, table) in zip(panes, panels, strict=True):
         seen |= _panel(place, label, {m: table[m] for m in (*methods, *colours) if table.get(m)}, colours, alpha)
     last = [name for name in seen if name not in colours]  # lines after bars
     shown = {name: seen[name] for name in (*(n for n in methods if n in seen), *last)}
-    figure.suptitle(title, fontsize=12, color=INK)
+    figure.suptitle(title, fontsize=12, color=LIGHT.ink)
     figure.legend(shown.values(), shown.keys(), loc="outside lower center", ncols=min(5, len(shown)), frameon=False, fontsize=9)
     return figure
 
@@ -109,19 +105,19 @@ def _panel(
         if known:
             x, h, sd = zip(*known, strict=True)
             low = [min(a, b) for a, b in zip(h, sd, strict=True)]  # no bar reaches below 0
-            axes.errorbar(x, h, yerr=[low, sd], fmt="none", ecolor=INK, elinewidth=0.8, capsize=1.5)
+            axes.errorbar(x, h, yerr=[low, sd], fmt="none", ecolor=LIGHT.ink, elinewidth=0.8, capsize=1.5)
         still = [(x, row["noise"]) for x, row in zip(at, rows, strict=True) if row["noise"]]
         if still:
             x, y = zip(*still, strict=True)
-            mark = axes.hlines(y, [v - width * 0.46 for v in x], [v + width * 0.46 for v in x], color=INK, lw=1.6)
+            mark = axes.hlines(y, [v - width * 0.46 for v in x], [v + width * 0.46 for v in x], color=LIGHT.ink, lw=1.6)
             seen["an oracle's sampling noise"] = mark
-    seen[f"alpha = {alpha:g}"] = axes.axhline(alpha, color=BAND, lw=1.3, ls="--")
+    seen[f"alpha = {alpha:g}"] = axes.axhline(alpha, color=LIGHT.band, lw=1.3, ls="--")
     axes.set_xticks(range(len(groups)), groups, fontsize=9, rotation=0 if len(groups) < 10 else 20)
     axes.set_ylabel("|deviation|", fontsize=9)
-    axes.set_title(label, fontsize=10, loc="left", color=INK)
+    axes.set_title(label, fontsize=10, loc="left", color=LIGHT.ink)
     axes.set_xlim(-0.6, len(groups) - 0.4)
     axes.set_ylim(bottom=0)
-    axes.grid(axis="y", color=FAINT, lw=0.8)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(axis="y", color=LIGHT.faint, lw=0.8)
+    axes.tick_params(labelsize=9)
+    axes.spines["left"].set_visible(True)
     return seen

@@ -11,7 +11,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
 from importlib import import_module
@@ -284,11 +284,9 @@ def _parallel(
         return
     start = (name, root, folder, setting)
     with _pool(min(jobs, len(seeds)), start) as pool:
-        left: dict[Future[Any], int] = {pool.submit(_worker_seed, seed): seed for seed in seeds}
-        while left:
-            for future in wait(left, return_when=FIRST_COMPLETED).done:
-                seed = left.pop(future)
-                yield seed, future.result()
+        work = {pool.submit(_worker_seed, seed): seed for seed in seeds}
+        for future in as_completed(work):
+            yield work[future], future.result()
 
 
 @contextmanager

@@ -5,17 +5,23 @@ seeds. Promises: one for the answers at or below each child of the root, and one
 """
 
 import hashlib
+import math
+import re
+import zlib
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 import torchgmc as gmc
 from torchgmc.demo.progress import Bar
-from torchgmc.reproduce import classifier
 from torchgmc.reproduce.frame import Prepared, cached, digest
 from torchgmc.reproduce.measures import measure
 
@@ -115,8 +121,8 @@ def _scores(texts: Any, part: str, out: Path, bar: Bar, setting: Setting) -> tup
         if setting.kind != "scores":
             raise
     digits = hashlib.sha256("\n".join(texts.texts).encode()).hexdigest()[:16]
-    mark = {**classifier.SETTINGS, "texts": digits, "labels": digest(texts.labels), "torch": torch.__version__}
-    make = partial(classifier.scores, texts.texts, texts.labels, texts.num_leaves, bar)
+    mark = {**CLASSIFIER, "texts": digits, "labels": digest(texts.labels), "torch": torch.__version__}
+    make = partial(train_scores, texts.texts, texts.labels, texts.num_leaves, bar)
     found = cached(out / f"{part}.safetensors", mark, make)
     return found["probs"], found["labels"], True
 
@@ -201,3 +207,80 @@ def _answers(head: gmc.TreeHead, probs: Tensor, labels: Tensor) -> tuple[Tensor,
         inside[members, column] = True
     covered = head.leaves(nodes).gather(1, labels[:, None])[:, 0].double()
     return inside[nodes], nodes, covered
+
+
+# -- leaf scores of documents that come without them: softmax regression on hashed words, trained once ------------------------
+
+BUCKETS, EPOCHS, BATCH, RATE = 1 << 16, 40, 64, 5.0
+CLASSIFIER = {"buckets": BUCKETS, "epochs": EPOCHS, "batch": BATCH, "rate": RATE, "share": 1 / 3}
+
+
+def train_scores(texts: Sequence[str], labels: Tensor, num_leaves: int, bar: Bar) -> dict[str, Tensor]:
+    """Trains on a third of the documents of each leaf, scores the others.
+
+    Args:
+        texts: n documents.
+        labels: leaf of each, ``(n,)``.
+        num_leaves: number of leaves K.
+        bar: shows how far it is.
+
+    Returns:
+        ``probs`` ``(m, K)`` float32 and ``labels`` ``(m,)`` of the m documents that were not trained on.
+    """
+    generator = torch.Generator().manual_seed(0)
+    known = _third(labels, generator)
+    ids, weights, starts = _bags(texts)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        table = nn.EmbeddingBag(BUCKETS, num_leaves, mode="sum", include_last_offset=True)
+    nn.init.zeros_(table.weight)
+    bias = nn.Parameter(torch.zeros(num_leaves))
+    optimiser = torch.optim.SGD([*table.parameters(), bias], RATE, momentum=0.9)
+
+    def logits(rows: Tensor) -> Tensor:
+        length = starts[rows + 1] - starts[rows]
+        place = torch.cat([length.new_zeros(1), length.cumsum(0)])
+        take = torch.repeat_interleave(starts[rows] - place[:-1], length) + torch.arange(int(place[-1]))
+        found: Tensor = table(ids[take], place, per_sample_weights=weights[take])
+        return found + bias
+
+    rows = known.nonzero()[:, 0]
+    for _ in bar.track(range(EPOCHS), "train a classifier"):
+        for batch in torch.split(rows[torch.randperm(len(rows), generator=generator)], BATCH):
+            loss = F.cross_entropy(logits(batch), labels[batch])
+            optimiser.zero_grad()
+            torch.autograd.backward(loss)
+            optimiser.step()
+    others = (~known).nonzero()[:, 0]
+    with torch.inference_mode():
+        probs = torch.cat([logits(part).softmax(1) for part in torch.split(others, 1024)])
+    return {"probs": probs.clone(), "labels": labels[others].clone()}
+
+
+def _third(labels: Tensor, generator: torch.Generator) -> Tensor:
+    """A random third of the documents of each leaf, bool ``(n,)``; at least one of a leaf with two."""
+    order = torch.randperm(len(labels), generator=generator)
+    order = order[labels[order].argsort(stable=True)]  # by leaf, at random inside
+    count = torch.bincount(labels)
+    rank = torch.arange(len(labels)) - (count.cumsum(0) - count)[labels[order]]
+    chosen = torch.zeros(len(labels), dtype=torch.bool)
+    chosen[order] = rank < ((count + 1) // 3).clamp_min(1)[labels[order]]
+    return chosen
+
+
+def _bags(texts: Sequence[str]) -> tuple[Tensor, Tensor, Tensor]:
+    """Words and pairs of neighbouring words of every document: buckets, TF-IDF weights of length 1, and where each begins."""
+    bags = []
+    for text in texts:
+        words = re.findall(r"[a-z0-9]+", text.lower())
+        terms = (*words, *map(" ".join, pairwise(words)))
+        bags.append(Counter(zlib.crc32(term.encode()) % BUCKETS for term in terms))
+    present = Counter(bucket for bag in bags for bucket in bag)
+    ids, weights, starts = [], [], [0]
+    for bag in bags:
+        values = [(1 + math.log(many)) * math.log((1 + len(bags)) / (1 + present[bucket])) for bucket, many in bag.items()]
+        length = math.sqrt(sum(v * v for v in values)) or 1.0
+        ids += list(bag)
+        weights += [v / length for v in values]
+        starts.append(len(ids))
+    return torch.tensor(ids), torch.tensor(weights), torch.tensor(starts)

@@ -14,8 +14,8 @@ import pytest
 
 pooch = pytest.importorskip("pooch")
 
-from torchgmc.datasets import FASSEG, GenderPrompts, HierarchicalText, _download  # noqa: E402
-from torchgmc.datasets._download import DownloadError, fetch  # noqa: E402
+from torchgmc.datasets import FASSEG, GenderPrompts, HierarchicalText, _files  # noqa: E402
+from torchgmc.datasets._files import DownloadError, fetch  # noqa: E402
 from torchgmc.datasets.prepare import faces, prompts, texts  # noqa: E402
 
 CONTENT = bytes(range(256)) * 1200  # 300 kB: several chunks
@@ -63,8 +63,8 @@ def server(monkeypatch, tmp_path_factory):
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.delenv(name, raising=False)
     registry = tmp_path_factory.mktemp("registry") / "registry.txt"
-    monkeypatch.setattr(_download, "REGISTRY", registry)
-    monkeypatch.setattr(_download, "RETRIES", 0)
+    monkeypatch.setattr(_files, "REGISTRY", registry)
+    monkeypatch.setattr(_files, "RETRIES", 0)
     running = Server()
 
     def publish(files):
@@ -129,7 +129,7 @@ def test_nothing_half_written_or_wrong_is_left(server, tmp_path):
 
 
 def test_a_busy_server_and_a_broken_connection_are_tried_again(server, tmp_path, monkeypatch):
-    monkeypatch.setattr(_download, "RETRIES", 3)
+    monkeypatch.setattr(_files, "RETRIES", 3)
     monkeypatch.setattr(time, "sleep", lambda seconds: None)
     server.errors, server.breaks = [503, 429], [100_000]
     fetch(tmp_path, "data", ["sub"])
@@ -202,7 +202,7 @@ def test_prompts_and_amazon_download(server, tmp_path):
 
 def test_the_registry_has_every_file_that_is_needed_at_a_pinned_address():
     store = pooch.create("unused", base_url="")
-    store.load_registry(Path(_download.__file__).with_name("registry.txt"))
+    store.load_registry(Path(_files.__file__).with_name("registry.txt"))
     assert all(re.fullmatch("[0-9a-f]{64}", sha) for sha in store.registry.values())
     for name in store.registry_files:
         address = store.get_url(name)
