@@ -6,6 +6,7 @@ import threading
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import Annotated, Any
 
 import typer
@@ -13,6 +14,7 @@ from typer.core import TyperGroup
 
 import torchgmc
 from torchgmc.cli import apply, audit, calibrate, demo, export, monitor, options, reproduce
+from torchgmc.cli.source import tasks
 from torchgmc.engine.checks import printable
 
 # Base of every usage error: click's own class, or that of the copy of click which newer versions of typer carry.
@@ -61,6 +63,12 @@ def root(
         typer.echo(context.get_help())
 
 
+@lru_cache(maxsize=1)
+def _program(_: tuple[type[Any], ...]) -> Any:
+    """Made once for the heads there are: a program that calls several commands need not wait for it each time."""
+    return typer.main.get_command(application())
+
+
 def run(arguments: Sequence[str] | None = None) -> int:
     """Runs a command and returns its exit code."""
     try:
@@ -68,7 +76,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         with _ended_gently(), warnings.catch_warnings():
             warnings.simplefilter("always", UserWarning)
             warnings.showwarning = _show_warning
-            code = typer.main.get_command(application()).main(words, prog_name="torchgmc", standalone_mode=False)
+            code = _program(tuple(tasks().values())).main(words, prog_name="torchgmc", standalone_mode=False)
         return _fail("interrupted", 130) if code == 130 else code if isinstance(code, int) else 0
     except UsageErrors as error:
         return _fail(_explained(error))
