@@ -137,14 +137,14 @@ def test_statistics_survive_packing(entry):
     head = entry.make()
     head.observe(*entry.data(12, 1).observe)
     tensors: list[Tensor] = []
-    tree = distributed._pack(head.statistics, tensors)
+    tree = distributed.pack(head.statistics, tensors)
     layout = [[str(t.dtype).removeprefix("torch."), list(t.shape)] for t in tensors]
     row = distributed._to_bytes(tensors)
     assert len(row) == distributed._num_bytes(layout)
-    back = distributed._unpack(tree, distributed._from_bytes(row, layout, torch.device("cpu")))
+    back = distributed.unpack(tree, distributed._from_bytes(row, layout, torch.device("cpu")))
     assert type(back) is type(head.statistics)
     again: list[Tensor] = []
-    assert distributed._pack(back, again) == tree
+    assert distributed.pack(back, again) == tree
     torch.testing.assert_close(again, tensors, rtol=0, atol=0, equal_nan=True)
 
 
@@ -155,4 +155,4 @@ def test_every_head_pools_its_statistics(kind):
 
 def test_statistics_of_other_types_are_refused():
     with pytest.raises(TypeError, match="hold a set cannot be exchanged"):
-        distributed._pack({"a": {1, 2}}, [])
+        distributed.pack({"a": {1, 2}}, [])

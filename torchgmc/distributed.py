@@ -10,6 +10,7 @@ import functools
 import importlib
 import json
 import math
+import warnings
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -22,7 +23,8 @@ if TYPE_CHECKING:
     from torchgmc.heads.base import Head
 
 __all__ = [
-    *("PeerError", "active", "agree", "exchanged_bytes", "from_first", "local", "pooled", "reduce", "signature", "together"),
+    *("PeerError", "active", "agree", "exchanged_bytes", "from_first", "local", "moved", "pack", "pooled", "reduce"),
+    *("signature", "together", "unpack"),
 ]
 
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -122,6 +124,15 @@ def pooled(calibrate: Method) -> Method:
     def over_all_ranks(self: Any, *args: Any, **kwargs: Any) -> Any:
         with torch.inference_mode(False):  # buffers made in inference mode are copied to ordinary ones
             twin = self.twin()
+            if self.lacks_statistics and self.statistics is not None:
+                warnings.warn(
+                    "this head was loaded without the statistics of the examples it was fitted on: `calibrate` fits those "
+                    "observed since, and no others. Save with gmc.save(head, path, statistics=True) to add to a fit; to start "
+                    "over, call `fit` or `reset`.",
+                    UserWarning,
+                    stacklevel=2,
+                )
+            twin.lacks_statistics = False
             if active():
                 twin.statistics = reduce(self.statistics, signature(self, *args, **kwargs), self.fitted.device)
                 twin.observed = reduce(self.observed, "", self.fitted.device)
@@ -149,7 +160,7 @@ def reduce(statistics: Any, signature: str = "", device: torch.device | None = N
     if not active():
         return statistics
     tensors: list[Tensor] = []
-    tree = None if statistics is None else _pack(statistics, tensors)
+    tree = None if statistics is None else pack(statistics, tensors)
     layout = [[str(t.dtype).removeprefix("torch."), list(t.shape)] for t in tensors]
     spec = json.dumps({"signature": signature, "tree": tree, "layout": layout}).encode()
     answers = [(kind, json.loads(text)) for kind, text in _exchange("nothing" if statistics is None else "statistics", spec)]
@@ -160,7 +171,7 @@ def reduce(statistics: Any, signature: str = "", device: torch.device | None = N
     for (kind, answer), row in zip(answers, rows, strict=True):
         if kind == "nothing":
             continue
-        part = _unpack(answer["tree"], _from_bytes(row, answer["layout"], home))
+        part = unpack(answer["tree"], _from_bytes(row, answer["layout"], home))
         sums = part if sums is None else sums + part
     return sums
 
@@ -241,7 +252,15 @@ def signature(head: "Head", solver: str = "exact", eta: float | None = None, max
 # -- statistics as a description and tensors ---------------------------------------------------------------------------------
 
 
-def _pack(value: Any, tensors: list[Tensor]) -> Any:
+def moved(statistics: Any, device: torch.device) -> Any:
+    """The same statistics on a device."""
+    tensors: list[Tensor] = []
+    tree = pack(statistics, tensors)
+    there = all(t.device == device for t in tensors)
+    return statistics if there else unpack(tree, [t.to(device) for t in tensors])
+
+
+def pack(value: Any, tensors: list[Tensor]) -> Any:
     """JSON that describes a value; its tensors are appended to the list."""
     if isinstance(value, Tensor):
         tensors.append(value.detach())
@@ -250,18 +269,19 @@ def _pack(value: Any, tensors: list[Tensor]) -> Any:
         return {"dtype": str(value).removeprefix("torch.")}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         kind = type(value)
-        fields = {f.name: _pack(getattr(value, f.name), tensors) for f in dataclasses.fields(value)}
+        fields = {f.name: pack(getattr(value, f.name), tensors) for f in dataclasses.fields(value)}
         return {"class": f"{kind.__module__}:{kind.__qualname__}", "fields": fields}
     if isinstance(value, dict) and all(isinstance(key, str) for key in value):
-        return {"dict": {key: _pack(one, tensors) for key, one in value.items()}}
+        return {"dict": {key: pack(one, tensors) for key, one in value.items()}}
     if isinstance(value, list | tuple):
-        return {"tuple" if isinstance(value, tuple) else "list": [_pack(one, tensors) for one in value]}
+        return {"tuple" if isinstance(value, tuple) else "list": [pack(one, tensors) for one in value]}
     if value is None or isinstance(value, bool | int | float | str):
         return {"value": value}
     raise TypeError(f"statistics that hold a {type(value).__name__} cannot be exchanged between processes; use tensors.")
 
 
-def _unpack(tree: Any, tensors: list[Tensor]) -> Any:
+def unpack(tree: Any, tensors: list[Tensor], known: tuple[type, ...] | None = None) -> Any:
+    """The value that :func:`pack` described. From a file: only of the ``known`` classes, and nothing is imported."""
     ((tag, body),) = ((k, v) for k, v in tree.items() if k != "fields")
     if tag == "tensor":
         return tensors[body]
@@ -269,19 +289,22 @@ def _unpack(tree: Any, tensors: list[Tensor]) -> Any:
         return getattr(torch, body)
     if tag == "class":
         module, _, name = body.partition(":")
-        kind: Any = importlib.import_module(module)
-        for part in name.split("."):
-            kind = getattr(kind, part)
-        if not dataclasses.is_dataclass(kind):
-            raise TypeError(f"{body} is not a dataclass of statistics.")
+        if known is None:
+            kind: Any = importlib.import_module(module)
+            for part in name.split("."):
+                kind = getattr(kind, part)
+        else:
+            kind = next((one for one in known if one.__qualname__ == name), None)
+        if not dataclasses.is_dataclass(kind) or set(tree["fields"]) != {f.name for f in dataclasses.fields(kind)}:
+            raise TypeError(f"{body} is not a dataclass of statistics, or has other fields.")
         made: Any = object.__new__(cast(type, kind))  # the fields as they were, whatever the constructor would do
         for key, one in tree["fields"].items():
-            object.__setattr__(made, key, _unpack(one, tensors))
+            object.__setattr__(made, key, unpack(one, tensors, known))
         return made
     if tag == "dict":
-        return {key: _unpack(one, tensors) for key, one in body.items()}
+        return {key: unpack(one, tensors, known) for key, one in body.items()}
     if tag in ("list", "tuple"):
-        parts = [_unpack(one, tensors) for one in body]
+        parts = [unpack(one, tensors, known) for one in body]
         return parts if tag == "list" else tuple(parts)
     return body
 

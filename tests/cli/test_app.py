@@ -97,7 +97,7 @@ def test_the_program_itself(name: str, suffix: str, tmp_path: Path) -> None:
 def test_every_command_has_an_example(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
     listed = capsys.readouterr().out
-    for name in ("calibrate", "audit", "apply", "export", "demo"):
+    for name in ("calibrate", "observe", "merge", "audit", "apply", "export", "demo"):
         assert name in listed
         assert main([name, "--help"]) == 0
         assert f"Example: torchgmc {name} " in " ".join(capsys.readouterr().out.split())
@@ -106,8 +106,10 @@ def test_every_command_has_an_example(capsys: pytest.CaptureFixture[str]) -> Non
 def test_the_list_of_commands_is_not_cut_off(capsys):
     assert main(["--help"]) == 0
     listed = capsys.readouterr().out.split("Commands:")[1].strip().splitlines()
-    assert len(listed) == 7 and not any(line.endswith("...") for line in listed)
-    assert [line.split()[0] for line in listed] == ["calibrate", "audit", "monitor", "apply", "export", "demo", "reproduce"]
+    assert len(listed) == 9 and not any(line.endswith("...") for line in listed)
+    assert [line.split()[0] for line in listed] == [
+        *("calibrate", "observe", "merge", "audit", "monitor", "apply", "export", "demo", "reproduce"),
+    ]
 
 
 ENV = subprocess_env()

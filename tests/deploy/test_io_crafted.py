@@ -2,6 +2,7 @@
 
 import collections
 import itertools
+import sys
 import time
 import warnings
 from pathlib import Path
@@ -12,7 +13,7 @@ import torch
 import torchgmc as gmc
 from gmctest.crafted import crafted, to_file
 from gmctest.fuzz_inputs import TALLY
-from gmctest.heads_zoo import ZOO, Entry
+from gmctest.heads_zoo import ENTRIES, ZOO, Entry
 from torchgmc.deploy import io
 
 #: One file in so many is tried every time, all of them in the slow run.
@@ -52,6 +53,65 @@ def try_all(entry: Entry, folder: Path, share: int) -> collections.Counter[str]:
 @pytest.mark.parametrize("entry", ZOO, ids=lambda e: e.name)
 def test_an_error_or_a_head_that_answers(entry: Entry, tmp_path: Path) -> None:
     assert set(try_all(entry, tmp_path, SHARE)) == {"error", "right"}
+
+
+def statistics_of(entry: Entry, folder: Path, share: int) -> collections.Counter[str]:
+    """The same of files with statistics: what loads can be calibrated, or says why not."""
+    head, tally = entry.fitted(), collections.Counter[str]()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        path = gmc.save(head, folder / "head.safetensors", statistics=True)
+        about = ("statistics", "calibration.keys")
+        for one in itertools.islice(
+            (c for c in crafted(path) if c.name.startswith(about)), len(entry.name) % share, None, share
+        ):
+            (folder / "crafted.safetensors").write_bytes(one.data)
+            began, answer = time.process_time(), "right"
+            try:
+                loaded = gmc.load(folder / "crafted.safetensors", **entry.loading)
+            except ValueError:
+                answer, loaded = "error", None
+            try:
+                if loaded is not None:
+                    loaded.calibrate(**entry.options)
+            except (ValueError, TypeError):  # a mapping of the user's says which outcomes it takes
+                answer = "error"
+            except Exception as error:
+                raise AssertionError(f"{one.name}: {type(error).__name__}: {error}") from error
+            assert time.process_time() - began < 20, f"{one.name} takes long"
+            tally[answer] += 1
+    TALLY[f"crafted statistics {entry.name}"].update(tally)
+    return tally
+
+
+KEPT = [
+    ENTRIES[name] for name in ("threshold", "threshold-exact", "probability-bins", "quantile", "distribution", "tree", "gmc")
+]
+
+
+@pytest.mark.parametrize("entry", KEPT, ids=lambda e: e.name)
+def test_statistics_are_of_the_shapes_the_head_keeps_or_refused(entry: Entry, tmp_path: Path) -> None:
+    assert set(statistics_of(entry, tmp_path, SHARE)) == {"error", "right"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("entry", ZOO, ids=lambda e: e.name)
+def test_every_crafted_file_with_statistics(entry: Entry, tmp_path: Path) -> None:
+    assert sum(statistics_of(entry, tmp_path, 1).values()) > 200
+
+
+def test_statistics_name_no_code(tmp_path: Path) -> None:
+    """A class that the head does not keep is not looked for, let alone imported."""
+    path = tmp_path / "head.safetensors"
+    with pytest.warns(UserWarning, match="row of statistics"):
+        gmc.save(gmc.QuantileHead(0.9, 0.1).fit(torch.rand(20)), path, statistics=True)
+    body, tensors = io._read(path)
+    for name in ("this:QuantileProblem", "antigravity:x", "torchgmc.audits.overlap:Sketch", ""):
+        body["statistics"]["tree"]["class"] = name
+        path.write_bytes(to_file(body, tensors))
+        with pytest.raises(ValueError, match="not a dataclass of statistics"):
+            gmc.load(path)
+    assert "antigravity" not in sys.modules and "this" not in sys.modules
 
 
 @pytest.mark.slow

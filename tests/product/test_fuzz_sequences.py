@@ -1,9 +1,10 @@
 """Sequences of calls of a head, chosen by hypothesis, against a plain list of what was observed.
 
-Whatever the order of observe, calibrate, save, load, forward, copies, resets and refused calls: a head's state is that of a new
-head which sees the same examples once, and a refused call changes nothing.
+Whatever the order of observe, calibrate, merge, forget, save, load, forward, copies, resets and refused calls: a head's state
+is that of a new head which sees the same examples once, and a refused call changes nothing.
 """
 
+import contextlib
 import copy
 import math
 import threading
@@ -25,6 +26,8 @@ from gmctest.heads_zoo import ENTRIES, Entry
 #: One head of every kind, small enough to be fitted many times.
 NAMES = ("threshold", "threshold-noise", "probability-bins", "quantile-noise", "distribution", "tree-groups", "gmc")
 SIZES = (40, 60)
+#: Number of examples, seed and weight of a batch.
+Seen = tuple[int, int, float]
 
 
 class Sequences(RuleBasedStateMachine):
@@ -35,8 +38,9 @@ class Sequences(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.entry: Entry = ENTRIES[self.name]
-        self.seen: list[tuple[int, int]] = []
-        self.fitted_on: list[tuple[int, int]] | None = None
+        self.seen: list[Seen] = []
+        self.fitted_on: list[Seen] | None = None
+        self.lost = False  # were the examples of the fitted state left behind?
         self.folder = FOLDER
 
     @initialize()
@@ -44,11 +48,13 @@ class Sequences(RuleBasedStateMachine):
         self.head = self.entry.make()
         self.head.prepare("exact", None, None)
 
-    def batch(self, of: tuple[int, int]) -> tuple[torch.Tensor, ...]:
-        return self.entry.data(*of).observe
+    def batch(self, n: int, seed: int) -> tuple[torch.Tensor, ...]:
+        return self.entry.data(n, seed).observe
 
-    def whole(self, batches: list[tuple[int, int]]) -> tuple[torch.Tensor, ...]:
-        return tuple(torch.cat(parts) for parts in zip(*map(self.batch, batches), strict=True))
+    def whole(self, batches: list[Seen]) -> dict[str, torch.Tensor]:
+        parts = [(*self.batch(n, seed), torch.full((n,), w, dtype=torch.float64)) for n, seed, w in batches]
+        *data, weight = (torch.cat(part) for part in zip(*parts, strict=True))
+        return self.head.bind(*data, weight=weight)
 
     def count(self) -> None:
         TALLY[f"sequences {self.name}"]["right"] += 1
@@ -57,33 +63,67 @@ class Sequences(RuleBasedStateMachine):
 
     @rule(n=st.sampled_from(SIZES), seed=st.integers(0, 4))
     def observe(self, n: int, seed: int) -> None:
-        self.head.observe(*self.batch((n, seed)))
-        self.seen.append((n, seed))
+        self.head.observe(*self.batch(n, seed))
+        self.seen.append((n, seed, 1.0))
         self.count()
 
     @rule(seed=st.integers(5, 8))
     def observe_in_threads(self, seed: int) -> None:
-        parts = [tuple(t[k::4] for t in self.batch((40, seed))) for k in range(4)]
+        parts = [tuple(t[k::4] for t in self.batch(40, seed)) for k in range(4)]
         threads = [threading.Thread(target=self.head.observe, args=part) for part in parts]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        self.seen.append((40, seed))
+        self.seen.append((40, seed, 1.0))
         self.count()
 
     @precondition(lambda self: self.seen)
     @rule()
     def calibrate(self) -> None:
-        self.head.calibrate()
-        self.fitted_on = list(self.seen)
+        """A head that lacks the examples of its state says that it fits the new ones only."""
+        with pytest.warns(UserWarning, match="fits those observed since") if self.lost else contextlib.nullcontext():
+            self.head.calibrate()
+        self.fitted_on, self.lost = list(self.seen), False
+        self.count()
+
+    @rule(seed=st.integers(10, 12), file=st.booleans(), swap=st.booleans())
+    def merge(self, seed: int, file: bool, swap: bool) -> None:
+        """Another head's examples, from memory or a file, in either order."""
+        other = self.entry.make()
+        other.prepare("exact", None, None)
+        other.observe(*self.batch(40, seed))
+        other = self.stored(other) if file else other
+        if swap and not self.head.is_fitted:
+            self.head, other = other, self.head
+        assert self.head.merge(other) is self.head
+        self.seen.append((40, seed, 1.0))
+        self.count()
+
+    @precondition(lambda self: self.seen)
+    @rule(factor=st.sampled_from([0.5, 0.9]))
+    def forget(self, factor: float) -> None:
+        self.head.forget(factor)
+        self.seen = [(n, seed, weight * factor) for n, seed, weight in self.seen]
+        self.count()
+
+    def stored(self, head: gmc.Head) -> gmc.Head:
+        path = Path(self.folder.name) / "kept.safetensors"
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*row of statistics")
+            gmc.save(head, path, statistics=True)
+        return gmc.load(path, **self.entry.loading)
+
+    @rule()
+    def save_and_load_with_statistics(self) -> None:
+        """Nothing changes, but the report stays behind."""
+        self.head = self.stored(self.head)
         self.count()
 
     @rule(n=st.sampled_from(SIZES), seed=st.integers(0, 4))
     def fit(self, n: int, seed: int) -> None:
-        self.head.fit(*self.batch((n, seed)))
-        self.seen = self.fitted_on = [(n, seed)]
-        self.seen = list(self.seen)
+        self.head.fit(*self.batch(n, seed))
+        self.seen, self.fitted_on, self.lost = [(n, seed, 1.0)], [(n, seed, 1.0)], False
         self.count()
 
     @rule()
@@ -94,14 +134,14 @@ class Sequences(RuleBasedStateMachine):
             warnings.simplefilter("error")
             self.head = gmc.load(path, **self.entry.loading)
         self.head.prepare("exact", None, None)
-        self.seen = []
+        self.seen, self.lost = [], self.fitted_on is not None
         self.count()
 
     @rule()
     def state_dict(self) -> None:
         other = self.entry.make()
         other.load_state_dict(self.head.state_dict())
-        self.head, self.seen = other, []
+        self.head, self.seen, self.lost = other, [], self.fitted_on is not None
         self.head.prepare("exact", None, None)
         self.count()
 
@@ -114,14 +154,14 @@ class Sequences(RuleBasedStateMachine):
     def reset(self) -> None:
         self.head.reset()
         self.head.prepare("exact", None, None)
-        self.seen, self.fitted_on = [], None
+        self.seen, self.fitted_on, self.lost = [], None, False
         self.count()
 
     # -- calls that are refused --------------------------------------------------------------------------------------
 
     @rule(kind=st.sampled_from(["255", "nan membership", "strangers", "nan", "a row less"]), door=st.sampled_from(range(3)))
     def refused(self, kind: str, door: int) -> None:
-        data = list(self.batch((40, 9)))
+        data = list(self.batch(40, 9))
         member = data[-1]
         if kind == "nan":
             data[0] = data[0].clone()
@@ -161,7 +201,7 @@ class Sequences(RuleBasedStateMachine):
             return
         fresh = self.entry.make()
         fresh.prepare("exact", None, None)
-        fresh.observe(*self.whole(self.seen))
+        fresh.observe(**self.whole(self.seen))
         rows = getattr(statistics, "rows", None)
         assert rows == getattr(fresh.statistics, "rows", None)
         if rows is None:
@@ -189,9 +229,9 @@ class Sequences(RuleBasedStateMachine):
 
     cache: dict[Any, torch.Tensor] = {}  # noqa: RUF012  # shared by all runs on purpose
 
-    def oracle(self, batches: tuple[tuple[int, int], ...]) -> torch.Tensor:
+    def oracle(self, batches: tuple[Seen, ...]) -> torch.Tensor:
         if (self.name, batches) not in self.cache:
-            head = self.entry.make().fit(*self.whole(list(batches)))
+            head = self.entry.make().fit(**self.whole(list(batches)))
             self.cache[self.name, batches] = head(*self.entry.data(12, 3).inputs)
         return self.cache[self.name, batches]
 

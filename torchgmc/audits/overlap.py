@@ -2,7 +2,7 @@
 
 import hashlib
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -35,19 +35,21 @@ class Sketch:
         limit: keys are complete up to here.
         salt: 0, or what the keys were scrambled with before they went into a file. Without it nobody can test whether a given
             example was among them.
+        part: of scrambled keys, they are complete up to here: of many files only the smallest are kept.
 
     Example:
         >>> x = torch.rand(100, 5)
         >>> parts = Sketch.of(x[:30]) + Sketch.of(x[30:])
         >>> torch.equal(parts.keys, Sketch.of(x.flip(0)).keys), share(parts, Sketch.of(x[:50]))
         (True, 1.0)
-        >>> share(parts.salted(7), Sketch.of(x[:50]))
-        1.0
+        >>> share(parts.salted(7), Sketch.of(x[:50])), share(Sketch.of(x[:30]).salted(7) + Sketch.of(x[30:]), Sketch.of(x[:50]))
+        (1.0, 1.0)
     """
 
     keys: Tensor
     limit: float = math.inf
     salt: int = 0
+    part: float = math.inf
 
     @classmethod
     def of(cls, *parts: Tensor) -> "Sketch":
@@ -65,14 +67,17 @@ class Sketch:
         return cls(keys, limit) if len(keys) <= SIZE else cls(keys[:SIZE], float(keys[SIZE - 1]))
 
     def __add__(self, other: "Sketch") -> "Sketch":
-        """Sketch of both sets of examples; salted keys can only be added to keys with the same salt."""
-        if self.salt != other.salt:
+        """Sketch of both sets of examples; of two salted ones the salts must be equal."""
+        if self.salt != other.salt and self.salt and other.salt:
             raise ValueError("the keys of two sets of calibration data have different salts and cannot be joined.")
-        both = torch.cat([self.keys, other.keys.to(self.keys.device)])
-        limit = min(self.limit, other.limit)
-        if self.salt:  # their order is not that of the plain keys
-            return Sketch(both.sort().values, limit, self.salt)
-        return Sketch._smallest(both, limit)
+        salt = self.salt or other.salt
+        first, second = (one if one.salt == salt else one.salted(salt) for one in (self, other))
+        both = torch.cat([first.keys, second.keys.to(first.keys.device)])
+        limit, part = min(first.limit, second.limit), min(first.part, second.part)
+        if not salt:
+            return Sketch._smallest(both, limit)
+        kept = Sketch._smallest(both, part)  # their order is not that of the plain keys
+        return Sketch(kept.keys, limit, salt, kept.limit)
 
     def salted(self, salt: int) -> "Sketch":
         """The same examples under scrambled keys, for a file; the limit is rounded down, so that it names nobody."""
@@ -81,7 +86,7 @@ class Sketch:
 
     def to(self, device: torch.device) -> "Sketch":
         """On another device."""
-        return Sketch(self.keys.to(device), self.limit, self.salt)
+        return replace(self, keys=self.keys.to(device))
 
 
 def example_keys(*parts: Tensor) -> Tensor:
@@ -124,6 +129,7 @@ def share(seen: Sketch, audited: Sketch) -> float:
     old = seen.keys
     if seen.salt:  # of salted keys it is not known which lie below a lower limit: then they are a superset, which does no harm
         new = _scramble(new, seen.salt)
+        new = new[new <= seen.part]
     else:
         old = old[old <= limit]
     found = int(torch.isin(new, old).sum())

@@ -13,7 +13,7 @@ import typer
 from typer.core import TyperGroup
 
 import torchgmc
-from torchgmc.cli import apply, audit, calibrate, demo, export, monitor, options, reproduce
+from torchgmc.cli import apply, audit, calibrate, demo, export, merge, monitor, options, reproduce
 from torchgmc.cli.source import tasks
 from torchgmc.engine.checks import printable
 
@@ -25,8 +25,8 @@ class Commands(TyperGroup):
     """In the order of work."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """``calibrate`` first, which typer, as it has subcommands, would put last."""
-        return sorted(self.commands, key=lambda name: name != "calibrate")
+        """``calibrate`` and ``observe`` first, which typer, as they have subcommands, would put last."""
+        return sorted(self.commands, key=lambda name: ("calibrate", "observe", name).index(name))
 
 
 def application() -> typer.Typer:
@@ -34,7 +34,9 @@ def application() -> typer.Typer:
     app = typer.Typer(name="torchgmc", cls=Commands, add_completion=False, rich_markup_mode=None, invoke_without_command=True)
     app.callback()(root)
     app.add_typer(calibrate.commands(), name="calibrate", short_help="Fit a head on the arrays of a file and save it.")
+    app.add_typer(merge.observing(), name="observe", short_help="Write what a head keeps of a file, for merge.")
     for name, function, line in (
+        ("merge", options.command(merge.merge), "Add up the statistics of several files and fit the head."),
         ("audit", audit.command(), "Measure a head's promise on held-out data: a gate for CI."),
         ("monitor", monitor.command(), "Watch a head's promise over batches after deployment: an alarm."),
         ("apply", apply.command(), "Apply a fitted head to new data."),

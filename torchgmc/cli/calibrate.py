@@ -24,7 +24,7 @@ import torchgmc as gmc
 from torchgmc import report as reports
 from torchgmc.cli import fitting, options, show
 from torchgmc.cli.membership import Membership
-from torchgmc.cli.source import CLUSTERS, Source, check_names, find_arrays, task_of, tasks
+from torchgmc.cli.source import CLUSTERS, Source, check_names, find_arrays, load_head, membership_of, task_of, tasks
 from torchgmc.cli.tables import open_table
 from torchgmc.cli.writers import check_file
 from torchgmc.engine import checks
@@ -43,67 +43,78 @@ def calibrate(
     chunk: options.Chunk = None,
 ) -> None:
     """Fit a head on the arrays of a file and save it."""
-    task = task_of(kind)
     check_file("--out", out, data, suffixes=(".safetensors",))
     check_file("--report", checking.report, data, out, suffixes=(".html", ".htm"))
     if checking.holdout:
         checks.fraction("--holdout", checking.holdout)
     checks.fraction("--delta", checking.delta)
-    given = {o.argument: o.read(own[o.argument]) for o in task.options if own[o.argument] is not None}
-    table = open_table(data)
-    roles = {role: own[role] for role in _roles(kind)}
-    arrays = find_arrays(table, task, roles, {}, ("scores", "labels") if kind.truth else ("scores",))
-    columns = options.words(grouping.groups)
-    check_names(table, columns)
-    member = Membership.learn(table, columns, grouping, chunk) if columns else None
-    source = Source(table, kind, arrays, member, chunk)
-    head = kind(alpha=alpha, groups=None if member is None else member.names, **task.complete(given, source))
+    head, source = begin(kind, data, alpha, own, grouping, chunk)
     held = fitting.held_out(source.count(), checking)
     fitting.fit(head, source, solving, held)
     audit = None if held is None else fitting.audit(head, source, checking.delta, held)
-    named = None if member is None or member.matrices else member.groups
-    gmc.save(head, out, notes=fitting.notes(source), remember=checking.remember, groups=named)
-    _show(head, source, audit, {"head": out}, checking.report, showing)
-    assert head.report is not None
-    if (audit is not None and audit.violated) or (solving.strict and not head.report.converged):
-        raise typer.Exit(1)
+    gmc.save(head, out, fitting.notes(source), checking.remember, source.named)
+    files = {"head": out}
+    if checking.report is not None:
+        about = {"command": show.command(), "data": source.path.name}
+        files["report"] = reports.write(checking.report, audit, head, settings=about)
+    finish(head, audit, files, solving.strict, showing)
 
 
-def _show(
-    head: gmc.Head,
-    source: Source,
-    audit: gmc.Audit | None,
-    files: dict[str, Path],
-    report: Path | None,
-    showing: options.Showing,
-) -> None:
-    """The report, and what is printed."""
-    if report is not None:
-        files["report"] = reports.write(report, audit, head, settings={"command": show.command(), "data": source.path.name})
+def begin(
+    kind: type[gmc.Head],
+    data: Path,
+    alpha: float,
+    own: dict[str, Any],
+    grouping: options.Grouping,
+    chunk: int | None,
+    like: Path | None = None,
+) -> tuple[gmc.Head, Source]:
+    """The head that the options describe, and the rows of the file for it; ``like``: groups as in another head's file."""
+    task = task_of(kind)
+    given = {o.argument: o.read(own[o.argument]) for o in task.options if own[o.argument] is not None}
+    table = open_table(data)
+    roles = {role: own[role] for role in roles_of(kind)}
+    arrays = find_arrays(table, task, roles, {}, ("scores", "labels") if kind.truth else ("scores",))
+    columns = options.words(grouping.groups)
+    check_names(table, columns)
+    if like is not None:
+        member = membership_of(*load_head(like, fitted=False), table, [])
+    else:
+        member = Membership.learn(table, columns, grouping, chunk) if columns else None
+    source = Source(table, kind, arrays, member, chunk)
+    return kind(alpha=alpha, groups=None if member is None else member.names, **task.complete(given, source)), source
+
+
+def finish(head: gmc.Head, audit: gmc.Audit | None, files: dict[str, Path], strict: bool, showing: options.Showing) -> None:
+    """What is printed, and the exit code."""
     fit = head.report
     assert fit is not None
     if not fit.converged:
         show.say(f"warning: alpha was not reached: {fit.message}")
     if not showing.as_json:
         show.print_fit(head, audit, files, showing.most)
-        return
-    show.print_json(
-        {
-            "torchgmc": gmc.__version__,
-            "task": source.task.name,
-            "head": type(head).__name__,
-            "groups": head.groups if head.grouped else None,
-            "fit": show.fit_content(head),
-            "audit": None if audit is None else audit.to_dict(),
-            "files": {name: str(path) for name, path in files.items()},
-        }
-    )
+    else:
+        show.print_json(_content(head, audit, files))
+    if (audit is not None and audit.violated) or (strict and not fit.converged):
+        raise typer.Exit(1)
+
+
+def _content(head: gmc.Head, audit: gmc.Audit | None, files: dict[str, Path]) -> dict[str, Any]:
+    return {
+        "torchgmc": gmc.__version__,
+        "task": task_of(type(head)).name,
+        "head": type(head).__name__,
+        "groups": head.groups if head.grouped else None,
+        "fit": show.fit_content(head),
+        "audit": None if audit is None else audit.to_dict(),
+        "files": {name: str(path) for name, path in files.items()},
+    }
 
 
 # -- one subcommand per task --------------------------------------------------------------------------------------------------
 
 
-def _roles(kind: type[gmc.Head]) -> dict[str, str]:
+def roles_of(kind: type[gmc.Head]) -> dict[str, str]:
     """Arrays that a task reads, and a line of help for each."""
     task = task_of(kind)
     found = {"scores": f"Array of scores; by default {_one_of(task.scores)}."}
@@ -117,13 +128,13 @@ def _one_of(names: Sequence[str]) -> str:
     return " or ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
 
-def _own(kind: type[gmc.Head]) -> list[options.Parameter]:
+def own_options(kind: type[gmc.Head]) -> list[options.Parameter]:
     """Options of one task."""
     task = task_of(kind)
     found = [options.option(o.argument, o.flag, o.help, o.kind.metavar, o.required) for o in task.options]
     if task.groups_required:
         found.append(options.option("groups", "--groups", "Group columns.", "NAME[,...]", True, "Groups"))
-    return found + options.arrays(_roles(kind))
+    return found + options.arrays(roles_of(kind))
 
 
 class Tasks(TyperGroup):
@@ -158,7 +169,7 @@ def commands() -> typer.Typer:
         task = task_of(kind)
         example = f"Example: torchgmc calibrate {name} {task.example}"
         app.command(name, cls=options.Command, help=f"{task.promise}\n\n{example}", short_help=task.promise)(
-            options.command(calibrate, _own(kind), kind=kind)
+            options.command(calibrate, own_options(kind), kind=kind)
         )
 
     @app.callback()

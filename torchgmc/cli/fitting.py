@@ -45,6 +45,18 @@ def fit(head: gmc.Head, source: Source, how: options.Solving, held: Rows | None)
         head.fit_batches(batches(), how.solver, how.eta, how.max_iter)
 
 
+def observe(head: gmc.Head, source: Source, how: options.Steps) -> None:
+    """``head.observe`` of every block of a file."""
+    head.check_solver(how.solver, how.eta, how.max_iter)
+    head.prepare(how.solver, how.eta, how.max_iter)
+    with show.progress("observe", source.count()) as advance, _located(source) as looking_at:
+        for block, arguments in source.blocks(head):
+            looking_at(block)
+            head.observe(**{name: value for name, value in arguments.items() if name in head.arguments})
+            looking_at(None)
+            advance(block.stop - block.start)
+
+
 @contextmanager
 def _located(source: Source) -> Iterator[Callable[[Block | None], None]]:
     """An error raised while the head looks at a block says which rows these are."""

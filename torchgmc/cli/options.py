@@ -59,12 +59,18 @@ class Grouping:
 
 
 @dataclass(frozen=True)
-class Solving:
+class Steps:
     """Options of :meth:`torchgmc.Head.fit_batches`."""
 
     solver: Annotated[str, _FIT("paper and fresh are the paper's Algorithms 1 and 2.", "exact|paper|fresh")] = "exact"
     eta: Annotated[float | None, _FIT("Fixed step of paper and fresh.", "NUMBER")] = None
     max_iter: Annotated[int | None, _FIT("Maximum number of steps.", "INTEGER", min=1)] = None
+
+
+@dataclass(frozen=True)
+class Solving(Steps):
+    """And what to do about a fit that does not reach alpha."""
+
     strict: Annotated[bool, _FIT("Exit code 1 if the fit does not reach alpha.", None, "--strict")] = False
 
 

@@ -24,6 +24,7 @@ from torchgmc.cli.tables import Array, Block, Table, open_table, to_numbers
 from torchgmc.deploy.io import known_heads, load, read_notes
 from torchgmc.engine import checks
 from torchgmc.engine.clusters import check as check_clusters
+from torchgmc.groups.groups import Groups
 from torchgmc.heads.task import Task
 
 #: Help for the option of the same name.
@@ -148,6 +149,11 @@ class Source:
         if total <= 0:
             raise ValueError(f"{str(self.path)!r} has no rows.")
         return total
+
+    @property
+    def named(self) -> Groups | None:
+        """The groups, if all are made of columns: a head's file then keeps how."""
+        return None if self.membership is None or self.membership.matrices else self.membership.groups
 
     def without(self, *roles: str) -> Source:
         """The same source without some arrays."""
@@ -284,15 +290,15 @@ def _ids(name: str, values: Array, names: Sequence[str], start: int) -> Array:
 MOST = 10**8
 
 
-def load_head(path: Path) -> tuple[gmc.Head, dict[str, Any]]:
-    """The fitted head, and the notes that `calibrate` left in its file."""
+def load_head(path: Path, fitted: bool = True) -> tuple[gmc.Head, dict[str, Any]]:
+    """The head, fitted if it must be, and the notes that `calibrate` left in its file."""
     if not path.exists():
         raise FileNotFoundError(f"there is no file {str(path)!r}.")
     if path.is_dir():
         raise IsADirectoryError(f"{str(path)!r} is a folder; pass the file of a head.")
     head = load(path)
     task_of(type(head))  # or say that there is none
-    if not head.is_fitted:
+    if fitted and not head.is_fitted:
         raise ValueError(f"the head in {str(path)!r} is not fitted.")
     notes = read_notes(path)
     _check_notes(path, notes)
@@ -342,10 +348,11 @@ def open_source(
         raise ValueError(f"--unknown must be error or none, got {unknown!r}.")
     kind, task, table = type(head), task_of(type(head)), open_table(data)
     arrays = find_arrays(table, task, given, notes.get("arrays", {}), wanted)
-    return Source(table, kind, arrays, _membership(head, notes, table, options.words(groups)), rows, unknown)
+    return Source(table, kind, arrays, membership_of(head, notes, table, options.words(groups)), rows, unknown)
 
 
-def _membership(head: gmc.Head, notes: dict[str, Any], table: Table, given: list[str]) -> Membership | None:
+def membership_of(head: gmc.Head, notes: dict[str, Any], table: Table, given: list[str]) -> Membership | None:
+    """The groups of a head's file, or as the columns given say."""
     if not head.grouped:
         if given:
             raise ValueError("--groups: this head was made without groups.")

@@ -12,9 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchgmc import distributed
 from torchgmc.audits.overlap import Sketch, salt_of
 from torchgmc.engine import checks
 from torchgmc.engine.files import write_file
+from torchgmc.engine.statistics import check_layout
 from torchgmc.groups.groups import Groups
 from torchgmc.heads.base import Head
 
@@ -23,6 +25,9 @@ SCHEMA = 1
 _KEY = "torchgmc"
 #: Name of the tensor of keys of the calibration data, in files saved with ``remember``.
 KEYS = "calibration.keys"
+#: First letters of the names of tensors of statistics; the keys of what was observed are among them.
+STATISTICS = "statistics."
+_OBSERVED = f"{STATISTICS}keys"
 
 
 def save(
@@ -31,11 +36,12 @@ def save(
     notes: Mapping[str, Any] | None = None,
     remember: bool | str = False,
     groups: Groups | None = None,
+    statistics: bool = False,
 ) -> Path:
     """Write a head's configuration and fitted state to one safetensors file.
 
-    The file is written completely or not at all: it is written next to ``path`` and renamed. It reveals nothing about who was
-    in the data.
+    The file is written completely or not at all: it is written next to ``path`` and renamed. Without ``remember`` and
+    ``statistics`` it reveals nothing about who was in the data.
 
     Args:
         head: any head.
@@ -47,6 +53,10 @@ def save(
         groups: the :class:`~torchgmc.Groups` that the head was fitted with: the file then records how to compute them from
             columns (no row is stored), and ``load(path).transform(columns)`` is the membership of new rows. A loaded head
             keeps its own.
+        statistics: keep what the head observed, so that ``load(path)`` can ``observe`` more, ``merge`` and ``calibrate`` as if
+            it had never left memory. Most heads keep a row per example (its scores, truth, groups, weight and cluster): such a
+            file is as confidential as the data, and a warning says so. Implies ``remember``. Under ``torch.distributed`` each
+            rank saves its own part.
 
     Returns:
         The path written.
@@ -77,10 +87,11 @@ def save(
     named = head.named_groups if groups is None else _check_names(head, groups)
     if named is not None:
         body["groups"] = named.to_dict()
-    if remember and head.calibrated_on is not None:
-        kept = head.calibrated_on if head.calibrated_on.salt else head.calibrated_on.salted(_salt(body, remember))
-        tensors[KEYS] = kept.keys.cpu()
-        body["keys"] = {"limit": None if math.isinf(kept.limit) else kept.limit, "secret": isinstance(remember, str)}
+    secret = isinstance(remember, str)
+    if (remember or statistics) and head.calibrated_on is not None:
+        body["keys"] = _sketch(KEYS, head.calibrated_on, _salt(body, remember), secret, tensors)
+    if checks.flag("statistics", statistics):
+        body["statistics"] = _statistics(head, _salt(body, remember), secret, tensors)
     text = json.dumps(body)
     metadata = {_KEY: text, "checksum": _checksum(text, tensors)}
     target = checks.path("path", path)
@@ -100,18 +111,72 @@ def load(path: str | os.PathLike[str], secret: str | None = None, **options: Any
     """
     path = checks.path("path", path)
     body, tensors = _read(path)
-    keys = tensors.pop(KEYS, None)
+    kept = {name: tensors.pop(name) for name in list(tensors) if name == KEYS or name.startswith(STATISTICS)}
     head = unpack(body, tensors, path.name, **options)
     try:
         if "groups" in body:
             head.named_groups = _check_names(head, Groups.from_dict(body["groups"]))
-        known = body.get("keys")
-        if keys is not None and known is not None and (secret is not None or not known["secret"]):
-            limit = math.inf if known["limit"] is None else float(known["limit"])
-            head.calibrated_on = Sketch(keys, limit, _salt(body, secret if known["secret"] and secret else True))
-    except (TypeError, KeyError, AttributeError, ValueError, RuntimeError) as error:
-        raise ValueError(f"{path.name!r} holds groups or keys that cannot be used: {error}") from error
+        head.calibrated_on = _read_sketch(KEYS, body.get("keys"), body, kept, secret)
+        if "statistics" in body:
+            _read_statistics(head, body["statistics"], kept)
+            head.observed = _read_sketch(_OBSERVED, body["statistics"].get("keys"), body, kept, secret)
+    except (TypeError, KeyError, AttributeError, ValueError, RuntimeError, IndexError, RecursionError, OverflowError) as error:
+        raise ValueError(f"{path.name!r} holds groups, keys or statistics that cannot be used: {error}") from error
     return head
+
+
+def _sketch(name: str, keys: Sketch, salt: int, secret: bool, tensors: dict[str, Tensor]) -> dict[str, Any]:
+    """Keys under a salt go to the tensors; the rest is JSON."""
+    kept = keys if keys.salt else keys.salted(salt)
+    tensors[name] = kept.keys.cpu().clone()
+    ends = {key: None if math.isinf(value) else value for key, value in (("limit", kept.limit), ("part", kept.part))}
+    return ends | {"secret": secret}
+
+
+def _read_sketch(name: str, known: Any, body: Any, tensors: Mapping[str, Tensor], secret: str | None) -> Sketch | None:
+    if known is None or name not in tensors or (known["secret"] and secret is None):
+        return None
+    limit, part = (math.inf if known.get(key) is None else float(known[key]) for key in ("limit", "part"))
+    keys = tensors[name]
+    if keys.dim() != 1 or keys.dtype != torch.float64:
+        raise ValueError(f"{name!r} must hold float64 keys, got {keys.dtype} of shape {tuple(keys.shape)}")
+    return Sketch(keys, limit, _salt(body, secret if known["secret"] and secret else True), part)
+
+
+def _statistics(head: Head, salt: int, secret: bool, tensors: dict[str, Tensor]) -> dict[str, Any]:
+    """What the head observed: tensors, and the JSON that describes them."""
+    found, own = head.statistics, []
+    if not head.keeps:
+        raise TypeError(f"a {type(head).__name__} does not say in `keeps` which classes its statistics are of.")
+    tree = None if found is None else distributed.pack(found, own)
+    tensors |= {f"{STATISTICS}{place}": tensor.cpu().contiguous().clone() for place, tensor in enumerate(own)}
+    about: dict[str, Any] = {"prepared": list(head.prepared_for), "lacks": head.lacks_statistics, "tree": tree}
+    if head.observed is not None:
+        about["keys"] = _sketch(_OBSERVED, head.observed, salt, secret, tensors)
+    if getattr(found, "rows", 0) or getattr(found, "clusters", None) is not None:
+        warnings.warn(
+            f"the file holds a row of statistics for each of the {type(head).__name__}'s calibration examples (or clusters): "
+            "treat it as you treat the data. Save without `statistics=True` what is deployed.",
+            UserWarning,
+            stacklevel=3,
+        )
+    return about
+
+
+def _read_statistics(head: Head, about: Any, tensors: Mapping[str, Tensor]) -> None:
+    """Statistics of a file, of the classes and shapes that the head keeps."""
+    solver, eta, max_iter = about["prepared"]
+    head.check_solver(solver, eta, max_iter)
+    head.prepare(solver, eta, max_iter)
+    head.lacks_statistics = checks.flag("lacks", about["lacks"])
+    if about["tree"] is None:
+        return
+    own = [tensors[f"{STATISTICS}{place}"] for place in range(len(tensors) - (KEYS in tensors) - (_OBSERVED in tensors))]
+    found = distributed.unpack(about["tree"], own, head.keeps)
+    if type(found) not in head.keeps:
+        raise TypeError(f"statistics of another kind, {type(found).__name__}")
+    check_layout(found, head.sizes())
+    head.statistics = found
 
 
 def _check_names(head: Head, groups: Any) -> Groups:

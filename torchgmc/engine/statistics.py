@@ -1,6 +1,8 @@
-"""Statistics that keep something of every example, and how two sets of them are joined."""
+"""Statistics that keep something of every example, how two sets of them are joined, and what they must look like in a file."""
 
-from typing import TypeVar
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,6 +19,8 @@ class PerExample:
     Among them are ``member`` ``(n, a)``, ``weight`` ``(n,)`` and ``cluster``, int64 ``(n, 1)`` (``(n, 0)`` if there are none).
     """
 
+    #: What :func:`check_layout` expects of each field.
+    layout: ClassVar[dict[str, str]] = {"member": "bool n a", "weight": "weight n", "cluster": "int n k"}
     member: Tensor
     weight: Tensor
     cluster: Tensor
@@ -27,7 +31,21 @@ class PerExample:
 
     def __add__(self: _Same, other: _Same) -> _Same:
         """Both sets of examples."""
+        self.check_alike(other)
         return type(self)(*(torch.cat([a, vars(other)[name]]) for name, a in vars(self).items()))
+
+    def check_alike(self, other: Any) -> None:
+        """Raise unless other examples can be added to these."""
+        for name, mine in vars(self).items():
+            got, want = tuple(vars(other)[name].shape[1:]), tuple(mine.shape[1:])
+            if got != want and name == "cluster":
+                raise ValueError("pass `clusters` with every batch or with none.")
+            if got != want:
+                raise ValueError(f"`{name}` must have rows of shape {want}, as in the batches before, got {got}.")
+
+    def forget(self: _Same, factor: float) -> _Same:
+        """The same examples with this part of their weight."""
+        return type(self)(**(vars(self) | {"weight": self.weight * factor}))
 
     def clone(self: _Same) -> _Same:
         """A copy: the batch it was made from may be overwritten."""
@@ -58,3 +76,46 @@ class PerExample:
     def rows(self) -> int:
         """Number of examples."""
         return len(self.weight)
+
+
+def check_layout(found: Any, sizes: Mapping[str, int]) -> None:
+    """Raise unless statistics from a file are what ``layout`` of their class says: a type and a shape for each tensor.
+
+    Types: ``bool``; ``int``, and ``int<N`` from 0 to N - 1; ``float``, finite; ``part``, from 0 to 1; ``weight``, from 0 to
+    1e100; ``count``, the same of any floating type; ``rise``, the same up to rounding; ``log``, which may be -inf; ``start``,
+    which may be NaN; ``any``. In a shape a number or a name of ``sizes`` is that size, ``*`` is anything, and any other name is
+    the same number wherever it occurs; ``k`` is 0 or 1. A tensor that ``layout`` does not name has n rows.
+    """
+    known = dict(sizes)
+    for field in dataclasses.fields(found):
+        name, value = field.name, getattr(found, field.name)
+        if not isinstance(value, Tensor if isinstance(field.type, str) else field.type):
+            raise ValueError(f"{name!r} is a {type(value).__name__}")
+        if dataclasses.is_dataclass(value):
+            check_layout(value, sizes)
+        if not isinstance(value, Tensor):
+            continue
+        kind, *axes = type(found).layout.get(name, "any n *").split()
+        axes = axes[:-1] + ["*"] * (value.dim() - len(axes) + 1) if axes[-1:] == ["*"] else axes
+        if len(axes) != value.dim():
+            raise ValueError(f"{name!r} must have {len(axes)} dimensions, got {value.dim()}")
+        for axis, size in zip(axes, value.shape, strict=True):
+            wanted = int(axis) if axis.isdigit() else known.setdefault(axis, size) if axis != "*" else size
+            if size != wanted or (axis == "k" and size > 1):
+                raise ValueError(f"{name!r} has a dimension of {size} where {wanted} is needed")
+        why = _wrong(value, *kind.partition("<")[::2], known)
+        if why:
+            raise ValueError(f"{name!r} {why}")
+
+
+def _wrong(value: Tensor, kind: str, limit: str, sizes: Mapping[str, int]) -> str:
+    wanted = {"bool": torch.bool, "int": torch.int64, "any": value.dtype}.get(kind, torch.float64)
+    if value.is_complex() or (value.dtype != wanted and not (kind == "count" and value.is_floating_point())):
+        return f"must be {wanted}, got {value.dtype}"
+    if not value.numel() or kind in ("bool", "any") or (kind == "int" and not limit):
+        return ""
+    low, high = (v.item() for v in (value.nan_to_num(0.0) if kind == "start" else value).aminmax())  # NaN is not within
+    ranges = {"int": (0, sizes.get(limit, 0) - 1), "part": (-1e-6, 1 + 1e-6), "log": (float("-inf"), 1e-6)}
+    ranges |= {"weight": (0.0, 1e100), "count": (0.0, 1e100), "rise": (-1e-6 * max(high, 1.0), 1e100)}
+    least, most = ranges.get(kind, (-1e300, 1e300))
+    return "" if least <= low and high <= most else f"must lie between {least:g} and {most:g}, got {low:g} to {high:g}"

@@ -35,6 +35,8 @@ FITTING = frozenset({"alpha", "noise_floor", "init", "resolution", "patterns", "
 ABOUT = "_extra_state"
 #: Name of the row for everyone.
 EVERYONE = "everyone"
+#: Arguments of `prepare` if nobody calls it.
+PREPARED = ("exact", None, None)
 #: How far beyond its range a probability may be by rounding, as a share of the range.
 ROOM = 1e-3
 #: Held while statistics are added: several threads may observe.
@@ -48,7 +50,9 @@ class Head(Float64Module):
 
     - ``observe(...)``: a batch becomes statistics, passed to :meth:`keep`, and is forgotten. They are a dataclass with
       ``__add__`` whose fields are new tensors (the caller may overwrite the batch); their sum is ``self.statistics``.
-      Statistics that keep something of every example say of how many in ``rows``;
+      Statistics that keep something of every example say of how many in ``rows``; they are in files, and can be forgotten, if
+      the head says their class in ``keeps`` and they have ``layout`` and ``forget``
+      (:class:`~torchgmc.engine.statistics.PerExample` has both);
     - ``calibrate(...)``: ``self.statistics`` become fitted buffers. It ends with :meth:`mark_fitted`. Decorated with
       :func:`torchgmc.distributed.pooled` it finds the statistics of all ranks;
     - ``forward(...)``: buffers change an output;
@@ -103,6 +107,8 @@ class Head(Float64Module):
     largest_number: ClassVar[float] = float("inf")
     #: Options that say how large the state is, and the buffer that is at least so large: a file is asked before a head is made.
     sized: ClassVar[dict[str, str]] = {}
+    #: Classes of its statistics, and of what they consist of: a file may hold these and no others.
+    keeps: ClassVar[tuple[type, ...]] = ()
     #: Does ``calibrate`` fit something to the data? If not, an audit may use the same data.
     fits: ClassVar[bool] = True
     #: How the command line calibrates it; None for a head that is used from Python.
@@ -136,6 +142,8 @@ class Head(Float64Module):
         self.is_fitted = False  # mirrors the buffer: forward may read it without looking at a tensor's value
         self.report: Optional[Report] = None  # noqa: UP045  # TorchScript reads Optional
         self._parts: tuple[Any, ...] = ()  # statistics, see `keep`
+        self.prepared_for: tuple[Any, Any, Any] = PREPARED  # arguments of `prepare`
+        self.lacks_statistics = False  # the fitted state is of examples whose statistics are not here
         self.observed: overlap.Sketch | None = None  # keys of the examples observed by this process
         self.calibrated_on: overlap.Sketch | None = None  # keys of the calibration data; in no file unless asked for
         #: How to compute its groups from columns, if it was made with Groups or its file says how; without rows.
@@ -247,7 +255,12 @@ class Head(Float64Module):
         return []
 
     def prepare(self, solver: str, eta: float | None, max_iter: int | None) -> None:
-        """Choose the statistics that a solver needs, before the first batch."""
+        """Choose the statistics that a solver needs, before the first batch. An override calls this one too."""
+        self.prepared_for = (solver, eta, max_iter)
+
+    def sizes(self) -> dict[str, int]:
+        """Sizes that the shapes of its statistics depend on; see :func:`torchgmc.engine.statistics.check_layout`."""
+        return {"a": self.num_groups}
 
     # -- fit ---------------------------------------------------------------------------------------------------------
 
@@ -361,15 +374,82 @@ class Head(Float64Module):
             keys: their :func:`~torchgmc.audits.overlap.example_keys`, if they are known already.
         """
         keys = overlap.example_keys(*content) if keys is None and content else keys
-        sketch = None if keys is None else overlap.Sketch.of_keys(keys)
+        self._join(batch, None if keys is None else overlap.Sketch.of_keys(keys))
+
+    def _join(self, batch: Any, sketch: overlap.Sketch | None) -> None:
         with _KEEPING:
             parts = [*self.__dict__.get("_parts", ()), batch]
+            if len(parts) > 1 and hasattr(batch, "check_alike"):
+                parts[0].check_alike(batch)
             while len(parts) > 1 and 2 * getattr(parts[-1], "rows", 0) >= getattr(parts[-2], "rows", 0):
                 late = parts.pop()
                 parts[-1] = parts[-1] + late
             self._parts = tuple(parts)
             if sketch is not None:
                 self.observed = sketch if self.observed is None else self.observed + sketch
+
+    def merge(self: _Same, *others: "Head") -> _Same:
+        """Add what other heads observed to what this one did; returns the head.
+
+        The others were made with the same arguments, and observed other examples: in another process, on another machine, last
+        week. ``calibrate`` then gives the state of one head that saw all examples, in whatever order heads are merged. The
+        fitted state stays as it is until then. All is checked before anything changes.
+
+        Example:
+            >>> scores = torch.rand(300)
+            >>> parts = [gmc.QuantileHead(target=0.9, alpha=0.01) for _ in range(3)]
+            >>> for part, some in zip(parts, scores.split(100)):
+            ...     part.observe(some)  # anywhere: joblib, Ray, Dask, Spark
+            >>> merged = parts[0].merge(*parts[1:]).calibrate()
+            >>> merged().equal(gmc.QuantileHead(target=0.9, alpha=0.01).fit(scores)())
+            True
+        """
+        joined, lacks = self.twin(), self.lacks_statistics
+        for place, other in enumerate(others):
+            if not isinstance(other, Head):
+                raise TypeError(f"`merge` takes heads, got {type(other).__name__} in place {place}; load files with gmc.load.")
+            why = self._foreign(other)
+            if why or any(other is one for one in (self, *others[:place])):
+                raise ValueError(f"head {place} cannot be merged: {why or 'its examples would count twice.'}")
+            if other.statistics is not None:
+                joined._join(distributed.moved(other.statistics, self.fitted.device), None)
+            if other.observed is not None:
+                joined.observed = other.observed if joined.observed is None else joined.observed + other.observed
+            lacks = lacks or other.lacks_statistics
+        self._parts, self.observed, self.lacks_statistics = joined._parts, joined.observed, lacks
+        return self
+
+    def _foreign(self, other: "Head") -> str:
+        """Why the statistics of another head cannot be added to this one's; empty if they can."""
+        if self.kind() != other.kind():
+            return f"it is a {other.kind()}, and this is a {self.kind()}."
+        mine, its = (one.config() | {"noise_version": one.noise_version} for one in (self, other))
+        for name in mine:
+            if json.dumps(mine[name], default=str) != json.dumps(its[name], default=str):
+                hint = "; make the groups of all parts from one `Groups`" if name == "groups" else ""
+                return f"its `{name}` is {_short(its[name])}, and this head's {_short(mine[name])}{hint}."
+        if other.is_fitted and other.statistics is None:
+            return "it is fitted and has no statistics; save it with gmc.save(head, path, statistics=True)."
+        if self.prepared_for[:2] != other.prepared_for[:2]:
+            return f"it observed for solver, eta = {other.prepared_for[:2]}, and this head for {self.prepared_for[:2]}."
+        return ""
+
+    def forget(self: _Same, factor: float) -> _Same:
+        """Let the examples observed so far count ``factor`` of what they did; returns the head.
+
+        The same as if they had been observed with so much less ``weight``. Call it before the examples of a new week are
+        observed, then ``calibrate``. Guarantees that need examples of equal weight (``finite_sample``) refuse them.
+
+        Args:
+            factor: above 0 and at most 1.
+        """
+        if isinstance(factor, bool) or not isinstance(factor, int | float) or not 0.0 < factor <= 1.0:
+            raise ValueError(f"`factor` must be above 0 and at most 1, got {factor!r}; to forget everything, call `reset`.")
+        if self.is_fitted and self.statistics is None:
+            raise ValueError("this head has no statistics to forget; save it with gmc.save(head, path, statistics=True).")
+        with _KEEPING:
+            self._parts = tuple(part.forget(float(factor)) for part in self._parts)
+        return self
 
     def check_solver(self, solver: str, eta: float | None, max_iter: int | None) -> None:
         """Raise for options that no solver takes."""
@@ -403,6 +483,7 @@ class Head(Float64Module):
         """The buffers hold nothing, and no examples were seen."""
         self.statistics = None
         self.observed = self.calibrated_on = None
+        self.prepared_for, self.lacks_statistics = PREPARED, False
         self.fitted.fill_(False)
         self.is_fitted = False
         self.with_everyone.fill_(self.common and self.grouped)
@@ -701,6 +782,7 @@ class Head(Float64Module):
         self.noise_version = int(_from_bytes(about).get("noise_version", 1))
         self.is_fitted = bool(self.fitted)
         self.promises_everyone = bool(self.with_everyone)
+        self.lacks_statistics = self.is_fitted and self.statistics is None
 
 
 def _as_bytes(about: dict[str, Any]) -> Tensor:

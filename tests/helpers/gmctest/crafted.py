@@ -77,7 +77,11 @@ def crafted(path: Path) -> Iterator[Crafted]:
     body, tensors = io._read(path)
     plain = {name: value for name, value in tensors.items() if name != ABOUT}  # it would disagree with the configuration
     places: list[Place] = [(key,) for key in {**body, "groups": 0, "keys": 0, "notes": 0}]
-    places += [(part, key) for part in ("config", "notes", "groups") for key in body.get(part) or ()]
+    places += [(part, key) for part in ("config", "notes", "groups", "statistics") for key in body.get(part) or ()]
+    tree = body.get("statistics", {}).get("tree")
+    places += (
+        [("statistics", "tree", *rest) for rest in (("class",), *(("fields", name) for name in tree["fields"]))] if tree else []
+    )
     for place in places:
         for kind, value in VALUES.items():
             yield Crafted(f"{'.'.join(place)} = {kind}", to_file(_changed(body, place, [value]), plain))

@@ -28,6 +28,9 @@ CUSTOM = "pass it again"
 class CustomStatistics(PerExample):
     """The examples themselves: f0 ``(n, m)``, outcomes ``(n, ...)``, x ``(n, ...)``, weights and clusters."""
 
+    layout: ClassVar[dict[str, str]] = {
+        **{"f0": "float n m", "y": "any n *", "x": "any n *", "weight": "weight n", "cluster": "int n k"},
+    }
     f0: Tensor
     y: Tensor
     x: Tensor
@@ -131,6 +134,7 @@ class GMCHead(Head):
     fit_only: ClassVar[tuple[str, ...]] = ("alpha", "conditional", "bounds", "noise_floor")
     arguments: ClassVar[tuple[str, ...]] = ("f0", "y", "x", "weight", "clusters")
     truth: ClassVar[str] = "y"
+    keeps: ClassVar[tuple[type, ...]] = (CustomStatistics,)
     settings: ClassVar[tuple[str, ...]] = ("alpha", "groups", "conditional", "bounds", "noise_floor")
 
     def __init__(
@@ -184,11 +188,6 @@ class GMCHead(Head):
             clusters: which examples belong together: integers or strings, ``(n,)``.
         """
         rows = self.check_batch(f0, y, x, weight, clusters)
-        for before in self._parts[:1] if len(rows.f0) else ():
-            for name in ("f0", "y", "x"):
-                got, want = (tuple(getattr(part, name).shape[1:]) for part in (rows, before))
-                if got != want:
-                    raise ValueError(f"`{name}` must have rows of shape {want}, as in the batches before, got {got}.")
         if len(rows.f0):
             self.keep(rows.clone(), rows.f0, rows.y)
 

@@ -92,6 +92,7 @@ class DistributionHead(Head):
         *("attributes", "alpha", "groups", "geometry", "conditional", "temperature", "cells", "noise_floor"),
     )
     fit_only: ClassVar[tuple[str, ...]] = ("alpha", "conditional", "cells", "noise_floor")
+    keeps: ClassVar[tuple[type, ...]] = (MassStatistics,)
     arguments: ClassVar[tuple[str, ...]] = ("logits", "groups", "weight", "clusters")
     audit_only: ClassVar[tuple[str, ...]] = ("labels",)
     takes = "logits"
@@ -173,6 +174,10 @@ class DistributionHead(Head):
                 parts.append((words, *cells_of(p.index_fill(1, self.ids, -1.0), self.cells)))
         words, counts, masses = (torch.cat(column) for column in zip(*parts, strict=True))
         return words, counts, masses
+
+    def sizes(self) -> dict[str, int]:
+        """Of the atoms and the tokens in lists too."""
+        return super().sizes() | {"atoms": len(self.atom_lists), "words": len(self.ids) if self.euclidean else 0}
 
     def _start(self, log_probs: Tensor) -> Tensor:
         """f0 as log-probabilities."""

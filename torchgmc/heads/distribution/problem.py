@@ -1,6 +1,7 @@
 """What a head stores about the prompts, and de-biasing as the solver sees it, in both geometries."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -26,6 +27,11 @@ class MassStatistics(PerExample):
         counts, masses: for ``euclidean``, number and mass of the tail's tokens in each cell, ``(n, K)``; else ``(n, 0)``.
     """
 
+    layout: ClassVar[dict[str, str]] = {
+        "log_mass": "log n atoms",
+        **{"words": "part n words", "counts": "count n cells", "masses": "count n cells"},
+        **PerExample.layout,
+    }
     log_mass: Tensor
     member: Tensor
     weight: Tensor

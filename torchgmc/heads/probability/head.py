@@ -83,6 +83,7 @@ class ProbabilityHead(Head):
     fit_only: ClassVar[tuple[str, ...]] = ("alpha", "conditional", "noise_floor")
     arguments: ClassVar[tuple[str, ...]] = ("probs", "y", "groups", "weight", "clusters")
     common: ClassVar[bool] = True
+    keeps: ClassVar[tuple[type, ...]] = (ProbabilityStatistics,)
     truth: ClassVar[str] = "y"
     __jit_unused_properties__: ClassVar[list[str]] = ["with_means", *Head.__jit_unused_properties__]
     task = TASK
@@ -177,6 +178,10 @@ class ProbabilityHead(Head):
         weights = checks.weights(weight, len(probs), probs).detach()
         cluster = self.check_clusters(clusters, len(probs), probs.device)
         return ProbabilityStatistics(self.coordinates(probs), outcome, member, weights, cluster)
+
+    def sizes(self) -> dict[str, int]:
+        """Of the classes too."""
+        return super().sizes() | {"C": self.columns}
 
     def _check_sums(self, probs: Tensor) -> None:
         """Eager calls: the classes of a row exclude one another."""

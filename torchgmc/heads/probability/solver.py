@@ -8,7 +8,7 @@ So a violation is a slope of the potential, and all offsets can be found at once
 import math
 import time
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -42,6 +42,7 @@ class ProbabilityStatistics(PerExample):
         cluster: int64 ``(n, 1)``, or ``(n, 0)`` if there are none.
     """
 
+    layout: ClassVar[dict[str, str]] = {"z": "float n C", "y": "part n C", **PerExample.layout}
     z: Tensor
     y: Tensor
     member: Tensor

@@ -90,6 +90,7 @@ class QuantileHead(Head):
     fit_only: ClassVar[tuple[str, ...]] = ("alpha", "target", "conditional", "init", "range", "noise_floor", "patterns")
     common: ClassVar[bool] = True
     two_valued: ClassVar[bool] = True
+    keeps: ClassVar[tuple[type, ...]] = (QuantileStatistics,)
     arguments: ClassVar[tuple[str, ...]] = ("scores", "groups", "weight", "base", "clusters")
     takes = "groups"
     task = TASK
@@ -157,11 +158,8 @@ class QuantileHead(Head):
             clusters: which examples belong together, e.g. the patient of each visit: integers or strings, ``(n,)``.
         """
         batch = self.check_batch(scores, groups, weight, base, clusters)
-        if batch.rows == 0:
-            return
-        if any(bool(batch.base[0].isnan()) != bool(part.base[0].isnan()) for part in self._parts[:1]):
-            raise ValueError("pass `base` with every batch or with none.")
-        self.keep(batch.clone(), batch.scores)
+        if batch.rows:
+            self.keep(batch.clone(), batch.scores)
 
     def check_batch(
         self, scores: Any, groups: Any = None, weight: Any = None, base: Any = None, clusters: Any = None

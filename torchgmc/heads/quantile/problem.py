@@ -2,6 +2,7 @@ r"""Quantiles of conformity scores per group and per level set of the threshold:
 
 import math
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -14,11 +15,18 @@ from torchgmc.heads.levelsets.problem import LevelProblem
 class QuantileStatistics(PerExample):
     """Conformity scores ``(n,)`` float64, thresholds f0 to start from ``(n,)`` (NaN: the common one), and who they are of."""
 
+    layout: ClassVar[dict[str, str]] = {"scores": "float n", "base": "start n", **PerExample.layout}
     scores: Tensor
     base: Tensor
     member: Tensor
     weight: Tensor
     cluster: Tensor
+
+    def check_alike(self, other: Any) -> None:
+        """Starting thresholds come with every batch or with none."""
+        super().check_alike(other)
+        if bool(self.base[:1].isnan().any()) != bool(other.base[:1].isnan().any()):
+            raise ValueError("pass `base` with every batch or with none.")
 
 
 class QuantileProblem(LevelProblem):

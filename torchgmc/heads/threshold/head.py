@@ -123,6 +123,7 @@ class ThresholdHead(Head):
     )
     arguments: ClassVar[tuple[str, ...]] = ("scores", "masks", "groups", "weight", "clusters", "pixel_weight")
     truth: ClassVar[str] = "masks"
+    keeps: ClassVar[tuple[type, ...]] = (CurveStatistics, SampleStatistics, ClusterSums)
     common: ClassVar[bool] = True
     task = TASK
 
@@ -185,12 +186,19 @@ class ThresholdHead(Head):
 
     def prepare(self, solver: str, eta: float | None, max_iter: int | None) -> None:
         """Keep examples apart for ``"fresh"``, and curves at the thresholds that fixed steps visit."""
+        super().prepare(solver, eta, max_iter)
         self._apart = solver == "fresh"
         self._folds = noise.FOLDS if self.noise_floor and solver == "exact" else 1
         if solver != "exact" and self.conditional and not isinstance(self.risk, MonotoneRisk):
             self._working_unit = None  # steps of eta / P(A) do not lie on a lattice
         elif eta is not None and self._unit is not None:
             self._working_unit = eta  # every threshold visited is f0 + k eta
+
+    def sizes(self) -> dict[str, int]:
+        """Of the curves too."""
+        lattice = self.lattice
+        own = {"F": self._folds, "C": self.columns, "size": 0 if lattice is None else lattice.size, "points": POINTS}
+        return super().sizes() | own | {"a+1": self.num_groups + 1}
 
     @property
     def resolution_used(self) -> float:

@@ -5,7 +5,8 @@ examples with the same group membership. Memory grows with cells x lattice, neve
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -33,6 +34,7 @@ class ClusterSums:
         mass: sum of w 1_A, ``(m, a + 1, C)``.
     """
 
+    layout: ClassVar[dict[str, str]] = {"key": "int m", "risk": "rise m a+1 C points", "mass": "weight m a+1 C"}
     key: Tensor
     risk: Tensor
     mass: Tensor
@@ -61,6 +63,10 @@ class CurveStatistics:
         apart: every example is its own cell.
     """
 
+    layout: ClassVar[dict[str, str]] = {
+        **{"member": "bool c a", "steps": "rise F c C size", "mass": "weight F c C", "powers": "weight 4 c C points"},
+        **{"examples": "int", "excluded": "int C"},
+    }
     member: Tensor
     steps: Tensor
     mass: Tensor
@@ -72,8 +78,7 @@ class CurveStatistics:
 
     def __add__(self, other: "CurveStatistics") -> "CurveStatistics":
         """Statistics of both sets of examples; cells of equal membership are joined."""
-        if (self.clusters is None) != (other.clusters is None):
-            raise ValueError("pass `clusters` with every batch or with none.")
+        self.check_alike(other)
         both = torch.cat([self.member, other.member])
         place, patterns = (torch.arange(len(both), device=both.device), both) if self.apart else pattern_ids(both)
 
@@ -90,6 +95,19 @@ class CurveStatistics:
             None if self.clusters is None or other.clusters is None else self.clusters + other.clusters,
             self.apart,
         )
+
+    def check_alike(self, other: "CurveStatistics") -> None:
+        """Clusters come with every batch or with none."""
+        if (self.clusters is None) != (other.clusters is None):
+            raise ValueError("pass `clusters` with every batch or with none.")
+
+    def forget(self, factor: float) -> "CurveStatistics":
+        """The same examples with this part of their weight."""
+        clusters = self.clusters
+        if clusters is not None:
+            clusters = ClusterSums(clusters.key, clusters.risk * factor, clusters.mass * factor)
+        sums = {"steps": self.steps * factor, "mass": self.mass * factor, "powers": self.powers * factor**2}
+        return replace(self, **sums, clusters=clusters)
 
     @property
     def rows(self) -> int:
@@ -119,6 +137,10 @@ class SampleStatistics:
         examples, excluded: as in :class:`CurveStatistics`.
     """
 
+    layout: ClassVar[dict[str, str]] = {
+        **{"member": "bool n a", "mass": "weight n C", "key": "int n", "cluster": "int n k", "scores": "float N"},
+        **{"share": "weight N", "example": "int<n N", "label": "int<C N", "examples": "int", "excluded": "int C"},
+    }
     member: Tensor
     mass: Tensor
     key: Tensor
@@ -133,6 +155,7 @@ class SampleStatistics:
 
     def __add__(self, other: "SampleStatistics") -> "SampleStatistics":
         """Statistics of both sets of examples."""
+        self.check_alike(other)
 
         def both(name: str) -> Tensor:
             return torch.cat([getattr(self, name), getattr(other, name)])
@@ -150,6 +173,15 @@ class SampleStatistics:
             self.examples + other.examples,
             self.excluded + other.excluded,
         )
+
+    def check_alike(self, other: "SampleStatistics") -> None:
+        """Clusters come with every batch or with none."""
+        if self.cluster.shape[1] != other.cluster.shape[1]:
+            raise ValueError("pass `clusters` with every batch or with none.")
+
+    def forget(self, factor: float) -> "SampleStatistics":
+        """The same examples with this part of their weight."""
+        return replace(self, mass=self.mass * factor, share=self.share * factor)
 
     @property
     def rows(self) -> int:

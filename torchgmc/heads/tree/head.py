@@ -101,6 +101,7 @@ class TreeHead(Head):
     settings: ClassVar[tuple[str, ...]] = ("target", "alpha", "conditional", "init", "jitter", "noise_floor")
     fit_only: ClassVar[tuple[str, ...]] = ("alpha", "target", "conditional", "init", "sets", "noise_floor")
     two_valued: ClassVar[bool] = True
+    keeps: ClassVar[tuple[type, ...]] = (TreeStatistics,)
     arguments: ClassVar[tuple[str, ...]] = ("probs", "labels", "groups", "weight", "clusters")
     truth: ClassVar[str] = "labels"
     task = TASK
@@ -171,6 +172,10 @@ class TreeHead(Head):
         common = (paths[leaves] == paths[batch.labels]).sum(1) - 1
         kept = (batch.labels, batch.member, batch.weight, batch.cluster)
         return TreeStatistics(levels, leaves, common, *(t.clone() for t in kept))
+
+    def sizes(self) -> dict[str, int]:
+        """Of the tree too."""
+        return super().sizes() | {"leaves": self.num_leaves, "height": self.tree.height, "depths": self.tree.height + 1}
 
     def _structure(self, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         return self.paths.to(device), self.depths.to(device), self.order.to(device), self.spans.to(device)

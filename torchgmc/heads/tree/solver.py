@@ -7,6 +7,7 @@ meant to fix. :func:`descend` therefore re-measures every promise after every po
 
 import time
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -47,6 +48,11 @@ class TreeStatistics(PerExample):
             ``(n, 1)``.
     """
 
+    layout: ClassVar[dict[str, str]] = {
+        "levels": "float n height",
+        **{"leaves": "int<leaves n", "common": "int<depths n", "labels": "int<leaves n"},
+        **PerExample.layout,
+    }
     levels: Tensor
     leaves: Tensor
     common: Tensor
