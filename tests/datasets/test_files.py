@@ -74,3 +74,11 @@ def test_real_data():
         found = {row["text"]: row for row in prepare.prompts.prompts_of({"id": "x", "text": whole})}
         mentioned = list(prepare.prompts.indicators(whole))
         assert found[text]["lists"] == lists and (mentioned == [group] or (group == "both" and len(mentioned) == 2))
+
+
+def test_tables_hold_no_formulas_and_come_back_as_they_were(tmp_path):
+    columns = {"=x": ["=1+1", "@a", "'quoted'", "b"], "n": [-1, "-2.5", "+3", "-1-1"]}
+    _files.write_table(tmp_path / "t.csv", columns)
+    lines = (tmp_path / "t.csv").read_text().splitlines()
+    assert lines == ["'=x,n", "'=1+1,-1", "'@a,-2.5", "'quoted',+3", "b,'-1-1"]
+    assert _files.read_table(tmp_path / "t.csv") == {"=x": columns["=x"], "n": ["-1", "-2.5", "+3", "-1-1"]}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from torchgmc.engine.files import plain, write_file, write_json
+from torchgmc.engine.files import harmless, plain, write_file, write_json
 
 
 def test_an_interrupted_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,3 +70,10 @@ def test_json_has_no_nan(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
     found = json.loads(write_json(tmp_path / "f", plain(content)).read_text())
     assert found == {"risk": [0.1, None], "cost": {"loss": None}, "name": "NaN"}
+
+
+def test_cells_that_a_spreadsheet_would_run() -> None:
+    assert [harmless(cell) for cell in ("\r=x", "\t5", "--5", "-5", "+1e-3", "", "=")] == [
+        *("'\r=x", "'\t5", "'--5", "-5", "+1e-3", "", "'="),
+    ]
+    assert harmless(-5) == -5 and harmless(None) is None

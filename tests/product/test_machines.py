@@ -3,6 +3,7 @@
 import re
 import shlex
 import shutil
+import sys
 from typing import Any
 
 import numpy as np
@@ -36,7 +37,9 @@ def whole(names: dict[str, Any], seeds: range = range(4)) -> gmc.Head:
 
 @pytest.mark.parametrize("title", ["joblib", "Ray", "Dask", "Spark"])
 @pytest.mark.filterwarnings("ignore")  # of the engines
-def test_every_engine_gives_the_head_of_one_process(title: str) -> None:
+def test_every_engine_gives_the_head_of_one_process(title: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
     pytest.importorskip({"Spark": "pyspark"}.get(title, title.lower()))
     if title == "Spark" and shutil.which("java") is None:
         pytest.skip("Spark needs Java")

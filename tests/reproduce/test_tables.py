@@ -1,5 +1,8 @@
 """What is made of the rows of all seeds, against NumPy."""
 
+import csv
+import io
+
 import numpy as np
 import pytest
 
@@ -80,3 +83,12 @@ def test_one_seed_has_no_standard_error():
     summary = summarize(made_up_rows(1), ["GMC", "conformal"], ["GMC"], 0.02)
     assert all(row["se"] is None for row in summary.groups) and summary.pairs[0]["verdict"] == "undecided"
     assert "GMC" in tables.brief(summary, "title")
+
+
+def test_cells_of_csv_files_are_not_formulas():
+    """Names of groups come from data; a spreadsheet runs what begins with =, +, -, @ or a tab."""
+    names = ["=1+1", "+a", "-b", "@c", "\td", "-1+2", "f"]
+    text = tables._csv([{"group": name, "estimate": -0.25, "count": -3} for name in names]).decode()
+    rows = list(csv.reader(io.StringIO(text, newline="")))[1:]
+    assert [row[0] for row in rows] == [f"'{name}" for name in names[:-1]] + ["f"]
+    assert all(row[1:] == ["-0.25", "-3"] for row in rows)  # numbers stay numbers

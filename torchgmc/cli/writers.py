@@ -14,7 +14,7 @@ import numpy as np
 
 from torchgmc.cli.tables import SUFFIXES, Array
 from torchgmc.engine.extras import require
-from torchgmc.engine.files import write_atomically
+from torchgmc.engine.files import harmless, write_atomically
 
 #: Names of types in a safetensors file.
 _TYPES = {"b1": "BOOL", "i8": "I64", "f8": "F64", "f4": "F32", "f2": "F16"}
@@ -100,10 +100,5 @@ def _write_csv(part: Path, name: str, blocks: Iterator[Array], shape: tuple[int,
             # Written in the precision of their type: 0.1 stays 0.1 in float32.
             cells = values.astype(str) if dtype.kind == "f" else values
             if dtype.kind == "U":
-                cells = np.array([_harmless(cell) for cell in values.ravel().tolist()])
+                cells = np.array([harmless(cell) for cell in values.ravel().tolist()])
             lines.writerows(cells.reshape(len(block), -1).tolist())
-
-
-def _harmless(cell: str) -> str:
-    """Text that a spreadsheet takes for a formula, with a quotation mark before it: so it is shown, not run."""
-    return f"'{cell}" if cell.startswith(("=", "+", "-", "@", "\t", "\r")) else cell

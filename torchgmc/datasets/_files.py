@@ -18,7 +18,7 @@ from torch.utils.data import Dataset
 
 from torchgmc.engine import checks
 from torchgmc.engine.extras import require
-from torchgmc.engine.files import write_atomically
+from torchgmc.engine.files import harmless, write_atomically
 
 #: The data folder when a class gets no ``root``.
 VARIABLE = "TORCHGMC_DATA"
@@ -69,12 +69,16 @@ def write_lines(path: Path, rows: Iterable[dict[str, Any]]) -> None:
 
 
 def read_table(path: Path) -> dict[str, list[str]]:
-    """Columns of a CSV file with a line of names, as strings (see :func:`typed`)."""
+    """Columns of a CSV file with a line of names, as strings (see :func:`typed`), without the guards of formulas."""
     with path.open(newline="", encoding="utf-8") as file:
         rows = csv.reader(file)
         names = next(rows, [])
-        values = [list(column) for column in zip(*rows, strict=True)] or [[] for _ in names]
-    return dict(zip(names, values, strict=True))
+        values = [list(map(_bare, column)) for column in zip(*rows, strict=True)] or [[] for _ in names]
+    return dict(zip(map(_bare, names), values, strict=True))
+
+
+def _bare(cell: str) -> str:
+    return cell[1:] if cell.startswith("'") and harmless(cell[1:]) == cell else cell
 
 
 def typed(column: list[str]) -> list[Any]:
@@ -100,8 +104,8 @@ def write_table(path: Path, columns: dict[str, list[Any]]) -> None:
     def write(part: Path) -> None:
         with part.open("w", newline="", encoding="utf-8") as file:
             table = csv.writer(file, lineterminator="\n")
-            table.writerow(columns)
-            table.writerows(zip(*columns.values(), strict=True))
+            table.writerow(map(harmless, columns))
+            table.writerows(map(harmless, row) for row in zip(*columns.values(), strict=True))
 
     write_atomically(path, write)
 

@@ -145,7 +145,8 @@ def _read_sketch(name: str, known: Any, body: Any, tensors: Mapping[str, Tensor]
 
 def _statistics(head: Head, salt: int, secret: bool, tensors: dict[str, Tensor]) -> dict[str, Any]:
     """What the head observed: tensors, and the JSON that describes them."""
-    found, own = head.statistics, []
+    found = head.statistics
+    own: list[Tensor] = []
     if not head.keeps:
         raise TypeError(f"a {type(head).__name__} does not say in `keeps` which classes its statistics are of.")
     tree = None if found is None else distributed.pack(found, own)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from torchgmc.engine import checks
 
-__all__ = ["plain", "write_atomically", "write_file", "write_json"]
+__all__ = ["harmless", "plain", "write_atomically", "write_file", "write_json"]
 
 
 def write_atomically(path: Path, write: Callable[[Path], Any]) -> None:
@@ -68,3 +68,19 @@ def plain(content: dict[str, Any]) -> dict[str, Any]:
     """
     found: dict[str, Any] = json.loads(json.dumps(content, default=Tensor.tolist), parse_constant=lambda name: None)
     return found
+
+
+def harmless(cell: Any) -> Any:
+    """A cell of a CSV file: text that a spreadsheet takes for a formula gets a quotation mark, so that it is shown, not run.
+
+    Example:
+        >>> [harmless(cell) for cell in ("=1+1", "@now", "-0.5", -0.5, "a-b", "-x")]
+        ["'=1+1", "'@now", '-0.5', -0.5, 'a-b', "'-x"]
+    """
+    if not isinstance(cell, str) or not cell.startswith(("=", "+", "-", "@", "\t", "\r")):
+        return cell
+    try:
+        float(cell)
+    except ValueError:
+        return f"'{cell}"
+    return cell if cell[0] in "+-" else f"'{cell}"  # float ignores a tab before a number

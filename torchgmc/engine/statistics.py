@@ -103,7 +103,8 @@ def check_layout(found: Any, sizes: Mapping[str, int]) -> None:
             wanted = int(axis) if axis.isdigit() else known.setdefault(axis, size) if axis != "*" else size
             if size != wanted or (axis == "k" and size > 1):
                 raise ValueError(f"{name!r} has a dimension of {size} where {wanted} is needed")
-        why = _wrong(value, *kind.partition("<")[::2], known)
+        kind, _, limit = kind.partition("<")
+        why = _wrong(value, kind, limit, known)
         if why:
             raise ValueError(f"{name!r} {why}")
 

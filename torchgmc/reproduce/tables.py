@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 import torchgmc as gmc
-from torchgmc.engine.files import write_file
+from torchgmc.engine.files import harmless, write_file
 from torchgmc.reproduce.measures import MEASURES
 
 WORST = "(worst)"
@@ -182,7 +182,7 @@ def _csv(rows: Sequence[Mapping[str, Any]]) -> bytes:
     if rows:
         table = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
         table.writeheader()
-        table.writerows({key: f"{v:.6g}" if isinstance(v, float) else v for key, v in row.items()} for row in rows)
+        table.writerows({k: f"{v:.6g}" if isinstance(v, float) else harmless(v) for k, v in row.items()} for row in rows)
     return text.getvalue().encode()
 
 

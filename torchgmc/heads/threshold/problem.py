@@ -106,8 +106,8 @@ class CurveStatistics:
         clusters = self.clusters
         if clusters is not None:
             clusters = ClusterSums(clusters.key, clusters.risk * factor, clusters.mass * factor)
-        sums = {"steps": self.steps * factor, "mass": self.mass * factor, "powers": self.powers * factor**2}
-        return replace(self, **sums, clusters=clusters)
+        steps, mass, powers = self.steps * factor, self.mass * factor, self.powers * factor**2
+        return replace(self, steps=steps, mass=mass, powers=powers, clusters=clusters)
 
     @property
     def rows(self) -> int:
