@@ -1,5 +1,6 @@
 """Two processes (gloo, loopback) against one: the same state, whatever the shards; failures reach everyone."""
 
+import json
 import subprocess
 import sys
 import time
@@ -138,10 +139,9 @@ def test_statistics_survive_packing(entry):
     head.observe(*entry.data(12, 1).observe)
     tensors: list[Tensor] = []
     tree = distributed.pack(head.statistics, tensors)
-    layout = [[str(t.dtype).removeprefix("torch."), list(t.shape)] for t in tensors]
-    row = distributed._to_bytes(tensors)
-    assert len(row) == distributed._num_bytes(layout)
-    back = distributed.unpack(tree, distributed._from_bytes(row, layout, torch.device("cpu")))
+    about, parts = distributed._from_bytes(distributed._to_bytes(tensors, json.dumps(tree)), torch.device("cpu"))
+    assert about == tree
+    back = distributed.unpack(about, parts)
     assert type(back) is type(head.statistics)
     again: list[Tensor] = []
     assert distributed.pack(back, again) == tree

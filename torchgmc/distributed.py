@@ -9,13 +9,13 @@ import dataclasses
 import functools
 import importlib
 import json
-import math
 import warnings
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
+from safetensors.torch import load, save
 from torch import Tensor
 from torch import distributed as dist
 
@@ -32,7 +32,6 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 _KINDS = ("nothing", "statistics", "signature", "broadcast", "end", "failure")
 _LOCAL: ContextVar[bool] = ContextVar("torchgmc_local", default=False)
 _LONGEST_MESSAGE = 1 << 16
-_ALIGN = 8  # bytes; every tensor starts at a multiple, so that its bytes can be viewed as any type
 
 
 class PeerError(RuntimeError):
@@ -106,11 +105,8 @@ def from_first(values: Tensor) -> Tensor:
     """The tensor of the first rank, on every rank."""
     if not active():
         return values
-    tensors = [values.detach()] if dist.get_rank() == 0 else []
-    layout = [[str(values.dtype).removeprefix("torch."), list(t.shape)] for t in tensors]
-    answers = [json.loads(text) for _, text in _exchange("broadcast", json.dumps(layout).encode())]
-    rows = _gather(_to_bytes(tensors), [_num_bytes(answer) for answer in answers])
-    return _from_bytes(rows[0], answers[0], values.device)[0]
+    answers = _exchange("broadcast", _to_bytes([values] if dist.get_rank() == 0 else []))
+    return _from_bytes(answers[0][1], values.device)[1][0]
 
 
 def pooled(calibrate: Method) -> Method:
@@ -161,18 +157,16 @@ def reduce(statistics: Any, signature: str = "", device: torch.device | None = N
         return statistics
     tensors: list[Tensor] = []
     tree = None if statistics is None else pack(statistics, tensors)
-    layout = [[str(t.dtype).removeprefix("torch."), list(t.shape)] for t in tensors]
-    spec = json.dumps({"signature": signature, "tree": tree, "layout": layout}).encode()
-    answers = [(kind, json.loads(text)) for kind, text in _exchange("nothing" if statistics is None else "statistics", spec)]
-    _check_signatures([answer["signature"] for _, answer in answers])
+    spec = json.dumps({"signature": signature, "tree": tree})
     home = next((t.device for t in tensors), device or torch.device("cpu"))
-    rows = _gather(_to_bytes(tensors), [_num_bytes(answer["layout"]) for _, answer in answers])
+    said = _exchange("nothing" if statistics is None else "statistics", _to_bytes(tensors, spec))
+    answers = [(kind, *_from_bytes(data, home)) for kind, data in said]
+    _check_signatures([about["signature"] for _, about, _ in answers])
     sums: Any = None
-    for (kind, answer), row in zip(answers, rows, strict=True):
-        if kind == "nothing":
-            continue
-        part = unpack(answer["tree"], _from_bytes(row, answer["layout"], home))
-        sums = part if sums is None else sums + part
+    for kind, about, parts in answers:
+        if kind != "nothing":
+            part = unpack(about["tree"], parts)
+            sums = part if sums is None else sums + part
     return sums
 
 
@@ -309,27 +303,14 @@ def unpack(tree: Any, tensors: list[Tensor], known: tuple[type, ...] | None = No
     return body
 
 
-def _num_bytes(layout: list[Any]) -> int:
-    return sum(_padded(getattr(torch, dtype).itemsize * math.prod(shape)) for dtype, shape in layout)
+def _to_bytes(tensors: list[Tensor], about: str = "{}") -> bytes:
+    """Tensors and JSON as a safetensors file."""
+    named = {str(place): tensor.detach().contiguous().clone() for place, tensor in enumerate(tensors)}
+    return save(named, {"about": about})
 
 
-def _padded(size: int) -> int:
-    return -(-size // _ALIGN) * _ALIGN
-
-
-def _to_bytes(tensors: list[Tensor]) -> Tensor:
-    parts = [torch.empty(0, dtype=torch.uint8, device=tensors[0].device if tensors else None)]
-    for tensor in tensors:
-        raw = tensor.contiguous().reshape(-1).view(torch.uint8)
-        parts += [raw, raw.new_zeros(_padded(raw.numel()) - raw.numel())]
-    return torch.cat([part.to(parts[0].device) for part in parts])
-
-
-def _from_bytes(row: Tensor, layout: list[Any], device: torch.device) -> list[Tensor]:
-    found, place = [], 0
-    for name, shape in layout:
-        dtype = getattr(torch, name)
-        size = dtype.itemsize * math.prod(shape)
-        found.append(row[place : place + size].view(dtype).reshape(shape).to(device))
-        place += _padded(size)
-    return found
+def _from_bytes(data: bytes, device: torch.device) -> tuple[Any, list[Tensor]]:
+    """What :func:`_to_bytes` was given."""
+    header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+    named = load(data)
+    return json.loads(header["__metadata__"]["about"]), [named[str(place)].to(device) for place in range(len(named))]
