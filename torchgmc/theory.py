@@ -166,12 +166,7 @@ def sample_size(
     or not s uses the second of each pair; if it does not, T splits of :func:`split_size` carry the same guarantee.
 
     Args:
-        alpha: as in :func:`split_size`, like all others.
-        delta: allowed probability of failure.
-        num_functions: groups times directions.
-        iterations: T.
-        magnitude: bound on :math:`|\langle s, g \rangle|`.
-        functional: whether s holds an expectation over the data.
+        alpha, delta, num_functions, iterations, magnitude, functional: as in :func:`split_size`.
 
     Returns:
         The number of samples.

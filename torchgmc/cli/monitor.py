@@ -20,10 +20,9 @@ from safetensors.torch import load_file, save
 import torchgmc as gmc
 from torchgmc.cli import options, show
 from torchgmc.cli.source import further_arrays, load_head, open_source
+from torchgmc.cli.tables import SUFFIXES
 from torchgmc.cli.writers import check_file
 from torchgmc.engine.files import write_file
-
-SUFFIXES = (".npz", ".safetensors", ".parquet", ".csv")
 
 
 def monitor(
