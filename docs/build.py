@@ -50,7 +50,9 @@ def main(folder: str) -> int:
     glossary = re.search(r"^## Words and symbols\n.*?(?=^## )", readme, flags=re.MULTILINE | re.DOTALL)
     assert glossary is not None
     pages = {"glossary.html": ("Words and symbols", glossary.group())}
-    pages["paper.html"] = ("The paper in the code", (ROOT / "notebooks/paper.md").read_text(encoding="utf-8"))
+    for path in sorted((ROOT / "notebooks").glob("[a-z]*.md")):  # not its README
+        text = path.read_text(encoding="utf-8")
+        pages[f"{path.stem}.html"] = (text.splitlines()[0].removeprefix("# "), text)
     pages["changelog.html"] = ("Changes", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"))
     for path in sorted((ROOT / "notebooks").glob("*.ipynb")):
         pages[f"{path.stem}.html"] = (path.stem.replace("_", " "), notebook(json.loads(path.read_text(encoding="utf-8"))))

@@ -102,7 +102,7 @@ def extras() -> dict[str, list[str]]:
 
 
 #: Extras for development: no promise to a user.
-TOOLS = ("test", "bench", "notebooks", "all")
+TOOLS = ("test", "bench", "notebooks", "docs", "all")
 
 
 def test_errors_name_an_extra_that_brings_the_package() -> None:
