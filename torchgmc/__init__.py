@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from torchgmc.groups.groups import Groups
     from torchgmc.heads import DistributionHead, GMCHead, Head, ProbabilityHead, QuantileHead, ThresholdHead, TreeHead
     from torchgmc.heads.custom.solve import Solution, replay, solve
+    from torchgmc.heads.learned import Trees
     from torchgmc.heads.threshold.risks import MonotoneRisk
     from torchgmc.monitor import Monitor, ShiftMonitor
     from torchgmc.penalty import GMCPenalty
@@ -49,6 +50,7 @@ __all__ = [
     "ThresholdHead",
     "TokenGroups",
     "TreeHead",
+    "Trees",
     "__version__",
     "attach",
     "audit",
@@ -88,6 +90,7 @@ _LATER = {
         "groups.groups": ("Groups",),
         "heads": ("DistributionHead", "GMCHead", "Head", "ProbabilityHead", "QuantileHead", "ThresholdHead", "TreeHead"),
         "heads.custom.solve": ("Solution", "replay", "solve"),
+        "heads.learned": ("Trees",),
         "heads.threshold.risks": ("MonotoneRisk",),
         "monitor": ("Monitor", "ShiftMonitor"),
         "penalty": ("GMCPenalty",),

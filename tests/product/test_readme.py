@@ -38,7 +38,7 @@ def test_every_block_runs_in_order(tmp_path, monkeypatch, capsys):
             assert block.splitlines()[0] == shown[0] and len(block) == len("\n".join(shown)) + 1  # numbers of this size
         else:
             assert kind == "bash"  # two of them, see test_package.py
-    assert commands == 4 and [kind for kind, _ in BLOCKS].count("python") == 7
+    assert commands == 4 and [kind for kind, _ in BLOCKS].count("python") == 8
     check(names, tmp_path)
 
 
@@ -48,6 +48,7 @@ def check(names, folder):
     for file in ("head.safetensors", "calibrated.pt2", "fnr.safetensors", "audit.html", "masks.npz", "fnr.pt"):
         assert (folder / file).stat().st_size > 0, file
     assert names["mask2"].shape == (1, 32, 32) and len(names["named"]) == 8
+    assert "site = B" in names["finder"].learned[0][0]
     site, y, probs, calibrated = (names[key] for key in ("site_b", "y", "probs", "calibrated"))
     off = [abs(float((p - y.float())[site[:, 0]].mean())) for p in (probs, calibrated)]
     assert off[1] < 0.02 < 0.1 < off[0]

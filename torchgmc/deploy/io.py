@@ -299,7 +299,7 @@ def known_heads() -> dict[str, type[Head]]:
     def below(one: type[Head]) -> list[type[Head]]:
         return [one, *(k for sub in one.__subclasses__() for k in below(sub))]
 
-    return {one.kind(): one for one in below(Head)[1:]}
+    return {one.kind(): one for one in below(Head)[1:] if one.observe is not Head.observe}
 
 
 def _class_of(kind: Any, source: str) -> type[Head]:

@@ -16,6 +16,8 @@ from torchgmc.engine.scripting import has_values, is_scripting
 from torchgmc.engine.solver import MAX_FIXED_STEPS, Log, run
 from torchgmc.engine.values import Names, Values
 from torchgmc.heads.base import EVERYONE, Head
+from torchgmc.heads.learned import Found as TreesFound
+from torchgmc.heads.learned import Learning
 from torchgmc.heads.levelsets import soft as soft_levels
 from torchgmc.heads.levelsets import steps as levelsets
 from torchgmc.heads.levelsets.problem import ResidualProblem
@@ -27,7 +29,7 @@ from torchgmc.heads.probability.task import TASK
 GEOMETRIES = ("kl", "euclidean")
 
 
-class ProbabilityHead(Head):
+class ProbabilityHead(Learning):
     r"""Probabilities that are right on average in every group, and at every level of the prediction.
 
     .. math:: \left| E[1_A(x)\, 1\{f(x) \in \text{bin}_k\}\, (f(x) - y)] \right| \le \alpha \quad \text{for every group } A
@@ -53,6 +55,8 @@ class ProbabilityHead(Head):
         range: (low, high) of a bounded real outcome: f and y are then means and values in this range.
         noise_floor: False fits to alpha on the sample, noise included, and fits no slopes (``"paper"`` and ``"fresh"`` know
             only alpha).
+        learn: ``gmc.Trees(...)`` finds groups that nobody named, from ``features`` ``(n, d)`` passed to every call (NaN where a
+            value is missing): after the named groups, before the rounds that keep the promises of these.
 
     Shapes: ``fit(probs (n,) or (n, C), y (n,), groups (n, a))``; ``head(probs, groups)`` has the shape of ``probs``.
     ``report.violations_after`` has a row per group and one for everyone, and a column per level set (and class) and one for all
@@ -78,21 +82,22 @@ class ProbabilityHead(Head):
     log_column: Tensor
     edges: Tensor
     settings: ClassVar[tuple[str, ...]] = (
-        *("alpha", "groups", "bins", "num_classes", "geometry", "conditional", "range", "noise_floor"),
+        *("alpha", "groups", "bins", "num_classes", "geometry", "conditional", "range", "noise_floor", "learn"),
     )
     fit_only: ClassVar[tuple[str, ...]] = ("alpha", "conditional", "noise_floor")
-    arguments: ClassVar[tuple[str, ...]] = ("probs", "y", "groups", "weight", "clusters")
+    arguments: ClassVar[tuple[str, ...]] = ("probs", "y", "groups", "weight", "clusters", "features")
     common: ClassVar[bool] = True
     keeps: ClassVar[tuple[type, ...]] = (ProbabilityStatistics,)
     truth: ClassVar[str] = "y"
-    __jit_unused_properties__: ClassVar[list[str]] = ["with_means", *Head.__jit_unused_properties__]
+    __jit_unused_properties__: ClassVar[list[str]] = ["with_means", "learned", *Head.__jit_unused_properties__]
     task = TASK
     takes = "probs"
     largest_number: ClassVar[float] = 1e15
-    growing: ClassVar[tuple[str, ...]] = ("rounds", "log_who", "log_step", "log_column")
+    growing: ClassVar[tuple[str, ...]] = ("rounds", "log_who", "log_step", "log_column", *Learning.forest)
     sized: ClassVar[dict[str, str]] = {"bins": "edges", "num_classes": "offsets"}
     renamed: ClassVar[dict[str, str]] = {"tables": "rounds"}
-    added: ClassVar[tuple[str, ...]] = ("slopes",)
+    added: ClassVar[tuple[str, ...]] = ("slopes", "tree_width", *Learning.forest)
+    effect_unit = (" in points", 100.0)
 
     def __init__(
         self,
@@ -104,6 +109,7 @@ class ProbabilityHead(Head):
         conditional: bool = False,
         range: tuple[float, float] | None = None,
         noise_floor: bool = True,
+        learn: Any = None,
     ) -> None:
         super().__init__(alpha, groups, conditional, noise_floor=noise_floor)
         self.bins = None if bins is None else checks.count("bins", bins, 1)
@@ -131,6 +137,7 @@ class ProbabilityHead(Head):
         self.register_buffer("log_column", torch.zeros(0, dtype=torch.int64))
         edges = levelsets.equal_width(self.num_bins, self.columns == 1, self.euclidean)
         self.register_buffer("edges", edges)
+        self.prepare_learning(learn, self.columns)
         self.reset()
 
     # -- statistics --------------------------------------------------------------------------------------------------
@@ -143,7 +150,9 @@ class ProbabilityHead(Head):
             setattr(self, name, getattr(self, name)[:0])
         self.mark_unfitted()
 
-    def observe(self, probs: Tensor, y: Tensor, groups: Any = None, weight: Any = None, clusters: Any = None) -> None:
+    def observe(
+        self, probs: Tensor, y: Tensor, groups: Any = None, weight: Any = None, clusters: Any = None, features: Any = None
+    ) -> None:
         """Add a batch to the statistics.
 
         Args:
@@ -152,13 +161,14 @@ class ProbabilityHead(Head):
             groups: membership ``(n, a)``, bool, or a :class:`~torchgmc.Groups`.
             weight: weight of each example, ``(n,)``.
             clusters: which examples belong together, e.g. the patient of each visit: integers or strings, ``(n,)``.
+            features: what groups are learned from, ``(n, d)``, where the head was made with ``learn``.
         """
-        batch = self.check_batch(probs, y, groups, weight, clusters)
+        batch = self.check_batch(probs, y, groups, weight, clusters, features)
         if batch.rows:
             self.keep(batch.clone(), probs, y)
 
     def check_batch(
-        self, probs: Any, y: Any, groups: Any = None, weight: Any = None, clusters: Any = None
+        self, probs: Any, y: Any, groups: Any = None, weight: Any = None, clusters: Any = None, features: Any = None
     ) -> ProbabilityStatistics:
         """The checked batch, or an error that says what is wrong with it."""
         probs = checks.scores("probs", probs).detach()
@@ -177,7 +187,8 @@ class ProbabilityHead(Head):
         member = self.check_groups(groups, len(probs), probs.device)
         weights = checks.weights(weight, len(probs), probs).detach()
         cluster = self.check_clusters(clusters, len(probs), probs.device)
-        return ProbabilityStatistics(self.coordinates(probs), outcome, member, weights, cluster)
+        columns = self.check_features(features, len(probs), probs.device)
+        return ProbabilityStatistics(self.coordinates(probs), outcome, member, weights, cluster, columns)
 
     def sizes(self) -> dict[str, int]:
         """Of the classes too."""
@@ -244,11 +255,16 @@ class ProbabilityHead(Head):
         with levelsets.calm(examples.member):
             if solver == "exact":
                 everyone = self.lacks_everyone(examples.member)
-                promise = self._promise(examples.z.device, everyone)
+                promise, width = self._promise(examples.z.device, everyone), self.high - self.low
                 names = Names([*self.groups, EVERYONE] if everyone else self.groups, self._cells(True))
-                found = probabilities.fit(examples, promise, max_iter or 100, names)
+                found = probabilities.fit(examples, promise, max_iter or 100, names, self._grow if self.learns else None)
                 self._write(found.offsets, found.tables, None)
                 self.slopes.copy_(found.slopes)
+                self.write_trees(found.trees, examples.features.shape[1])
+                if found.trees is not None:
+                    before, after = (levelsets.probabilities(z, self.euclidean) for z in (examples.z, found.z))
+                    values = [width * part for part in (after - before, before - examples.y, after - examples.y)]
+                    self.write_rules(found.trees, self._tree_columns(examples), values, examples, (-width, width))
                 self.mark_fitted(found.report, everyone)
             else:
                 self._take_fixed_steps(examples, solver, eta, max_iter)
@@ -256,6 +272,8 @@ class ProbabilityHead(Head):
 
     def _take_fixed_steps(self, examples: ProbabilityStatistics, solver: str, eta: float | None, max_iter: int | None) -> None:
         """Algorithm 1 or 2."""
+        if self.learns:
+            raise ValueError(f"solver={solver!r} takes steps on named groups only; use solver='exact' with `learn`.")
         width = self.high - self.low
         problem = self._problem(examples)
         problem.check_groups()
@@ -268,6 +286,28 @@ class ProbabilityHead(Head):
         report = dataclasses.replace(report, details={"examples": len(examples.z), "eta": eta})
         self._write(None, None, self._lengths(problem, log))
         self.mark_fitted(probabilities.in_units(report, width))
+
+    def _tree_columns(self, examples: ProbabilityStatistics) -> Tensor:
+        """What trees look at: features, the model's own output, named groups; float32 ``(n, d + C + a)``."""
+        return torch.cat([examples.features, examples.z.float(), examples.member.float()], 1)
+
+    def shown_output(self, value: float) -> float:
+        """A probability (or mean) instead of a coordinate."""
+        z = torch.tensor([[value]], dtype=torch.float64)
+        f = z.exp() if self.per_class and not self.euclidean else levelsets.probabilities(z, self.euclidean)
+        return float(f) * (self.high - self.low) + self.low
+
+    def _grow(self, examples: ProbabilityStatistics, sample: probabilities.Sample, final: Tensor) -> TreesFound | None:
+        """Trees after offsets and slopes; they start from those of the rows that the search sees."""
+        divided = self.divide(examples)
+        if divided is None:
+            return None
+        order, held = divided
+        seen = type(examples)(*(part[order[: len(order) - held]] for part in vars(examples).values()))
+        start = sample.apply(probabilities.static_stage(probabilities.Sample(seen, sample.promise)).theta)[0]
+        weight = (sample.share * len(sample.share))[order]
+        loss = probabilities.tree_loss(examples.y[order], weight, self.euclidean)
+        return self.grow_trees(self._tree_columns(examples), start, final, loss, order, held)
 
     def _promise(self, device: torch.device, everyone: bool = False) -> probabilities.Promise:
         width = self.high - self.low
@@ -334,11 +374,15 @@ class ProbabilityHead(Head):
         probs: Tensor,
         groups: Optional[Tensor] = None,  # noqa: UP045  # TorchScript
         temperature: float = 0.0,
+        features: Optional[Tensor] = None,  # noqa: UP045
     ) -> Tensor:
         """Calibrated coordinates (n, C), float64; with a temperature above 0 through soft level sets."""
         member = self.membership(groups, probs.shape[0], probs)
         everyone = torch.cat([torch.ones_like(member[:, :1]), member], 1)
-        z = levelsets.snap(self.coordinates(probs) * (1.0 - everyone @ self.slopes).clamp_min(0.0)) - everyone @ self.offsets
+        own = self.coordinates(probs)
+        z = levelsets.snap(own * (1.0 - everyone @ self.slopes).clamp_min(0.0)) - everyone @ self.offsets
+        if self.learns:
+            z = z - self.learned_move(own, member, features)
         if temperature > 0.0:
             z = soft_levels.apply_tables(z, everyone, self.rounds, self.edges, self.euclidean, temperature)
             log = (self.log_who, self.log_step, self.log_column)
@@ -352,6 +396,7 @@ class ProbabilityHead(Head):
         groups: Optional[Tensor] = None,  # noqa: UP045  # TorchScript
         mode: str = "hard",
         temperature: float = 0.1,
+        features: Optional[Tensor] = None,  # noqa: UP045
     ) -> Tensor:
         r"""Calibrated probabilities, of the shape and type of ``probs``.
 
@@ -367,18 +412,22 @@ class ProbabilityHead(Head):
                 derivative of ``"soft"``.
             temperature: T, in the units of what the edges e cut: logits for one event with ``geometry="kl"``, else
                 probabilities. Keep it well below the width of a level set.
+            features: ``(n, d)``, where the head was made with ``learn``.
         """
         soft.check(mode, temperature)
         if not is_scripting():
+            self.check_use(features, probs)
             hint = "apply sigmoid or softmax to logits" if self.range is None else "widen `range`"
             self.check_input("probs", probs, groups, hint)
         if probs.dim() != (2 if self.per_class else 1) or (self.per_class and probs.shape[1] != self.columns):
             raise ValueError(f"`probs` must have shape (n,), or (n, C) with classes, got {probs.shape}")
         if self.per_class and not is_scripting():
             self._check_sums(probs)
-        f = levelsets.probabilities(self.calibrated(probs, groups, temperature if mode == "soft" else 0.0), self.euclidean)
+        z = self.calibrated(probs, groups, temperature if mode == "soft" else 0.0, features)
+        f = levelsets.probabilities(z, self.euclidean)
         if mode == "straight_through":
-            f = soft.straight_through(f, levelsets.probabilities(self.calibrated(probs, groups, temperature), self.euclidean))
+            z = self.calibrated(probs, groups, temperature, features)
+            f = soft.straight_through(f, levelsets.probabilities(z, self.euclidean))
         f = f if self.per_class else f.squeeze(1)
         return (f * (self.high - self.low) + self.low).to(probs.dtype)
 
@@ -452,24 +501,27 @@ class ProbabilityHead(Head):
         """A tenth of a level set."""
         return 0.1 * (self.high - self.low) / self.num_bins
 
-    def values(self, probs: Tensor, y: Tensor, groups: Any = None, softness: float | None = None) -> Values:
+    def values(
+        self, probs: Tensor, y: Tensor, groups: Any = None, softness: float | None = None, features: Any = None
+    ) -> Values:
         """f - y of each example in its level set (and 0 in the others), for every class.
 
         Soft, the level sets have soft edges.
         """
         checks.softness(softness)
-        batch = self.check_batch(checks.detached(probs), y, groups)
+        batch = self.check_batch(checks.detached(probs), y, groups, features=features)
+        member, columns = batch.member if self.grouped else None, batch.features if self.learns else None
         width = self.high - self.low
         if softness is not None:
             probs = probs if probs.dtype in (torch.float32, torch.float64) else probs.float()
-            f = (self(probs, batch.member if self.grouped else None) if self.is_fitted else probs).reshape(len(probs), -1)
+            f = (self(probs, member, features=columns) if self.is_fitted else probs).reshape(len(probs), -1)
             s = f - (self.low + width * batch.y).to(f.dtype)
             edges = self.low + width * torch.arange(1, self.num_bins, device=f.device, dtype=f.dtype) / self.num_bins
             inside = soft_levels.level_sets(f, edges, softness) if self.num_bins > 1 else torch.ones_like(s)[:, None]
             if self.with_means:
                 inside = torch.cat([inside, torch.ones_like(s)[:, None]], 1)
             return Values((inside * s[:, None]).flatten(1), self.promised(batch.member))
-        z = self.calibrated(probs.detach(), batch.member if self.grouped else None) if self.is_fitted else batch.z
+        z = self.calibrated(probs.detach(), member, 0.0, columns) if self.is_fitted else batch.z
         level = levelsets.levels(z, self.edges, self.euclidean)
         place = torch.arange(self.columns, device=z.device)
         column = level * self.columns + place
@@ -483,7 +535,8 @@ class ProbabilityHead(Head):
     def audit_sums(self, weight: Tensor, **batch: Any) -> dict[str, Tensor]:
         """Weighted sums of the losses before and after."""
         found = self.check_batch(**batch)
-        z = self.calibrated(batch["probs"].detach(), found.member if self.grouped else None)
+        columns = found.features if self.learns else None
+        z = self.calibrated(batch["probs"].detach(), found.member if self.grouped else None, 0.0, columns)
         before, after = (levelsets.probabilities(x, self.euclidean) for x in (found.z, z))
         return {"weight": weight.sum()} | self._cost(before, after, found.y, weight)
 

@@ -7,6 +7,7 @@ So a violation is a slope of the potential, and all offsets can be found at once
 
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import ClassVar, NamedTuple
 
@@ -18,7 +19,9 @@ from torchgmc.engine.clusters import codes
 from torchgmc.engine.lasso import solve_lasso
 from torchgmc.engine.solver import Report, reached
 from torchgmc.engine.statistics import PerExample
+from torchgmc.engine.trees import Loss
 from torchgmc.engine.values import Names
+from torchgmc.heads.learned import Found as TreesFound
 from torchgmc.heads.levelsets import steps as levelsets
 from torchgmc.heads.levelsets.problem import check_masses
 from torchgmc.heads.levelsets.steps import LARGEST, ROWS, UNIT, cell_sums, exact_product, project, snap
@@ -40,6 +43,7 @@ class ProbabilityStatistics(PerExample):
         member: groups, bool ``(n, a)``.
         weight: float64 ``(n,)``.
         cluster: int64 ``(n, 1)``, or ``(n, 0)`` if there are none.
+        features: float32 ``(n, d)``; ``(n, 0)`` if nothing is learned.
     """
 
     layout: ClassVar[dict[str, str]] = {"z": "float n C", "y": "part n C", **PerExample.layout}
@@ -48,6 +52,7 @@ class ProbabilityStatistics(PerExample):
     member: Tensor
     weight: Tensor
     cluster: Tensor
+    features: Tensor
 
 
 @dataclass(frozen=True)
@@ -82,13 +87,18 @@ class Promise:
 
 
 class Solution(NamedTuple):
-    """Offsets and slopes ``(1 + a, C)``, rounds ``(T, 1 + a, b, C)`` (row 0 is for everyone), z at the end, and the report."""
+    """Offsets and slopes ``(1 + a, C)``, rounds ``(T, 1 + a, b, C)`` (row 0 is for everyone), z at the end, report, trees."""
 
     offsets: Tensor
     slopes: Tensor
     tables: Tensor
     z: Tensor
     report: Report
+    trees: TreesFound | None = None
+
+
+#: Trees after offsets and slopes, from the examples, their sample and z.
+Grow = Callable[[ProbabilityStatistics, "Sample", Tensor], TreesFound | None]
 
 
 class Measure(NamedTuple):
@@ -210,12 +220,25 @@ def static_stage(sample: Sample) -> Found:
     return fit_static(columns, sample.sizes, sample.cluster, slack)
 
 
-def fit(examples: ProbabilityStatistics, promise: Promise, max_iter: int, names: Names) -> Solution:
+def tree_loss(y: Tensor, weight: Tensor, euclidean: bool) -> Loss:
+    """The potential, for trees, of rows with outcomes y ``(n, C)`` and weights of mean 1 ``(n, 1)``."""
+
+    def slopes(z: Tensor, rows: slice) -> tuple[Tensor, Tensor]:
+        f = levelsets.probabilities(z, euclidean)
+        return (f - y[rows]) * weight[rows], curvature(z, f, euclidean) * weight[rows]
+
+    def value(z: Tensor, rows: slice) -> Tensor:
+        return loss(z, levelsets.probabilities(z, euclidean), y[rows], euclidean) * weight[rows, 0]
+
+    return Loss(slopes, value)
+
+
+def fit(examples: ProbabilityStatistics, promise: Promise, max_iter: int, names: Names, grow: Grow | None = None) -> Solution:
     """Newton on all offsets, then rounds on the level sets until every cell is within its tolerance.
 
     Every step lowers the potential, and none raises the Brier score above that of f0 (nor above what it was, as long as such
     steps are left). Of all rounds the best prefix is kept, and the result is never further from the promise than f0. A fit to
-    alpha changes nothing where f0 keeps the promise already.
+    alpha changes nothing where f0 keeps the promise already. ``grow`` finds groups that nobody named, before the rounds.
     """
     started = time.perf_counter()
     sample = Sample(examples, promise)
@@ -224,15 +247,17 @@ def fit(examples: ProbabilityStatistics, promise: Promise, max_iter: int, names:
     start = float(sample.excess(before).max())
     kept = not promise.noise_floor and start <= 1
     static = None if kept else static_stage(sample)
-    found = _attempt(sample, before, max_iter, static)
-    if found.excess > max(1.0, start):  # a tiny sample: the offsets moved examples between level sets for the worse
+    found = _attempt(sample, before, max_iter, static, None if grow is None else lambda z: grow(examples, sample, z))
+    if (
+        found.excess > max(1.0, start) and found.trees is None
+    ):  # a tiny sample: the offsets moved examples between level sets for the worse
         found = _attempt(sample, before, max_iter, None)
     offsets, tables = found.offsets, found.tables
     if promise.bins == 1 and not promise.euclidean:  # one level set and no projection: the rounds are offsets too
         offsets, tables = offsets + tables.sum(0)[:, 0], tables[:0]
     seconds = time.perf_counter() - started
     report = _report(sample, before, found, static, max_iter, names, seconds)
-    return Solution(offsets, found.slopes, tables, found.z, report)
+    return Solution(offsets, found.slopes, tables, found.z, report, found.trees)
 
 
 class _Attempt(NamedTuple):
@@ -246,10 +271,17 @@ class _Attempt(NamedTuple):
     after: Measure
     history: list[float]
     reason: str
+    trees: TreesFound | None = None
 
 
-def _attempt(sample: Sample, before: Measure, max_iter: int, static: Found | None) -> _Attempt:
-    """Offsets and slopes if there are any, then rounds; the best prefix of them."""
+def _attempt(
+    sample: Sample,
+    before: Measure,
+    max_iter: int,
+    static: Found | None,
+    grow: Callable[[Tensor], TreesFound | None] | None = None,
+) -> _Attempt:
+    """Offsets and slopes if there are any, trees if there are any, then rounds; the best prefix of them."""
     z, measure, reason = sample.z, before, "converged"
     offsets = torch.zeros(sample.member.shape[1], z.shape[1], dtype=torch.float64, device=z.device)
     slopes = torch.zeros_like(offsets)
@@ -261,6 +293,15 @@ def _attempt(sample: Sample, before: Measure, max_iter: int, static: Found | Non
             if measure.brier <= before.brier:
                 break
         history.append(_worst(sample, measure))
+    trees = None if grow is None else grow(z)
+    if trees is not None and len(trees.column):
+        moved = sample.measure(trees.z)
+        if moved.brier <= measure.brier:
+            z, measure = trees.z, moved
+            history.append(_worst(sample, measure))
+        else:
+            trees = None
+    start = len(history)
     best = (float(sample.excess(measure).max()), 0, z, measure)
     for _ in range(max_iter):
         if best[0] <= 1:
@@ -279,8 +320,7 @@ def _attempt(sample: Sample, before: Measure, max_iter: int, static: Found | Non
     excess, count, z, after = best
     shape = (len(offsets), sample.promise.bins, z.shape[1])
     tables = torch.stack(rounds.tables[:count]) if count else offsets.new_zeros(0, *shape)
-    kept = history[: 1 + (static is not None) + count]
-    return _Attempt(excess, offsets, slopes, tables, z, after, kept, reason)
+    return _Attempt(excess, offsets, slopes, tables, z, after, history[: start + count], reason, trees)
 
 
 class _Rounds:

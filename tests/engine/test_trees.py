@@ -1,0 +1,131 @@
+"""Boosted trees over coded columns, against a search written as plain loops."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from torchgmc.engine import trees
+
+
+def draw(n: int, seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """A number with gaps, a few numbers, categories with gaps, two columns of 0 and 1; which are categories; g and h."""
+    g = torch.Generator().manual_seed(seed)
+    columns = torch.randn(n, 5, generator=g)
+    columns[:, 1] = columns[:, 1].round()
+    columns[:, 2] = torch.randint(0, 4, (n,), generator=g).float()
+    columns[:, 3:] = (columns[:, 3:] > 0.3).float()
+    columns[torch.rand(n, generator=g) < 0.2, 0] = math.nan
+    columns[torch.rand(n, generator=g) < 0.2, 2] = math.nan
+    slope = (torch.randn(n, 1, generator=g).double() / trees.GRAIN).round() * trees.GRAIN
+    curvature = (torch.rand(n, 1, generator=g).double() / trees.GRAIN).round() * trees.GRAIN
+    return columns, torch.tensor([False, False, True, False, False]), slope, curvature
+
+
+def goes_right(x: float, cut: float, equal: bool, missing: bool) -> bool:
+    if math.isnan(x):
+        return missing
+    return x == cut if equal else x >= cut
+
+
+def best_split(rows, columns, coded, slope, curvature, ridge, least):
+    """Gain of the best split of these rows, by trying all: column, cut and direction of NaN."""
+
+    def score(some: list[int]) -> float:
+        return sum(float(slope[i]) for i in some) ** 2 / (sum(float(curvature[i]) for i in some) + ridge)
+
+    best, how = 0.0, None
+    for j in range(columns.shape[1]):
+        cuts = [*coded.cuts[j][~coded.cuts[j].isinf()].tolist(), math.inf]
+        for cut in cuts:
+            for missing in (False, True):
+                right = [i for i in rows if goes_right(float(columns[i, j]), cut, bool(coded.equal[j]), missing)]
+                left = [i for i in rows if i not in set(right)]
+                if min(sum(float(curvature[i]) for i in part) for part in (left, right)) < least:
+                    continue
+                gain = score(left) + score(right) - score(rows)
+                if gain > best + 1e-9:
+                    best, how = gain, (j, cut, missing)
+    return best, how
+
+
+@settings(deadline=None, max_examples=12)
+@given(n=st.integers(2, 40), seed=st.integers(0, 2**16))
+def test_every_split_is_the_best_of_all(n: int, seed: int) -> None:
+    columns, equal, slope, curvature = draw(n, seed)
+    coded = trees.code(columns, equal, 64)
+    tree = trees.grow(coded, slope, curvature, 2, 1.0, 0.5)
+    leaf = [list(range(n))]
+    for level in range(2):
+        following = []
+        for place, rows in enumerate(leaf):
+            node = 2**level - 1 + place
+            gain, _ = best_split(rows, columns, coded, slope, curvature, 1.0, 0.5) if rows else (0.0, None)
+            assert float(tree.gain[node]) == pytest.approx(gain, abs=1e-7)
+            j, k = int(tree.column[node]), int(tree.code[node])
+            cut = math.inf if k == coded.missing else float(coded.cuts[j, k])
+            right = [i for i in rows if goes_right(float(columns[i, j]), cut, bool(equal[j]), bool(tree.missing[node]))]
+            following += [[i for i in rows if i not in set(right)], right]
+        leaf = following
+    found = trees.leaves_of(coded, tree)
+    assert [sorted(part) for part in leaf] == [(found == k).nonzero()[:, 0].tolist() for k in range(4)]
+
+
+def test_codes_are_levels_of_numbers_and_categories() -> None:
+    columns = torch.tensor([[3.0, 7.0], [1.0, 9.0], [math.nan, 7.0], [2.0, math.nan], [2.0, 8.0]])
+    coded = trees.code(columns, torch.tensor([False, True]), 3)
+    assert coded.codes[0].tolist() == [2, 0, 3, 1, 1]
+    assert coded.codes[1].tolist() == [0, 2, 0, 3, 1]  # 7 and 8 (the first of those that occur once); the rest; missing
+    many = trees.code(torch.arange(1000.0)[:, None], torch.tensor([False]), 10)
+    assert torch.bincount(many.codes[0].long()).tolist() == [100] * 10
+
+
+def boosted(n: int = 600, seed: int = 0, order: torch.Tensor | None = None):
+    columns, equal, _, _ = draw(n, seed)
+    g = torch.Generator().manual_seed(seed + 1)
+    truth = 2.0 * (columns[:, 3] * columns[:, 4]) - 1.5 * columns[:, 0].isnan() + (columns[:, 2] == 1)
+    y = (torch.rand(n, generator=g) < torch.sigmoid(truth - 0.5)).double()[:, None]
+    if order is not None:
+        columns, y = columns[order], y[order]
+
+    def slopes(z: torch.Tensor, rows: slice) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.sigmoid(z) - y[rows], torch.sigmoid(z) * (1 - torch.sigmoid(z))
+
+    def value(z: torch.Tensor, rows: slice) -> torch.Tensor:
+        return (torch.nn.functional.softplus(z) - y[rows] * z)[:, 0]
+
+    coded = trees.code(columns, equal, 16)
+    z = torch.zeros(n, 1, dtype=torch.float64)
+    return columns, coded, trees.boost(coded, z, z, trees.Loss(slopes, value), n // 5, 2, 100, 0.2, 3.0, 1.0)
+
+
+def test_held_out_loss_falls_and_a_walk_on_values_is_the_walk_on_codes() -> None:
+    columns, coded, found = boosted()
+    assert len(found.trees) >= 5 and found.history[-1] < found.history[0] - 0.02
+    cuts = torch.cat([coded.cuts, torch.full((5, 1), math.inf)], 1).double()
+    column, code, missing = (torch.stack([tree[k] for tree in found.trees]) for k in range(3))
+    kind = coded.equal[column].long() + 2 * missing.long()
+    moves = trees.walk(columns, column, cuts[column, code], kind, found.moves)
+    plain = sum(found.moves[t][trees.leaves_of(coded, tree)] for t, tree in enumerate(found.trees))
+    assert torch.equal(moves, plain)
+
+
+def test_the_order_of_the_searched_rows_does_not_matter() -> None:
+    order = torch.cat([torch.randperm(480, generator=torch.Generator().manual_seed(3)), torch.arange(480, 600)])
+    _, _, one = boosted()
+    _, _, two = boosted(order=order)
+    assert torch.equal(one.moves, two.moves)
+
+
+def test_nothing_is_kept_of_noise() -> None:
+    columns, equal, _, _ = draw(500, 5)
+    y = (torch.rand(500, 1, generator=torch.Generator().manual_seed(8)) < 0.5).double()
+    loss = trees.Loss(
+        lambda z, rows: (torch.sigmoid(z) - y[rows], torch.full_like(z, 0.25)),
+        lambda z, rows: (torch.nn.functional.softplus(z) - y[rows] * z)[:, 0],
+    )
+    z = torch.zeros(500, 1, dtype=torch.float64)
+    found = trees.boost(trees.code(columns, equal, 16), z, z, loss, 100, 3, 100, 0.2, 10.0, 3.0)
+    assert len(found.trees) <= 3

@@ -1,0 +1,154 @@
+"""Groups that nobody named: fits, files, doors, rules in words, and errors."""
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+import torchgmc as gmc
+
+NAMES = ["age", "income", "site"]
+LEARN = {"depth": 2, "names": NAMES, "categorical": {"site": ["A", "B", "C", "D"]}, "trees": 40}
+
+
+def people(n: int, seed: int) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+    """Batch of a model blind to the old among the women, to those without an age, and to site C; and the true probability."""
+    g = torch.Generator().manual_seed(seed)
+    x = torch.randn(n, 3, generator=g)
+    x[:, 2] = torch.randint(0, 4, (n,), generator=g).float()
+    x[torch.rand(n, generator=g) < 0.2, 0] = math.nan
+    groups = torch.rand(n, 2, generator=g) < 0.5
+    logit = torch.randn(n, generator=g)
+    hidden = (x[:, 0] > 0.3) & groups[:, 0]
+    truth = torch.sigmoid(logit + 1.5 * hidden - 1.5 * x[:, 0].isnan() + (x[:, 2] == 2))
+    y = torch.rand(n, generator=g) < truth
+    return {"probs": torch.sigmoid(logit), "y": y, "groups": groups, "features": x}, truth
+
+
+def make(**options) -> gmc.ProbabilityHead:
+    return gmc.ProbabilityHead(None, ["women", "urban"], learn=gmc.Trees(**LEARN), **options)
+
+
+@pytest.fixture(scope="module")
+def fitted() -> gmc.ProbabilityHead:
+    return make().fit(**people(3000, 0)[0])
+
+
+def output(head: gmc.Head, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    return head(batch["probs"], batch["groups"], features=batch["features"])
+
+
+def test_it_is_nearer_to_the_truth_and_keeps_named_promises(fitted: gmc.ProbabilityHead) -> None:
+    batch, truth = people(5000, 1)
+    plain = gmc.ProbabilityHead(None, ["women", "urban"]).fit(*(people(3000, 0)[0][k] for k in ("probs", "y", "groups")))
+    off = [(f - truth).square().mean() for f in (plain(batch["probs"], batch["groups"]), output(fitted, batch))]
+    assert off[1] < 0.35 * off[0]
+    assert fitted.report.reached == "noise"
+    audit = fitted.audit(**batch)
+    assert audit.max_violation < 0.02
+    assert audit.cost["log loss after"] < audit.cost["log loss before"]
+
+
+def test_rules_are_words_largest_first(fitted: gmc.ProbabilityHead) -> None:
+    words = [rule for rule, _, _ in fitted.learned]
+    assert "age is missing" in words[0] and len(set(words)) == len(words)
+    assert any("women" in rule and "age >= 0." in rule for rule in words) and any("site = C" in rule for rule in words)
+    batch, _ = people(20_000, 2)
+    x, f = batch["features"], output(fitted, batch)
+    rule, share, effect = next(row for row in fitted.learned if row[0] == "age is missing" or "age is missing" in row[0])
+    assert effect < -0.1 and 0 < share < 0.25, rule
+    assert float((f - batch["probs"])[x[:, 0].isnan()].mean()) < -0.1
+    table = fitted.learned_table()
+    assert len(table.rows) == len(words) and table.rows[0][0] == words[0]
+    before, after = fitted.rule_values[:, 2:5], fitted.rule_values[:, 5:8]
+    assert bool((before[:, 1] <= before[:, 0]).all()) and bool((before[:, 0] <= before[:, 2]).all())
+    assert float(before[:3, 0].abs().mean()) > 2 * float(after[:3, 0].abs().mean())
+    assert table in fitted.tables(None)
+
+
+def test_batches_in_any_order_give_the_same_state(fitted: gmc.ProbabilityHead) -> None:
+    batch, _ = people(3000, 0)
+    order = torch.randperm(3000, generator=torch.Generator().manual_seed(4)).split(700)
+    again = make().fit_batches([{name: part[rows] for name, part in batch.items()} for rows in order])
+    assert torch.equal(output(again, batch), output(fitted, batch))
+    assert again.learned == fitted.learned
+
+
+def test_files_script_and_export_give_the_same(fitted: gmc.ProbabilityHead, tmp_path: Path) -> None:
+    batch, _ = people(50, 3)
+    expected = output(fitted, batch)
+    gmc.save(fitted, tmp_path / "head.safetensors")
+    loaded = gmc.load(tmp_path / "head.safetensors")
+    assert torch.equal(output(loaded, batch), expected) and loaded.learned == fitted.learned
+    scripted = torch.jit.script(fitted)
+    assert torch.equal(scripted(batch["probs"], batch["groups"], features=batch["features"]), expected)
+    assert torch.equal(output(fitted.half(), batch), expected)  # buffers stay as they are
+
+
+@pytest.mark.parametrize("options", [{"num_classes": 3}, {"geometry": "euclidean"}, {"bins": None}, {"conditional": True}])
+def test_classes_and_other_options(options: dict[str, object]) -> None:
+    batch, truth = people(1500, 0)
+    if "num_classes" in options:
+        p = batch["probs"]
+        batch["probs"] = torch.stack([p, (1 - p) / 2, (1 - p) / 2], 1)
+        batch["y"] = torch.where(batch["y"], 0, torch.randint(1, 3, (1500,), generator=torch.Generator().manual_seed(1)))
+    head = make(**options).fit(**batch)
+    f = output(head, batch)
+    first, before = (f[:, 0], batch["probs"][:, 0]) if f.dim() == 2 else (f, batch["probs"])
+    assert (first - truth).square().mean() < 0.5 * (before - truth).square().mean()
+    assert head.learned and ("class" in head.learned[0][0]) == ("num_classes" in options)
+
+
+def test_without_groups_with_weights_and_clusters() -> None:
+    batch, truth = people(1500, 0)
+    weight, clusters = torch.rand(1500) + 0.5, torch.arange(1500) // 3
+    head = gmc.ProbabilityHead(None, learn=gmc.Trees(trees=30))
+    head.fit(batch["probs"], batch["y"], features=batch["features"].numpy(), weight=weight, clusters=clusters)
+    f = head(batch["probs"], features=batch["features"])
+    assert (f - truth).square().mean() < 0.7 * (batch["probs"] - truth).square().mean()
+
+
+def test_few_rows_learn_nothing_and_still_want_features() -> None:
+    batch, _ = people(30, 0)
+    head = make().fit(**batch)
+    assert head.learned == [] and len(head.tree_column) == 0
+    with pytest.raises(ValueError, match="`features` is missing"):
+        head(batch["probs"], batch["groups"])
+
+
+def test_wrong_features_are_named(fitted: gmc.ProbabilityHead) -> None:
+    batch, _ = people(60, 0)
+    p, y, groups, x = batch.values()
+    for wrong, text in (
+        (x[:, :2], "must have 3 columns"),
+        (x[:5], r"shape \(60, d\)"),
+        (x / 0, "finite"),
+        (torch.full_like(x, 0.5), "whole numbers"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            make().observe(p, y, groups, features=wrong)
+    with pytest.raises(ValueError, match="must have 3 columns"):
+        fitted(p, groups, features=x[:, :1])
+    with pytest.raises(ValueError, match="does not use them"):
+        gmc.ProbabilityHead(None).fit(p, y, features=x)
+    with pytest.raises(ValueError, match="solver='exact'"):
+        gmc.ProbabilityHead(0.1, learn=gmc.Trees()).fit(p, y, features=x, solver="paper")
+    with pytest.raises(ValueError, match="noise_floor"):
+        gmc.ProbabilityHead(0.1, noise_floor=False, learn=gmc.Trees())
+    with pytest.raises(TypeError, match=r"gmc\.Trees"):
+        gmc.ProbabilityHead(0.1, learn=3)
+    for options in ({"depth": 0}, {"depth": 9}, {"rate": 2.0}, {"bins": 256}, {"categorical": ["site"]}):
+        with pytest.raises(ValueError, match=next(iter(options))):
+            gmc.Trees(**options)
+
+
+def test_a_crafted_state_is_refused(fitted: gmc.ProbabilityHead) -> None:
+    state = fitted.state_dict()
+    state["tree_column"] = state["tree_column"] + 50
+    with pytest.raises(RuntimeError, match="tree_column"):
+        make().load_state_dict(state)
+    state = fitted.state_dict()
+    state["tree_leaf"] = state["tree_leaf"][:-1]
+    with pytest.raises(RuntimeError, match="differ in length"):
+        make().load_state_dict(state)

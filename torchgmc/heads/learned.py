@@ -1,0 +1,424 @@
+"""Groups nobody named: intersections of features, the model's own output and named groups, found inside a fit.
+
+What the heads that learn share: the options, the buffers, the features of a batch, and the rules in words.
+"""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple, Optional
+
+import torch
+from torch import Tensor
+
+from torchgmc.audits.audit import Audit
+from torchgmc.audits.intervals import Rows
+from torchgmc.audits.tabular import Table
+from torchgmc.engine import checks, trees
+from torchgmc.engine.clusters import deal_clusters
+from torchgmc.engine.folds import shuffled
+from torchgmc.engine.scripting import has_values
+from torchgmc.heads.base import Head
+
+__all__ = ["Learning", "Trees"]
+
+#: One of so many parts of the rows (or clusters) is kept from the search: it decides how many trees there are.
+PARTS = 5
+#: Rows below which nothing is learned.
+FEWEST = 50
+#: Rules that are kept, and 1 - confidence of their intervals together.
+RULES, DELTA = 20, 0.05
+#: Rows that rules are chosen on, and judged on.
+MOST_ROWS = 1 << 15
+
+
+@dataclass(frozen=True)
+class Trees:
+    """Learn groups as leaves of boosted trees, ``learn=gmc.Trees(depth=3)``.
+
+    The first four fifths of the rows (or clusters) grow the trees, the last fifth says how many of them help.
+
+    Args:
+        depth: largest number of conditions of a rule, 1 to 8.
+        names: of the features, for :attr:`torchgmc.ProbabilityHead.learned`; ``x0, x1, ...`` by default.
+        categorical: features that hold codes, by name or place: their rules are ``site = 3``, not ``site >= 3``. A mapping from
+            them to the names of the codes makes this ``site = B``.
+        trees: most trees.
+        rate: share of each leaf's step that is taken.
+        bins: levels that a number is cut into, 2 to 255.
+        ridge: examples by which each leaf is drawn to no change; ``smallest``: least curvature of a leaf, in examples.
+
+    Example:
+        >>> x, group = torch.randn(4000, 2), torch.rand(4000, 1) < 0.5
+        >>> hidden = (x[:, 0] > 0.5) & group[:, 0]  # nobody named it
+        >>> probs = torch.full((4000,), 0.4)
+        >>> y = torch.rand(4000) < probs + 0.4 * hidden
+        >>> learn = gmc.Trees(depth=2, names=["age", "income"])
+        >>> head = gmc.ProbabilityHead(alpha=None, groups=["women"], learn=learn).fit(probs, y, group, features=x)
+        >>> f = head(probs, group, features=x)
+        >>> bool((f[hidden].mean() - 0.8).abs() < 0.05), "women" in head.learned[0][0]
+        (True, True)
+    """
+
+    depth: int = 3
+    names: Sequence[str] | None = None
+    categorical: Any = ()
+    trees: int = 400
+    rate: float = 0.2
+    bins: int = 32
+    ridge: float = 10.0
+    smallest: float = 3.0
+
+    def __post_init__(self) -> None:
+        for name, least, most in (("depth", 1, 8), ("trees", 1, 10_000), ("bins", 2, 255)):
+            if checks.count(name, getattr(self, name), least) > most:
+                raise ValueError(f"`{name}` must be at most {most}, got {getattr(self, name)}.")
+        for name in ("rate", "ridge", "smallest"):
+            checks.positive(name, getattr(self, name), "See gmc.Trees.")
+        if self.rate > 1:
+            raise ValueError(f"`rate` must be at most 1, the whole step of a leaf, got {self.rate:g}.")
+        if self.names is not None:
+            object.__setattr__(self, "names", checks.names(self.names))
+        labels = dict(self.categorical) if isinstance(self.categorical, dict) else {name: None for name in self.categorical}
+        found = {}
+        for name, levels in labels.items():
+            if isinstance(name, str) and (self.names is None or name not in self.names):
+                raise ValueError(f"`categorical` names the feature {name!r}, which is not among `names` = {self.names}.")
+            place = list(self.names or ()).index(name) if isinstance(name, str) else int(name)
+            found[str(place)] = None if levels is None else [str(level) for level in levels]
+        object.__setattr__(self, "categorical", found)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON, for files."""
+        return dataclasses.asdict(self) | {"categorical": [[int(k), v] for k, v in self.categorical.items()]}
+
+    @classmethod
+    def of(cls, value: Any) -> "Trees | None":
+        """From an argument, or from a file."""
+        if value is None:
+            return None
+        found = value if isinstance(value, dict) else getattr(value, "to_dict", dict)()
+        if "depth" not in found:
+            raise TypeError(f"`learn` must be gmc.Trees(...) or None, got {type(value).__name__}.")
+        return cls(**found | {"categorical": dict(found.get("categorical", ()))})
+
+
+class Found(NamedTuple):
+    """What :meth:`Learning.grow_trees` found: the buffers, and z after the trees."""
+
+    column: Tensor
+    cut: Tensor
+    kind: Tensor
+    leaf: Tensor
+    z: Tensor
+    order: Tensor  # of the rows
+    held: int  # the last so many of them were not searched
+    history: list[float]
+
+
+class Learning(Head):
+    """A head that takes ``learn=`` and ``features=``."""
+
+    tree_column: Tensor
+    tree_cut: Tensor
+    tree_kind: Tensor
+    tree_leaf: Tensor
+    tree_width: Tensor
+    rule_place: Tensor
+    rule_values: Tensor
+    #: Buffers of the trees.
+    forest: ClassVar[tuple[str, ...]] = ("tree_column", "tree_cut", "tree_kind", "tree_leaf", "rule_place", "rule_values")
+    unbounded: ClassVar[tuple[str, ...]] = ("tree_cut", "rule_values")
+    #: What a rule changes, and by how much it is multiplied to be shown.
+    effect_unit: ClassVar[tuple[str, float]] = ("", 1.0)
+
+    def prepare_learning(self, learn: Any, columns: int) -> None:
+        """Options and empty buffers, from ``__init__``; ``columns``: of z."""
+        self.learn = Trees.of(learn)
+        if self.learn is not None and not self.noise_floor:
+            raise ValueError("`learn` goes as far as held-out rows say, which needs noise_floor=True.")
+        self.learns = self.learn is not None
+        splits = (1 << self.learn.depth) - 1 if self.learn is not None else 0
+        self.register_buffer("tree_column", torch.zeros(0, splits, dtype=torch.int64))
+        self.register_buffer("tree_cut", torch.zeros(0, splits, dtype=torch.float64))
+        self.register_buffer("tree_kind", torch.zeros(0, splits, dtype=torch.int64))
+        self.register_buffer("tree_leaf", torch.zeros(0, splits + 1, columns, dtype=torch.float64))
+        self.register_buffer("tree_width", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("rule_place", torch.zeros(0, 3, dtype=torch.int64))
+        self.register_buffer("rule_values", torch.zeros(0, 8, dtype=torch.float64))
+        self.num_features = 0  # mirrors tree_width
+
+    def mark_unfitted(self) -> None:
+        """No trees either."""
+        for name in self.forest:
+            setattr(self, name, getattr(self, name)[:0])
+        self.tree_width.zero_()
+        self.num_features = 0
+        super().mark_unfitted()
+
+    def config(self) -> dict[str, Any]:
+        """Arguments that rebuild this head; ``learn`` only where something is learned."""
+        found = super().config()
+        learn = found.pop("learn", None)
+        return found | ({} if learn is None else {"learn": learn.to_dict()})
+
+    def _refuse(self, state_dict: Any, prefix: str) -> str:
+        why = super()._refuse(state_dict, prefix)
+        column, width = (state_dict.get(prefix + name) for name in ("tree_column", "tree_width"))
+        if why or not isinstance(column, Tensor) or not isinstance(width, Tensor):
+            return why
+        for parts in (self.forest[:4], self.forest[4:]):
+            lengths = {name: len(state_dict[prefix + name]) for name in parts}
+            if len(set(lengths.values())) > 1:
+                return f"the parts of its trees differ in length: {lengths}"
+        if not column.numel():
+            return ""
+        limit = int(width) + self.tree_leaf.shape[2] + self.num_groups
+        if not 0 <= int(column.min()) <= int(column.max()) < limit:
+            return f"'tree_column' must hold columns from 0 to {limit - 1}, got {int(column.min())} to {int(column.max())}"
+        return ""
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        super()._load_from_state_dict(state_dict, prefix, *args)
+        self.num_features = int(self.tree_width)
+
+    # -- features of a batch -----------------------------------------------------------------------------------------
+
+    def check_features(self, features: Any, n: int, device: torch.device) -> Tensor:
+        """Features of a batch, float32 ``(n, d)``; ``(n, 0)`` for a head that does not learn."""
+        if self.learn is None:
+            if features is not None:
+                raise ValueError("`features` came, but this head does not use them; make it with learn=gmc.Trees(...).")
+            return torch.zeros(n, 0, device=device)
+        if features is None:
+            raise ValueError("`features` is missing: this head was made with `learn`; pass an array of shape (n, d).")
+        features = checks.tensor_of(features)
+        if not isinstance(features, Tensor) or features.is_complex() or features.layout != torch.strided:
+            raise TypeError(f"`features` must be a dense array of real numbers (n, d), got {type(features).__name__}.")
+        if features.dim() != 2 or len(features) != n:
+            raise ValueError(f"`features` must have shape ({n}, d), one row per example, got {tuple(features.shape)}.")
+        if features.device != device:
+            raise ValueError(f"`features` is on {features.device} but the scores are on {device}; move them to one device.")
+        known = self.statistics
+        wide = self.num_features if self.is_fitted else len(self.learn.names) if self.learn.names else None
+        wide = known.features.shape[1] if wide is None and known is not None else wide
+        if wide is not None and features.shape[1] != wide:
+            raise ValueError(f"`features` must have {wide} columns, as before, got {features.shape[1]}.")
+        found = features.detach().to(torch.float32)
+        if bool(found.isinf().any()):
+            raise ValueError("`features` must be finite as float32 (NaN where a value is missing), but it holds infinity.")
+        codes = found[:, [int(place) for place in self.learn.categorical if int(place) < found.shape[1]]]
+        if codes.numel() and bool(((codes != codes.round()) | (codes.abs() >= 1 << 24)).logical_and(~codes.isnan()).any()):
+            raise ValueError("`features` must hold whole numbers below 2^24 in the columns of `categorical`.")
+        return found
+
+    def check_use(self, features: Any, like: Tensor) -> None:
+        """Features of an eager call: there or not, their device, their values."""
+        if not torch.compiler.is_compiling() and has_values(like) and (self.is_fitted or features is not None):
+            self.check_features(features, len(like), like.device)
+
+    def learned_move(self, z: Tensor, member: Tensor, features: Optional[Tensor]) -> Tensor:  # noqa: UP045
+        """What the trees take off z: float64 ``(n, C)``. Scripts and exports.
+
+        Args:
+            z: the model's own output ``(n, C)``; ``(n, 0)`` if the trees do not look at it.
+            member: named groups ``(n, a)``.
+            features: ``(n, d)``.
+        """
+        if features is None:
+            raise ValueError("`features` is missing: this head was fitted with them; pass an array of shape (n, d)")
+        if features.dim() != 2 or features.shape[1] != self.num_features:
+            raise ValueError(f"`features` must have shape (n, {self.num_features}), got {features.shape}")
+        parts = [features.to(torch.float32), z.detach().to(torch.float32), member.to(torch.float32)]
+        return trees.walk(torch.cat(parts, 1), self.tree_column, self.tree_cut, self.tree_kind, self.tree_leaf)
+
+    # -- fit ---------------------------------------------------------------------------------------------------------
+
+    def divide(self, rows: Any) -> tuple[Tensor, int] | None:
+        """Order of the rows, and how many of the last are held out; None if there are too few. Clusters stay together."""
+        if self.learn is None or rows.rows < FEWEST:
+            return None
+        order = shuffled(*rows.content())
+        part = deal_clusters(PARTS, rows.cluster, *rows.content())[order]
+        order = order[(part == 0).to(torch.uint8).argsort(stable=True)]
+        return order, int((part == 0).sum())
+
+    def grow_trees(self, columns: Tensor, start: Tensor, final: Tensor, loss: trees.Loss, order: Tensor, held: int) -> Found:
+        """Boost; see :func:`torchgmc.engine.trees.boost`. All but ``loss`` and ``final.z`` in the order of the statistics.
+
+        Args:
+            columns: features, own output and groups, float32 ``(n, q)``.
+            start, final: z before the trees, ``(n, C)``, found without and with the held-out rows.
+            loss: of rows in the order ``order``.
+            order, held: of :meth:`divide`.
+        """
+        learn = self.learn
+        assert learn is not None
+        equal = torch.zeros(columns.shape[1], dtype=torch.bool, device=columns.device)
+        equal[[int(place) for place in learn.categorical]] = True
+        coded = trees.code(columns[order], equal, learn.bins)
+        options = (learn.depth, learn.trees, learn.rate, learn.ridge, learn.smallest)
+        found = trees.boost(coded, start[order], final[order], loss, held, *options)
+        device, splits = columns.device, (1 << learn.depth) - 1
+        if not found.trees:
+            nothing = torch.zeros(0, splits, dtype=torch.int64, device=device)
+            return Found(nothing, nothing.double(), nothing, found.moves, final, order, held, found.history)
+        column, code, missing = (torch.stack([tree[k] for tree in found.trees]) for k in range(3))
+        cuts = torch.cat([coded.cuts, torch.full_like(coded.cuts[:, :1], math.inf)], 1).double()
+        cut, kind = cuts[column, code], equal[column].long() + 2 * missing.long() + 4 * columns.isnan().any(0)[column].long()
+        z = final - trees.walk(columns, column, cut, kind, found.moves)
+        return Found(column, cut, kind, found.moves, z, order, held, found.history)
+
+    def write_trees(self, found: Found | None, width: int) -> None:
+        """The fitted trees become buffers."""
+        self.tree_width.fill_(width)
+        self.num_features = width
+        if found is not None:
+            device = self.tree_width.device
+            parts = (found.column, found.cut, found.kind, found.leaf)
+            for name, part in zip(self.forest[:4], parts, strict=True):
+                setattr(self, name, part.to(device))
+        for name in self.forest[4:]:
+            setattr(self, name, getattr(self, name)[:0])
+
+    def write_rules(
+        self, found: Found, columns: Tensor, values: Sequence[Tensor], rows: Any, bounds: tuple[float, float]
+    ) -> None:
+        """The rules that change most on the rows searched, judged on the others.
+
+        Args:
+            found: the trees.
+            columns: as in :meth:`grow_trees`.
+            values: change of the output, s of the model's own output, and s of the head's; ``(n, C)`` each.
+            rows: the statistics, for weights and clusters.
+            bounds: range of s.
+        """
+        effect, before, after = values
+        leaves, classes = found.leaf.shape[1], effect.shape[1]
+        cut = len(found.order) - found.held
+        seen, unseen = found.order[:cut][:MOST_ROWS], found.order[cut:][:MOST_ROWS]
+        if not len(found.column) or not len(unseen):
+            return
+        place = trees.places(columns[seen], found.column, found.cut, found.kind)  # (n, T)
+        place = place + leaves * torch.arange(place.shape[1], device=place.device)
+        weight = (rows.weight[seen] / rows.weight[seen].sum())[:, None]
+        sums = torch.cat([weight, effect[seen] * weight], 1)
+        mass = sums.new_zeros(leaves * len(found.column), classes + 1)
+        for tree in place.unbind(1):
+            mass.index_add_(0, tree, sums)
+        size = mass[:, 1:].abs().amax(1) / mass[:, 0].clamp_min(1e-300).sqrt()  # in units of its noise, up to a factor
+        chosen: dict[str, int] = {}
+        for k in size.argsort(descending=True, stable=True)[: 20 * RULES].tolist():
+            t, leaf = divmod(k, leaves)
+            words = self._rule(found.column[t], found.cut[t], found.kind[t], leaf)
+            if len(chosen) < RULES and words and float(size[k]) > 0:
+                chosen.setdefault(words, k)
+        index = torch.tensor(list(chosen.values()), dtype=torch.int64, device=place.device)
+        place = trees.places(columns[unseen], *(part[index // leaves] for part in (found.column, found.cut, found.kind)))
+        who = place == index % leaves
+        fine = who.sum(0) > 1  # else there is nobody to judge it on
+        index, who = index[fine], who[:, fine]
+        if not len(index):
+            return
+        column = mass[index, 1:].abs().argmax(1)
+        judged = [mass[index, 0], mass[index, 1:].gather(1, column[:, None])[:, 0] / mass[index, 0]]
+        for s in (before, after):
+            part = Rows.of(s[unseen], who, rows.weight[unseen], rows.cluster[unseen], bounds).judge(None, DELTA, True)
+            judged += [value.gather(1, column[:, None])[:, 0] for value in (part.estimate, part.low, part.high)]
+        self.rule_place = torch.stack([index // leaves, index % leaves, column], 1).to(self.tree_width.device)
+        self.rule_values = torch.stack(judged, 1).to(self.tree_width.device)
+
+    # -- the rules in words --------------------------------------------------------------------------------------------
+
+    @property
+    def learned(self) -> list[tuple[str, float, float]]:
+        """The rules found, those that change most first: (rule in words, share of the rows, mean change of the output there).
+
+        Several rules may hold for a row, and its change is the sum over all trees. See :meth:`learned_table` for what was
+        wrong before and after, on rows that the search did not see.
+        """
+        return [(row[0], row[1], row[2]) for row in self._rules()]
+
+    def learned_table(self) -> Table:
+        """Rule, share, effect, and the mean of s there before and after with intervals.
+
+        The last are of the fifth of the calibration rows that neither the search nor the choice of these rules saw (the number
+        of trees, offsets and rounds did): intervals that hold for all rules at once with confidence 95 %. An audit of fresh
+        data needs no such reservation.
+        """
+        what, factor = self.effect_unit
+        columns = ["rule", "share", f"effect{what}", "before", "after"]
+        rows = [
+            [
+                words,
+                f"{100 * share:.1f} %",
+                f"{factor * effect:+.3g}",
+                *(f"{factor * v[0]:+.3g} [{factor * v[1]:+.3g}, {factor * v[2]:+.3g}]" for v in (values[:3], values[3:])),
+            ]
+            for words, share, effect, *values in self._rules()
+        ]
+        caption = "Rules that were learned, judged on calibration rows that the search did not see"
+        return Table(columns, rows, columns[1:], columns[:1], caption)
+
+    def tables(self, audit: Audit | None) -> list[Table]:
+        """The rules, for the report."""
+        return [*super().tables(audit), *([self.learned_table()] if len(self.rule_place) else [])]
+
+    def _rules(self) -> list[list[Any]]:
+        found = []
+        for (tree, leaf, column), values in zip(self.rule_place.tolist(), self.rule_values.tolist(), strict=True):
+            words = self._rule(self.tree_column[tree], self.tree_cut[tree], self.tree_kind[tree], leaf)
+            found.append([words + (f", class {column}" if self.tree_leaf.shape[2] > 1 else ""), *values])
+        return found
+
+    def _rule(self, column: Tensor, cut: Tensor, kind: Tensor, leaf: int) -> str:
+        """The conditions of a leaf, joined by "and"; conditions on one column are merged."""
+        node, path = leaf + len(column), []
+        while node:
+            path.append(((node - 1) // 2, node % 2 == 0))
+            node = (node - 1) // 2
+        ends: dict[int, list[Any]] = {}  # of numbers: low, high, may be missing
+        other: dict[str, None] = {}
+        for at, right in reversed(path):
+            j, value, how = int(column[at]), float(cut[at]), int(kind[at])
+            lacking = how >= 4 and (how // 2 % 2 == 1) == right
+            name = self._column_name(j)
+            if math.isinf(value):
+                if how // 2 % 2:  # else nobody goes right
+                    other[f"{name} is {'' if right else 'not '}missing"] = None
+            elif how % 2:
+                other[f"{name} {'=' if right else '!='} {self._level(j, value)}" + " or missing" * lacking] = None
+            elif j >= self.num_features + self.tree_leaf.shape[2]:  # a named group
+                other[("" if right else "not ") + name] = None
+            else:
+                low, high, both = ends.get(j, [-math.inf, math.inf, True])
+                ends[j] = [max(low, value), high, both and lacking] if right else [low, min(high, value), both and lacking]
+        parts = []
+        for j, (low, high, lacking) in ends.items():
+            name = self._column_name(j)
+            text = f"{name} >= {self._level(j, low)}" if math.isinf(high) else f"{name} < {self._level(j, high)}"
+            if not math.isinf(low) and not math.isinf(high):
+                text = f"{self._level(j, low)} <= {name} < {self._level(j, high)}"
+            parts.append(text + " or missing" * lacking)
+        return " and ".join([*parts, *other])
+
+    def _column_name(self, j: int) -> str:
+        wide, classes = self.num_features, self.tree_leaf.shape[2]
+        if j < wide:
+            return self.learn.names[j] if self.learn is not None and self.learn.names else f"x{j}"
+        if j < wide + classes:
+            return "model's output" + (f" for class {j - wide}" if classes > 1 else "")
+        return self.groups[j - wide - classes]
+
+    def shown_output(self, value: float) -> float:
+        """A value of the model's output column as users know it."""
+        return value
+
+    def _level(self, j: int, value: float) -> str:
+        if 0 <= j - self.num_features < self.tree_leaf.shape[2]:
+            value = self.shown_output(value)
+        labels = self.learn.categorical.get(str(j)) if self.learn is not None else None
+        if labels is not None and float(value).is_integer() and 0 <= value < len(labels):
+            return str(labels[int(value)])
+        return f"{value:.4g}"
