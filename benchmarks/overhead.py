@@ -92,6 +92,19 @@ def checking(model: gmc.CalibratedModel, inputs: tuple[Tensor, ...], repeat: int
     return alone / whole
 
 
+def in_place(net: nn.Module, model: gmc.CalibratedModel, inputs: tuple[Tensor, ...], repeat: int) -> float:
+    """Share of `adjust_` on the logits of every position, in the model's pass followed by it."""
+    head = model.head
+    with torch.inference_mode():
+        logits = net(*inputs[:-1]).logits
+        want = head(logits, inputs[-1])
+        torch.testing.assert_close(head.adjust_(logits.clone(), inputs[-1]).log_softmax(-1), want, rtol=0, atol=1e-4)
+        whole, alone = quickest(
+            lambda: head.adjust_(net(*inputs[:-1]).logits, inputs[-1]), lambda: head.adjust_(logits, inputs[-1]), repeat=repeat
+        )
+    return alone / whole
+
+
 def scripted(net: nn.Module, model: gmc.CalibratedModel, inputs: tuple[Tensor, ...], repeat: int) -> tuple[float, float]:
     """Share of the scripted head (on what it sees of the scores) in the exported file's pass, and seconds of that pass."""
     with tempfile.TemporaryDirectory() as folder, torch.inference_mode(), warnings.catch_warnings():
@@ -177,6 +190,11 @@ def run(small: bool = False, tiny: bool = False) -> list[Row]:
                 f"{100 * checking(model, inputs, repeat):.3g} % of the eager pass",
             )
         )
+        if package == "transformers":
+            share = in_place(net, model, inputs, repeat)
+            work = f"`adjust_` at every position: {name.removesuffix(', at the mask')}"
+            reached = None if little else share <= 0.005
+            rows.append(Row("overhead", work, "% of the pass", 100 * share, "<= 0.5 %", reached, limit=0.0))
     return rows
 
 
@@ -217,6 +235,8 @@ def main() -> None:
         print(
             f"{name:50s} {100 * share:7.2f}% {1e3 * seconds:8.1f} {100 * other:8.2f}% {1e3 * traced:8.1f} {100 * checks:7.2f}%"
         )
+    net, model, inputs = list(cases.values())[-1]
+    print(f"`adjust_` at every position: {100 * in_place(net, model, inputs, options.repeat):.3f} % of the pass")
     print("\nbytes that one of two ranks contributes to a fit")
     for name, n, size in bytes_against_n([100, 1000, 10_000] if small else [100, 1000, 10_000, 100_000]):
         print(f"{name:30s} n = {n:7d} {size:12d}")

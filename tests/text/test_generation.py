@@ -73,6 +73,16 @@ def test_beams_score_calibrated_sequences(model):
     torch.testing.assert_close(out.sequences_scores, total, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("mode", ["greedy", "sampling", "samples"])
+def test_without_the_normaliser_the_text_is_the_same_and_scores_stay(model, mode):
+    head, ids = fit(model, 0.0005, planted=2.0), prompts(4)
+    kept, quick = (gmc.text.GMCLogitsProcessor(head, TwoTokens(), normalized=flag) for flag in (True, False))
+    out = [generate(model, ids, one, return_dict_in_generate=True, output_logits=True, **MODES[mode]) for one in (kept, quick)]
+    assert torch.equal(out[0].sequences, out[1].sequences)
+    for one, other in zip(out[0].logits, out[1].logits, strict=True):  # the model's own
+        torch.testing.assert_close(one, other)
+
+
 def test_when_the_group_is_decided(model):
     head = fit(model)
     ids = torch.tensor([[12, 13, 14]])

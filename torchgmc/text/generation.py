@@ -26,7 +26,9 @@ class GMCLogitsProcessor:
         when: with a module, ``"prompt"`` decides the group from the prompt only, ``"all"`` again at each step from
             everything so far, including the generated text.
         prompt_length: tokens of the (padded) prompt. Detected by default: a call that does not continue the last one by one
-            token with the same prompt starts a new text; ``reset`` starts one explicitly.
+            token with the same prompt starts a new text; ``reset`` starts one explicitly. Given, no tokens are compared.
+        normalized: keep the log-sum-exp of the scores, which beams need: they add up log-probabilities. False is quicker, and
+            right for greedy search and sampling.
 
     Attributes:
         membership: of the rows of the last call, ``(n, a)``: who was shifted; None before.
@@ -38,6 +40,7 @@ class GMCLogitsProcessor:
         groups: TokenGroups | torch.nn.Module | Groups | Tensor,
         when: str = "prompt",
         prompt_length: int | None = None,
+        normalized: bool = True,
     ) -> None:
         if not isinstance(head, DistributionHead):
             raise TypeError(f"`head` must be a DistributionHead, got {type(head).__name__}.")
@@ -55,6 +58,7 @@ class GMCLogitsProcessor:
             raise TypeError(f"`groups` must be a module from ids to membership, or a membership, got {type(groups).__name__}.")
         checks.count("prompt_length", prompt_length, 1)
         self.head, self.groups, self.when, self.prompt_length = head, groups, when, prompt_length
+        self.normalized = checks.flag("normalized", normalized)
         self.membership: Tensor | None = None
         self.reset()
 
@@ -71,6 +75,8 @@ class GMCLogitsProcessor:
                 f"`input_ids` must have shape ({len(scores)}, t), one row per row of scores, got {input_ids.shape}."
             )
         self.membership = self._membership(input_ids).to(scores.device)
+        if not self.normalized:
+            return self.head.adjust_(scores.clone(), self.membership)  # transformers may keep the scores it passed
         return self.head.adjust(scores, self.membership)
 
     def _membership(self, input_ids: Tensor) -> Tensor:

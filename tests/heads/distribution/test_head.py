@@ -161,6 +161,30 @@ def test_adjust_keeps_the_normaliser_and_is_the_identity_without_offsets():
         assert torch.equal(idle.adjust(logits.float(), member), logits.float())
 
 
+@pytest.mark.parametrize("geometry", ["kl", "euclidean"])
+@pytest.mark.parametrize("temperature", [1.0, 1.7])
+def test_adjusted_in_place_the_softmax_is_calibrated_at_every_position(geometry, temperature):
+    logits, member, lists = draw()
+    head = make(lists, 0.003, geometry=geometry, temperature=temperature, noise_floor=False).fit(logits, member)
+    sequence = torch.stack([logits, logits.roll(1, 1), logits * 2], 1)
+    sequence[0, 0, 11] = -torch.inf
+    want, given = head(sequence, member), sequence.clone()
+    assert head.adjust_(given, member) is given
+    torch.testing.assert_close(torch.log_softmax(given, -1), want)
+    if geometry == "kl" and temperature == 1.0:
+        rest = torch.ones(logits.shape[1], dtype=torch.bool).index_fill(0, head.ids, False)
+        assert torch.equal(given[..., rest], sequence[..., rest])  # nobody else is touched
+    half = head.adjust_(logits.half(), member)
+    assert half.dtype == torch.float16
+    for wrong, groups in ((logits.long(), member), (logits[0], member), (logits[:, :5], member), (logits[:3], member)):
+        before = wrong.clone()
+        with pytest.raises(ValueError, match="`logits` must be floating|`groups` must have 3 rows"):
+            head.adjust_(wrong, groups)
+        assert torch.equal(wrong, before)
+    with pytest.raises(ValueError, match="0 or 1"):
+        head.adjust_(logits, member * 255)
+
+
 def test_derivative_in_the_logits():
     logits, member, lists = draw(n=6)
     for geometry in ("kl", "euclidean"):

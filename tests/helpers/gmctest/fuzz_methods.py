@@ -418,6 +418,14 @@ ENTRIES = [
         finite_if_plain,
     ),
     Entry(
+        "DistributionHead.adjust_",
+        lambda n, s: dict(zip(("logits", "groups"), heads_zoo.prompts(n, s).observe, strict=True)),
+        lambda logits, groups: head_of("distribution").adjust_(
+            logits.clone() if isinstance(logits, Tensor) else logits, groups
+        ),
+        finite_if_plain,
+    ),
+    Entry(
         "Head.apply_state",
         lambda n, s: {
             "offsets": head_of("threshold").offsets,

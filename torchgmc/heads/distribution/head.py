@@ -358,11 +358,55 @@ class DistributionHead(Head):
             if self.log_step.shape[0] == 0 and self.temperature == 1.0:
                 return scores
             return self.forward(scores, groups)
-        change = self.shift(groups) @ self.directions  # (n, J)
         x = scores if self.temperature == 1.0 else scores / self.temperature
-        moved = x.index_add(1, self.ids, -change.to(x.dtype))
-        # Both sums by logarithms: a change of more than 700, after a model that is very sure, has no exponential.
-        return moved - (torch.logsumexp(moved, 1, keepdim=True) - torch.logsumexp(x, 1, keepdim=True))
+        change = (self.shift(groups) @ self.directions).to(x.dtype)  # (n, J)
+        # Only the listed tokens move: one sum over the others serves before and after. All by logarithms: a change of more than
+        # 700, after a model that is very sure, has no exponential.
+        listed = x.index_select(1, self.ids)
+        others = torch.logsumexp(x.index_fill(1, self.ids, -float("inf")), 1)
+        before = torch.logaddexp(others, torch.logsumexp(listed, 1))
+        after = torch.logaddexp(others, torch.logsumexp(listed - change, 1))
+        return (x - (after - before)[:, None]).index_add(1, self.ids, change, alpha=-1)
+
+    def adjust_(self, logits: Tensor, groups: Tensor) -> Tensor:
+        """Logits ``(n, ..., vocabulary)`` of every position, changed in place: their softmax is the calibrated distribution.
+
+        Nothing is normalised, which softmax, sampling and cross-entropy do not need, and no number but those of listed tokens
+        is touched (for ``kl`` at temperature 1): a small part of the work of ``forward``. NaN stays NaN. For beams, which add
+        up log-probabilities, use :meth:`adjust`.
+
+        Args:
+            logits: floating, of any number of positions for each of the n texts.
+            groups: membership ``(n, a)``.
+
+        Returns:
+            ``logits``.
+
+        Example:
+            >>> member, logits = torch.arange(200)[:, None] % 2 == torch.arange(2), torch.randn(200, 20)
+            >>> head = gmc.DistributionHead({"jobs": [7, 8]}, alpha=0.001, groups=["female", "male"]).fit(logits, member)
+            >>> want = head(logits, member)
+            >>> torch.allclose(head.adjust_(logits, member).log_softmax(-1), want, atol=1e-5)
+            True
+        """
+        if not isinstance(logits, Tensor):
+            raise TypeError(f"`logits` must be a tensor, which is changed in place, got {type(logits).__name__}.")
+        self._check_place("logits", logits)
+        member = self.check_member(groups)
+        if not logits.is_floating_point() or logits.dim() < 2 or logits.shape[-1] <= self.largest:
+            raise ValueError(
+                f"`logits` must be floating point of shape (n, ..., vocabulary) with token {self.largest}, got {logits.dtype} "
+                f"of shape {tuple(logits.shape)}."
+            )
+        if len(logits) != len(member):
+            raise ValueError(f"`groups` must have {len(logits)} rows, one per text, got shape {tuple(member.shape)}.")
+        if self.euclidean:
+            return logits.copy_(self.forward(logits, member))
+        if self.temperature != 1.0:
+            logits.div_(self.temperature)
+        change = (self.shift(member) @ self.directions).to(logits.dtype)  # (n, J)
+        change = change.view(len(member), *[1] * (logits.dim() - 2), -1).expand(*logits.shape[:-1], -1)
+        return logits.index_add_(-1, self.ids, change, alpha=-1)
 
     def _replay(self, logits: Tensor, groups: Tensor) -> Tensor:
         """Every step of the log with its projection, on h of these inputs."""
