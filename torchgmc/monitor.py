@@ -248,7 +248,8 @@ class Monitor(Watch):
         alpha: largest deviation allowed; the head's if omitted. Only a population *beyond* alpha counts: an alpha somewhat
             above the one that the head was fitted to leaves room for sampling error.
         conditional: watch each group's own deviation (True) or the mass-weighted one; by default like the head.
-        cluster_size: largest weight of a cluster, or of an example if there are none.
+        cluster_size: largest weight of a cluster, or of an example if there are none; by default that of the calibration
+            data, or 1.
 
     Example:
         >>> torch.manual_seed(0)  # doctest: +ELLIPSIS
@@ -275,7 +276,7 @@ class Monitor(Watch):
         delta: float = 0.01,
         alpha: float | None = None,
         conditional: bool | None = None,
-        cluster_size: float = 1.0,
+        cluster_size: float | None = None,
     ) -> None:
         if not isinstance(head, Head):
             raise TypeError(f"`head` must be a head or a baseline, got {type(head).__name__}.")
@@ -287,7 +288,8 @@ class Monitor(Watch):
             raise ValueError("a monitor needs the range of s: make the head with `bounds=(low, high)`.")
         head.check_state()
         own = head.conditional if conditional is None else bool(conditional)
-        super().__init__(head.test_functions(), head.alpha if alpha is None else alpha, delta, own, cluster_size)  # type: ignore[arg-type]
+        size = max(1.0, float(head.largest_cluster)) if cluster_size is None else cluster_size
+        super().__init__(head.test_functions(), head.alpha if alpha is None else alpha, delta, own, size)  # type: ignore[arg-type]
         self.__dict__["head"] = head  # not a submodule: the state is the evidence
         self.to(head.fitted.device)
 

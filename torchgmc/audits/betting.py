@@ -26,8 +26,10 @@ __all__ = ["BLOCKS", "Units"]
 BLOCKS = 128
 #: Most of the capital that one z can take.
 MOST = 0.9
-#: Before anything is seen, the variance is the largest there can be, and that counts for so many units.
-PRIOR = 1.0
+#: Before anything is seen, the variance is that of calibration, and that counts for so many units.
+PRIOR = 20.0
+#: Where that is unknown, it is the largest there can be, which counts for so many.
+VAGUE = 1.0
 #: Numbers worked on at once.
 AT_ONCE = 1 << 22
 
@@ -46,6 +48,7 @@ class Units:
         g: of each event, int64 ``(k,)``.
         a, u: A and U of each event, ``(k,)``.
         cuts: where the events of each block start, ``BLOCKS + 1`` numbers.
+        variance: of one A - m U, known from other data, ``(G,)``; 0 where it is not.
     """
 
     size: Tensor
@@ -55,9 +58,12 @@ class Units:
     a: Tensor
     u: Tensor
     cuts: list[int]
+    variance: Tensor
 
     @classmethod
-    def of(cls, sets: Tensor, which: Tensor, rest: Tensor, g: Tensor, row: Tensor, a: Tensor) -> "Units":
+    def of(
+        cls, sets: Tensor, which: Tensor, rest: Tensor, g: Tensor, row: Tensor, a: Tensor, spread: Tensor | None = None
+    ) -> "Units":
         """From a table of U and a list of events.
 
         Args:
@@ -65,6 +71,7 @@ class Units:
             which: the sequence that each g follows, ``(G,)``.
             rest: see above.
             g, row, a: the events, ``(k,)``: test function, unit and A.
+            spread: sum over all units of (A - m U)^2 that other data let expect, ``(G,)``; None if unknown.
         """
         inside = sets > 0
         place = inside.cumsum(0) - 1
@@ -81,7 +88,8 @@ class Units:
         seen = torch.zeros_like(others).flatten(1).index_add_(1, at * len(which) + g, seen)
         others = (others - seen.view_as(others)).clamp_min(0.0)
         cuts = torch.bincount(at, minlength=BLOCKS).cumsum(0).tolist()
-        return cls(size[which], rest, others, g, a, u, [0, *cuts])
+        spread = torch.zeros_like(rest) if spread is None else spread / size[which].clamp_min(1)
+        return cls(size[which], rest, others, g, a, u, [0, *cuts], spread)
 
     def sums(self) -> Tensor:
         """Sums of 1 (units), U, U^2, A, U A, A^2 before each block, ``(6, BLOCKS + 1, G)``."""
@@ -111,13 +119,18 @@ class Units:
         bottom = torch.where(up, mean, 1.0 - mean)
         most = MOST / bottom.clamp_min(1e-12)
         sums = self.sums()
-        known = (0.25 * PRIOR * sums[2, -1] / sums[0, -1].clamp_min(1.0))[:, None]
+        most_there_can_be = 0.25 * sums[2, -1] / sums[0, -1].clamp_min(1.0)
+        is_known = self.variance > 0.0
+        known = torch.where(is_known, PRIOR * torch.minimum(self.variance, most_there_can_be), VAGUE * most_there_can_be)[
+            :, None
+        ]
+        counts = torch.where(is_known, PRIOR, VAGUE)[:, None]
         capital = torch.zeros_like(mean)  # its logarithm
         done = bottom < 0.0  # beyond the range
         for block in range(BLOCKS):
             n, u, uu, a, ua, aa = (part[block][:, None] for part in sums)
             centred = aa - 2.0 * mean * ua + mean.square() * uu - (a - mean * u).square() / n.clamp_min(1.0)
-            variance = ((known + centred.clamp_min(0.0)) / (PRIOR + n)).clamp_min(1e-12)
+            variance = ((known + centred.clamp_min(0.0)) / (counts + n)).clamp_min(1e-12)
             price = (capital - goal).exp().clamp(1e-300, 1.0 - 1e-9)
             hedge = torch.exp(-0.5 * torch.special.ndtri(price).square()) / (math.sqrt(2.0 * math.pi) * price)
             left = (self.size[:, None] - n).clamp_min(1.0)

@@ -59,6 +59,7 @@ class Rows:
         levels: s is 0 outside a level set, whatever the range.
         relative: the target is everybody's mean, which was not subtracted from s.
         largest: upper bound of a cluster's weight, if known in advance.
+        variance: n times the squared standard error of each mass-weighted estimate, from other data, ``(a, u)``.
     """
 
     s: Tensor
@@ -71,6 +72,7 @@ class Rows:
     levels: bool = False
     relative: bool = False
     largest: float | None = None
+    variance: Tensor | None = None
 
     @classmethod
     def of(cls, s: Tensor, who: Tensor, weight: Tensor, cluster: Tensor, bounds: Bounds, **options: Any) -> "Rows":
@@ -197,7 +199,12 @@ class Rows:
         sizes, rest = sizes / most, -low / (high - low)
         a = sizes[row, which[g]] * rest[g] + value / (most * (high - low)[g])
         a = torch.minimum(a.clamp_min(0.0), sizes[row, which[g]])
-        return betting.Units.of(sizes, which, rest, g, row, a), low, high
+        spread = None
+        if self.variance is not None and not (self.relative and self.weighted):
+            # The estimate is a sum over units, divided by the total of the view: its variance times the square of that.
+            spread = self.variance.flatten() * (self.total / (2 if self.relative else 1)).repeat(self.who.shape[1])
+            spread = spread / (most * (high - low)).square()
+        return betting.Units.of(sizes, which, rest, g, row, a, spread), low, high
 
     def _pairs(self, conditional: bool, sizes: Tensor, which: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         """Pairs of clusters, of which (1_A - 1_A')(s - s')/2 has the mean E[1_A s] - P(A) E[s], whatever the law."""

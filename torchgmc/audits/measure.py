@@ -184,11 +184,12 @@ def audit(
 def conclude(head: "Head", tally: Tally, delta: float, method: str, cluster_size: float | None) -> Audit:
     """The audit of all batches, with a warning if their examples were calibrated on."""
     summary = head.audit_summary(tally)
-    evidence, guessed = _evidence(head, tally, summary.get("columns", {}), cluster_size)
-    excluded = int(tally.s.isnan().any(1).sum())
-    unsized = cluster_size is None and tally.cluster.shape[1] > 0
-    notes = [summary.get("note", ""), UNKNOWN_RANGE if guessed else "", UNKNOWN_SIZE if unsized else ""]
     warning = "" if head.calibrated_on is None else overlap.warning_text(head.calibrated_on, tally.sketch)
+    size = cluster_size or _largest_seen(head, tally)
+    evidence, guessed = _evidence(head, tally, summary.get("columns", {}), size, apart=not warning)
+    excluded = int(tally.s.isnan().any(1).sum())
+    unsized = size is None and tally.cluster.shape[1] > 0
+    notes = [summary.get("note", ""), UNKNOWN_RANGE if guessed else "", UNKNOWN_SIZE if unsized else ""]
     if warning:
         warnings.warn(warning, overlap.OverlapWarning, stacklevel=4)
     return Audit(
@@ -208,9 +209,21 @@ def conclude(head: "Head", tally: Tally, delta: float, method: str, cluster_size
     )
 
 
-def _evidence(head: "Head", tally: Tally, columns: dict[str, Tensor], cluster_size: float | None) -> tuple[Evidence, bool]:
+def _largest_seen(head: "Head", tally: Tally) -> float | None:
+    """The largest cluster of the calibration data, as a bound that was known in advance; None if one here is larger."""
+    known = float(head.largest_cluster)
+    if not known or not tally.cluster.shape[1]:
+        return None
+    return known if float(total(tally.weight[:, None].double(), tally.cluster).max()) <= known else None
+
+
+def _evidence(
+    head: "Head", tally: Tally, columns: dict[str, Tensor], cluster_size: float | None, apart: bool
+) -> tuple[Evidence, bool]:
     """What the table is computed from, and whether the range of s had to be taken from the data."""
-    tally, names, known = _with_means(head, tally)
+    tally, names, known, variance = _with_means(head, tally)
+    if not apart or (tally.cluster.shape[1] and not float(head.largest_cluster)):
+        variance = None  # not independent of these data, or of single examples
     defined = ~tally.s.isnan()
     if bool(tally.s.isinf().any()):
         raise ValueError("s is infinite for some examples, so there is no mean to audit; check the scores and the risk.")
@@ -220,6 +233,7 @@ def _evidence(head: "Head", tally: Tally, columns: dict[str, Tensor], cluster_si
         "levels": tally.column is not None,
         "relative": head.relative,
         "largest": cluster_size,
+        "variance": variance,
     }
     rows = Rows.of(tally.s, tally.who, tally.weight, tally.cluster, (low, high), **options)
     rows.check_range()
@@ -239,14 +253,16 @@ def _evidence(head: "Head", tally: Tally, columns: dict[str, Tensor], cluster_si
     return Evidence(rows, tuple(names.who), tuple(names.what), target, cells, columns), known is None
 
 
-def _with_means(head: "Head", tally: Tally) -> tuple[Tally, Names, Any]:
-    """With a column for all level sets of a group together, where the head does not promise one; the names and the range of s.
+def _with_means(head: "Head", tally: Tally) -> tuple[Tally, Names, Any, Tensor | None]:
+    """With a column for all level sets of a group together, where the head does not promise one; names, range and variances.
 
     Level sets that are each a little off in the same direction make a group that is far off.
     """
     names, known, column = head.test_functions(), head.s_range(), tally.column
+    shape = tally.who.shape[1], tally.s.shape[1]
+    variance = head.variance.view(shape) if head.variance.numel() == shape[0] * shape[1] else None
     if column is None or tally.s.shape[1] == column.shape[1] or ALL_LEVELS in " ".join(names.what):
-        return tally, names, known
+        return tally, names, known, variance
     classes = column.shape[1]  # the columns of s are level sets, and within them classes
     s = torch.cat([tally.s, tally.s.view(len(tally.s), -1, classes).sum(1)], 1)
     place = tally.s.shape[1] + torch.arange(classes, device=column.device)
@@ -254,8 +270,10 @@ def _with_means(head: "Head", tally: Tally) -> tuple[Tally, Names, Any]:
     if known is not None and isinstance(known[0], Tensor):
         low, high = (end.view(-1, classes) for end in known)
         known = torch.cat([known[0], low.amin(0)]), torch.cat([known[1], high.amax(0)])
+    if variance is not None:
+        variance = torch.cat([variance, variance.view(shape[0], -1, classes).sum(1)], 1)
     wider = dataclasses.replace(tally, s=s, column=torch.cat([column, place.expand(len(s), -1)], 1))
-    return wider, Names(names.who, what), known
+    return wider, Names(names.who, what), known, variance
 
 
 def _seen(values: Tensor) -> tuple[float, float]:

@@ -17,6 +17,7 @@ from torchgmc.audits.audit import Audit
 from torchgmc.audits.tabular import Table
 from torchgmc.engine import checks, hashing
 from torchgmc.engine.clusters import check as check_clusters
+from torchgmc.engine.clusters import total
 from torchgmc.engine.float64 import Float64Module
 from torchgmc.engine.scripting import has_values, is_scripting, is_tracing
 from torchgmc.engine.solver import SOLVERS, Report
@@ -73,6 +74,8 @@ class Head(Float64Module):
 
     fitted: Tensor
     with_everyone: Tensor
+    variance: Tensor
+    largest_cluster: Tensor
     #: Arguments of ``__init__`` that rebuild the head; their values are written to saved files.
     settings: ClassVar[tuple[str, ...]] = ("alpha", "groups", "conditional", "jitter")
     #: Of them, those that matter for a fit only: heads that differ in them have the same ``forward``.
@@ -139,6 +142,10 @@ class Head(Float64Module):
         self.register_buffer("fitted", torch.tensor(False))
         self.register_buffer("with_everyone", torch.tensor(self.common and self.grouped))
         self.promises_everyone = self.common and self.grouped  # mirrors the buffer
+        # For audits: n times the squared standard error of each violation in calibration (empty: unknown), in the order of
+        # `test_functions`, and the largest weight of a cluster (0: there were none). Exported programs do not hold them.
+        self.register_buffer("variance", torch.zeros(0, dtype=torch.float64))
+        self.register_buffer("largest_cluster", torch.tensor(0.0, dtype=torch.float64))
         self.is_fitted = False  # mirrors the buffer: forward may read it without looking at a tensor's value
         self.report: Optional[Report] = None  # noqa: UP045  # TorchScript reads Optional
         self._parts: tuple[Any, ...] = ()  # statistics, see `keep`
@@ -471,7 +478,13 @@ class Head(Float64Module):
         return self.alpha
 
     def mark_fitted(self, report: Report | None, everyone: bool = False) -> None:
-        """The buffers hold a fitted state; ``everyone``: its tables have a last row for everyone."""
+        """The buffers hold a fitted state; ``everyone``: its tables have a last row for everyone.
+
+        ``report.details["variance"]`` may hold n times the squared standard error of each E[1_A s]: audits then bet better.
+        """
+        known = None if report is None else report.details.get("variance")
+        self.variance = self.variance[:0] if known is None else known.detach().double().flatten().to(self.fitted.device)
+        self.largest_cluster.fill_(largest_cluster(self.statistics))
         self.with_everyone.fill_(everyone)
         self.promises_everyone = everyone
         self.calibrated_on = self.observed if self.fits else None
@@ -488,6 +501,8 @@ class Head(Float64Module):
         self.is_fitted = False
         self.with_everyone.fill_(self.common and self.grouped)
         self.promises_everyone = self.common and self.grouped
+        self.variance = self.variance[:0]
+        self.largest_cluster.zero_()
         self.noise_version = hashing.VERSION
         self.report = None
 
@@ -770,6 +785,9 @@ class Head(Float64Module):
                 setattr(self, name, old.new_empty(state_dict[prefix + name].shape[0], *old.shape[1:]))
         if prefix + "fitted" in state_dict:  # files of version 0.1 have no promise for everyone, nor later buffers
             state_dict.setdefault(prefix + "with_everyone", torch.tensor(False))
+            known = state_dict.setdefault(prefix + "variance", self.variance[:0])
+            self.variance = self.variance.new_empty(known.numel())
+            state_dict.setdefault(prefix + "largest_cluster", torch.zeros_like(self.largest_cluster))
             for name in self.added:
                 state_dict.setdefault(prefix + name, torch.zeros_like(getattr(self, name)))
         state_dict.pop(prefix + "seen", None)  # keys of the calibration data, which files of version 0.1 held
@@ -783,6 +801,14 @@ class Head(Float64Module):
         self.is_fitted = bool(self.fitted)
         self.promises_everyone = bool(self.with_everyone)
         self.lacks_statistics = self.is_fitted and self.statistics is None
+
+
+def largest_cluster(statistics: Any) -> float:
+    """Largest weight of a cluster among examples observed; 0 if they came without clusters."""
+    cluster, sums = getattr(statistics, "cluster", None), getattr(statistics, "clusters", None)
+    if isinstance(cluster, Tensor) and cluster.shape[1] and len(cluster):
+        return float(total(statistics.weight[:, None].double(), cluster).max())
+    return 0.0 if sums is None or not len(sums.mass) else float(sums.mass[:, -1].max())
 
 
 def _as_bytes(about: dict[str, Any]) -> Tensor:

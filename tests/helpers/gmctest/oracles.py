@@ -85,11 +85,18 @@ def pinball(scores, masks, thresholds, target):
 
 
 def bet(
-    units: list[tuple[float, float, bool]], mean: float, up: bool, level: float, blocks: int, most: float, prior: float
+    units: list[tuple[float, float, bool]],
+    mean: float,
+    up: bool,
+    level: float,
+    blocks: int,
+    most: float,
+    prior: float,
+    known: float = math.inf,
 ) -> bool:
     """Is "E A / E U is at most (up) or at least ``mean``" rejected? One unit (A, U, event) at a time, in order."""
     n, capital, place = len(units), 1.0, 0
-    largest = 0.25 * prior * sum(u * u for _, u, _ in units) / max(n, 1)
+    largest = prior * min(known, 0.25 * sum(u * u for _, u, _ in units) / max(n, 1))
     for block in range(blocks):
         seen = [a - mean * u for a, u, _ in units[:place]]
         middle = sum(seen) / max(len(seen), 1)

@@ -224,7 +224,8 @@ class GMCHead(Head):
         if rows is None:
             raise ValueError("no examples observed: call `observe` (or `fit`) with at least one example first.")
         x = rows.x
-        tolerance = self._noise(rows) if solver == "exact" and self.noise_floor else None
+        noise_of, variance = self._noise(rows)
+        tolerance = noise_of if solver == "exact" and self.noise_floor else None
         solution = solve(
             rows.f0,
             self._mapping(rows.y),
@@ -246,7 +247,7 @@ class GMCHead(Head):
         device = self.fitted.device
         self.log_who, self.log_what, self.log_step = (t.to(device) for t in log)
         self.scale = solution.scale.to(device)
-        details = {"examples": len(rows.f0), "steps": len(solution.log.who), "log": len(log.who)}
+        details = {"examples": len(rows.f0), "steps": len(solution.log.who), "log": len(log.who), "variance": variance}
         self.mark_fitted(replace(solution.report, details=details))
         with torch.no_grad():
             after = self._table(self(rows.f0, x), rows)
@@ -256,8 +257,8 @@ class GMCHead(Head):
         self.mark_fitted(replace(solution.report, violations_after=after, details=details, reached=state))
         return self
 
-    def _noise(self, rows: CustomStatistics) -> Tensor:
-        """Violation of each g that the sample cannot tell from 0, at f0: ``(a, u)``."""
+    def _noise(self, rows: CustomStatistics) -> tuple[Tensor, Tensor]:
+        """Violation of each g that the sample cannot tell from 0, at f0, and n times its variance: ``(a, u)`` each."""
         member, s = self._membership(rows.f0, rows.x).detach(), self._value(rows.f0, rows).detach()
         share = rows.weight / rows.weight.sum()
         if member.dim() == 3:
@@ -271,7 +272,8 @@ class GMCHead(Head):
         scale = torch.ones_like(error[:, :1])
         if self.conditional and member.dim() == 2:
             scale = (share @ member.double())[:, None].clamp_min(1e-300)
-        return (noise.slacks(noise.among(error.numel()), error, sizes) / scale).clamp_min(1e-9)
+        slack = (noise.slacks(noise.among(error.numel()), error, sizes) / scale).clamp_min(1e-9)
+        return slack, len(s) * error.square()
 
     def _membership(self, f: Tensor, x: Tensor) -> Tensor:
         member: Tensor = self.who(f, x)

@@ -240,7 +240,7 @@ class DistributionHead(Head):
                 found, k = fit_tilt(dual, statistics, lists, spread, max_iter or 100)
             else:
                 found, k = project(dual, self.goal(), max_iter or 100), 0.0
-            return self._finish(dual, found.theta, None, self._newton_report(dual, found, k, spread, began))
+            return self._finish(dual, spread, found.theta, None, self._newton_report(dual, found, k, spread, began))
         common = (member, weight, self.conditional, self.test_functions())
         problem: TiltProblem | SimplexProblem
         if self.euclidean:
@@ -262,7 +262,7 @@ class DistributionHead(Head):
         if tolerance is not None:
             report = replace(report, reached=reached(report.violations_after, self.alpha, tolerance))
         theta = problem.theta if isinstance(problem, TiltProblem) else None
-        return self._finish(dual, theta, log, report)
+        return self._finish(dual, spread, theta, log, report)
 
     def _check_share(self, share: Tensor, n: int) -> None:
         empty = (share <= 0).nonzero()
@@ -292,9 +292,10 @@ class DistributionHead(Head):
         history = found.history.cpu()
         return Report(state == "alpha", steps, before, found.violation, history, seconds, message, details, state)
 
-    def _finish(self, dual: Dual, theta: Tensor | None, log: Log | None, report: Report) -> "DistributionHead":
+    def _finish(self, dual: Dual, spread: Spread, theta: Tensor | None, log: Log | None, report: Report) -> "DistributionHead":
         assert self.statistics is not None
         details = {"examples": self.statistics.rows, "atoms": len(self.atom_lists), **report.details}
+        details["variance"] = self.statistics.rows * (spread.error * dual.scale[:, None]).square()
         self.mean_membership.copy_(dual.mean)
         if theta is not None:
             self.offsets.copy_(theta / dual.scale[:, None])  # forward multiplies only by W - EW

@@ -467,6 +467,7 @@ def _report(
         "alike": math.nan if static is None else static.alike,
         "noise_limited": 0 if alpha is None else int(((last.abs() > alpha) & (last.abs() <= tolerance)).sum()),
         "tolerance": tolerance,
+        "variance": len(sample.z) * _rows(width * after.error, sample).square(),
         "brier_before": before.brier * width**2,
         "brier_after": after.brier * width**2,
     }

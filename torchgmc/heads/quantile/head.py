@@ -262,7 +262,7 @@ class QuantileHead(Head):
         (self.shift if own else self.base).fill_(lift)
         self.offsets.copy_(-snapped)
         steps, history = 1, [before.violations().abs().max(), problem.violations().abs().max()]
-        fixed, noise_of = self._noise(problem, level, examples.cluster)
+        fixed, noise_of, _ = self._noise(problem, level, examples.cluster)
         message = self._explain(found, examples)
         if len(edges):
             tolerance = fixed if self.noise_floor else torch.full_like(fixed, self.goal())
@@ -274,6 +274,7 @@ class QuantileHead(Head):
         worst = int(after.abs().argmax())
         place = divmod(worst, after.shape[1])
         state = reached(after, self.alpha, noise_of)
+        details = {"slack": found.k, "noise": noise_of, "variance": self._noise(problem, level, examples.cluster)[2]}
         if state == "no" and not len(edges):
             message = f"{problem.explain(*place)} {message}"
         message = f"worst |violation| {float(after.abs().max()):.4g} in {problem.label(*place)}. {message}"
@@ -285,7 +286,7 @@ class QuantileHead(Head):
             torch.stack([t.cpu() for t in history]),
             time.perf_counter() - began,
             message,
-            {"slack": found.k, "noise": noise_of, "small": small_groups(self.groups, examples.group_sizes(), self.target)},
+            details | {"small": small_groups(self.groups, examples.group_sizes(), self.target)},
             state,
         )
         return report, everyone
@@ -352,8 +353,10 @@ class QuantileHead(Head):
         self.mark_fitted(report, everyone)
         return self
 
-    def _noise(self, problem: QuantileProblem, level: float, cluster: Tensor) -> tuple[Tensor, Tensor]:
-        """Slack of each g where there is nothing to cross-validate, and violation indistinguishable from 0, ``(a, b)`` each."""
+    def _noise(self, problem: QuantileProblem, level: float, cluster: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """``(a, b)`` each: slack of each g where there is nothing to cross-validate, violation indistinguishable from 0, and n
+        times its variance.
+        """
         share = problem.share
         variance = self.target * (1.0 - self.target)
         squares = cell_sums(problem.member, share.square()[:, None], problem.place, problem.bins)[:, :, 0]
@@ -368,7 +371,11 @@ class QuantileHead(Head):
                 squares[:, k] = torch.maximum(squares[:, k], sums)
                 count[:, k] = (total_of(inside, cluster) > 0).sum(0)
         error = squares.sqrt().clamp_min(1e-12) / problem.scale[:, None]
-        return noise.slacks(noise.FIXED, error, count, skewness), noise.bound(level, error, count, skewness)
+        return (
+            noise.slacks(noise.FIXED, error, count, skewness),
+            noise.bound(level, error, count, skewness),
+            len(share) * squares,
+        )
 
     def _explain(self, found: Offsets, examples: QuantileStatistics) -> str:
         small = small_groups(self.groups, examples.group_sizes(), self.target)

@@ -95,7 +95,13 @@ def fit_thresholds(
         text += f" {_why(head, problem, lam, names, *place)}"
     history = torch.stack([before.abs().max(), after.abs().max()]).cpu()
     slack = [o.k for o in found]
-    details = {"slack": slack if head.per_class else slack[0], "noise": bound, "small": small}
+    variance = torch.stack([s.error for s in spreads], 1).square() * problem.total  # (a + 1, C)
+    details = {
+        "slack": slack if head.per_class else slack[0],
+        "noise": bound,
+        "small": small,
+        "variance": variance[: len(after)],
+    }
     report = Report(state == "alpha", 1, before, after, history, time.perf_counter() - began, text, details, state)
     return Fitted(base, offsets, report, everyone)
 
