@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from torchgmc.audits.intervals import Rows
+from torchgmc.audits.measures import Estimate, Measures, difference, measure, ratio
 from torchgmc.audits.tabular import Tabular
 from torchgmc.engine import checks
 from torchgmc.engine.files import plain, write_json
@@ -196,23 +197,43 @@ class Audit(Tabular):
         table = self._evidence().table(alpha, self.delta, conditional, self.method)
         return replace(self, table=table, alpha=alpha, conditional=conditional)
 
-    def difference(self) -> float:
-        """Largest minus smallest risk over the groups (of columns, the largest of these), as in fairlearn's MetricFrame.
+    def difference(self) -> Estimate:
+        """Largest minus smallest risk over the groups, with its interval, as in fairlearn's MetricFrame.
 
-        An estimate on these examples, without an interval: small groups alone make it large.
+        Of several columns (classes, level sets), the one where it is largest.
         """
-        return max((max(risks) - min(risks) for risks in self._risks()), default=0.0)
+        return max((difference(risks) for risks in self._risks()), default=Estimate(0.0, 0.0, 0.0))
 
-    def ratio(self) -> float:
-        """Smallest over largest risk over the groups (of each column, the smallest of these); 1 where they are equal."""
-        return min((min(risks) / max(risks) if max(risks) else 1.0 for risks in self._risks()), default=1.0)
+    def ratio(self) -> Estimate:
+        """Smallest over largest risk over the groups, with its interval; of several columns, the one where it is smallest."""
+        return min((ratio(risks) for risks in self._risks()), default=Estimate(1.0, 1.0, 1.0))
 
-    def _risks(self) -> list[list[float]]:
-        """Risks of the groups that have examples, by column."""
-        found: dict[str, list[float]] = {}
-        for row in self.rows():
+    def measures(self) -> Measures:
+        """Measures that people know, by group and with intervals: what there is depends on the head.
+
+        Probabilities: ECE, smooth ECE, ECCE (also in sigmas, as a p-value, and the smallest detectable) and, of the decision
+        p >= 1/2, FNR, recall, FPR and precision. Masks: these four, averaged over images. Quantiles: coverage and width. Trees:
+        coverage and set size. See :class:`torchgmc.audits.measures.Measures`.
+
+        Example:
+            >>> p, groups = torch.rand(4000), torch.rand(4000, 2) < 0.5
+            >>> head = gmc.ProbabilityHead(alpha=0.05, groups=["a", "b"], bins=None)
+            >>> head = head.fit(p[:2000], torch.rand(2000) < p[:2000], groups[:2000])
+            >>> found = head.audit(p[2000:], torch.rand(2000) < p[2000:], groups[2000:]).measures()
+            >>> found["ECCE"]["a"] < 0.1, found.difference()["recall"].high < 0.5
+            (True, True)
+        """
+        if self.source is None:
+            raise ValueError("an audit made from a table has no measures; make it with `gmc.audit`.")
+        return measure(self)
+
+    def _risks(self) -> list[list[Estimate]]:
+        """Risks of the groups that have examples, with their intervals, by column."""
+        found: dict[str, list[Estimate]] = {}
+        for row in self.rows() if self.conditional or self.evidence is None else self.view("conditional").rows():
             if row["risk"] == row["risk"]:  # not NaN
-                found.setdefault(row["what"], []).append(row["risk"])
+                target = row["risk"] - row["estimate"]
+                found.setdefault(row["what"], []).append(Estimate(row["risk"], target + row["low"], target + row["high"]))
         return list(found.values())
 
     def merge(self, *others: "Audit") -> "Audit":

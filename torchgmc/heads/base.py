@@ -249,6 +249,13 @@ class Head(Float64Module):
         """Parts of an :class:`~torchgmc.Audit` that this head knows about: ``cost``, ``note``, ``details``, ``columns``."""
         return {}
 
+    def audit_measures(self, tally: measure.Tally) -> dict[str, tuple[Tensor, tuple[float, float] | None]]:
+        """Named means for :meth:`torchgmc.Audit.measures`: a value per example ``(n,)``, NaN where it has none, and its range.
+
+        Of predictions ``"p"`` and outcomes ``"y"`` among :meth:`audit_rows`, in [0, 1], calibration errors follow.
+        """
+        return {}
+
     def group_thresholds(self, member: Tensor, fitted: bool = True) -> Tensor:
         """Threshold of each membership ``(c, a)``, ``(c, C)`` on the CPU, where it depends on the groups only; or f0's."""
         raise TypeError(f"the output of a {type(self).__name__} is not a threshold per combination of groups.")

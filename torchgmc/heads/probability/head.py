@@ -9,6 +9,7 @@ from torch import Tensor
 
 from torchgmc import theory
 from torchgmc.audits.measure import ALL_LEVELS, Tally
+from torchgmc.audits.measures import rates
 from torchgmc.distributed import pooled
 from torchgmc.engine import checks, soft
 from torchgmc.engine.folds import Splits, fresh_steps
@@ -532,18 +533,27 @@ class ProbabilityHead(Learning):
         wide = (self.num_bins + self.with_means) * self.columns
         return Values(z.new_zeros(len(z), wide).scatter(1, column, s), self.promised(batch.member), column)
 
-    def audit_sums(self, weight: Tensor, **batch: Any) -> dict[str, Tensor]:
-        """Weighted sums of the losses before and after."""
+    def audit_rows(self, **batch: Any) -> dict[str, Tensor]:
+        """Predictions before and after, and outcomes, in [0, 1]."""
         found = self.check_batch(**batch)
         columns = found.features if self.learns else None
         z = self.calibrated(batch["probs"].detach(), found.member if self.grouped else None, 0.0, columns)
         before, after = (levelsets.probabilities(x, self.euclidean) for x in (found.z, z))
-        return {"weight": weight.sum()} | self._cost(before, after, found.y, weight)
+        return {"before": before, "p": after, "y": found.y}
+
+    def audit_measures(self, tally: Tally) -> dict[str, tuple[Tensor, tuple[float, float] | None]]:
+        """Rates of the decision p >= 1/2, or for the most probable class."""
+        p, y = tally.rows["p"], tally.rows["y"] > 0.5
+        if self.range is not None:
+            return {}
+        chosen = p == p.amax(1, keepdim=True) if self.per_class else p >= 0.5
+        return rates(chosen, y, self.per_class)
 
     def audit_summary(self, tally: Tally) -> dict[str, Any]:
         """Brier score (mean squared error) before and after, and the log loss of events and classes."""
-        total = tally.sums["weight"]
-        return {"cost": {key: float(value / total) for key, value in tally.sums.items() if key != "weight"}}
+        before, after, y = (tally.rows[name] for name in ("before", "p", "y"))
+        cost = self._cost(before, after, y, tally.weight.double())
+        return {"cost": {key: float(value / tally.weight.sum()) for key, value in cost.items()}}
 
     def _cost(self, before: Tensor, after: Tensor, outcome: Tensor, weight: Tensor) -> dict[str, Tensor]:
         """Weighted sums of the losses."""

@@ -620,6 +620,10 @@ class QuantileHead(Head):
         """Each example's q: Q is taken over the distinct thresholds of all examples."""
         return {"q": self._thresholds(self.check_batch(**batch))}
 
+    def audit_measures(self, tally: Tally) -> dict[str, tuple[Tensor, tuple[float, float] | None]]:
+        """Coverage, and the threshold, which is the width of a set."""
+        return {"coverage": ((tally.s.sum(1) > 0).double(), (0.0, 1.0)), "threshold": (tally.rows["q"].double(), None)}
+
     def audit_summary(self, tally: Tally) -> dict[str, Any]:
         r"""Mean threshold before and after, and the metric :math:`Q(f, g')` of quantile multicalibration.
 

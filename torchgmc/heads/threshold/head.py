@@ -601,18 +601,32 @@ class ThresholdHead(Head):
         return Values(risk - target.to(risk.dtype), self.promised(batch.member))
 
     def audit_sums(self, weight: Tensor, **batch: Any) -> dict[str, Tensor]:
-        """Pixels that are right at f0 and with the fitted thresholds."""
+        """Pixels that are right at f0."""
+        seen = self.check_batch(**batch)
+        right = (seen.scores > self.init) == seen.masks
+        if seen.pixels is None:
+            return {"pixels": torch.tensor(right.numel(), device=right.device), "before": right.sum()}
+        return {"pixels": seen.pixels.sum(), "before": (right * seen.pixels).sum()}
+
+    def audit_rows(self, **batch: Any) -> dict[str, Tensor]:
+        """Pixels of each image and class: found, missed, wrongly found, rightly left out, ``(n, C)`` each."""
         scores, masks, member, _, _, pixels = self.check_batch(**batch)
-        right = {"before": scores > self.init, "after": self(scores, member if self.grouped else None)}
-        if pixels is None:
-            total = torch.tensor(scores.numel(), device=scores.device)
-            return {"pixels": total} | {when: (mask == masks).sum() for when, mask in right.items()}
-        return {"pixels": pixels.sum()} | {when: ((mask == masks) * pixels).sum() for when, mask in right.items()}
+        found, true = self.flat(self(scores, member if self.grouped else None)), self.flat(masks)
+        weight = 1 if pixels is None else self.flat(pixels)
+        pairs = {"tp": found & true, "fn": ~found & true, "fp": found & ~true, "tn": ~found & ~true}
+        return {name: (part * weight).flatten(2).sum(-1).double() for name, part in pairs.items()}
+
+    def audit_measures(self, tally: Tally) -> dict[str, tuple[Tensor, tuple[float, float] | None]]:
+        """Rates of the pixels of an image, averaged over images."""
+        tp, fn, fp, tn = (tally.rows[name] for name in ("tp", "fn", "fp", "tn"))
+        parts = {"FNR": (fn, tp), "recall": (tp, fn), "FPR": (fp, tn), "precision": (tp, fp)}
+        tags = [f", class {c}" for c in range(self.columns)] if self.per_class else [""]
+        return {name + tag: ((a / (a + b))[:, c], (0.0, 1.0)) for name, (a, b) in parts.items() for c, tag in enumerate(tags)}
 
     def audit_summary(self, tally: Tally) -> dict[str, Any]:
         """What the promise cost: pixel accuracy before and after."""
-        sums = tally.sums
-        return {"cost": {f"accuracy {when}": float(sums[when].double() / sums["pixels"]) for when in ("before", "after")}}
+        right = {"before": tally.sums["before"].double(), "after": (tally.rows["tp"] + tally.rows["tn"]).sum()}
+        return {"cost": {f"accuracy {when}": float(found / tally.sums["pixels"]) for when, found in right.items()}}
 
     def group_thresholds(self, member: Tensor, fitted: bool = True) -> Tensor:
         """Threshold of each combination and class."""

@@ -474,23 +474,26 @@ class TreeHead(Head):
         everyone = torch.ones(len(s), 1, dtype=torch.bool, device=s.device)
         return Values((member * s[:, None]).flatten(1), everyone, inside=(member * inside[:, None]).flatten(1))
 
-    def audit_sums(self, weight: Tensor, **batch: Any) -> dict[str, Tensor]:
-        """Weight of each answer, and of those that cover."""
+    def audit_rows(self, **batch: Any) -> dict[str, Tensor]:
+        """Each example's answer, and whether it covers the label."""
         found = self.check_batch(**batch)
         nodes = self._answered(found)
-        covered = self.leaves(nodes).gather(1, found.labels[:, None])[:, 0].double()
-        answered = weight.new_zeros(self.num_nodes)
-        return {
-            "answered": answered.index_add(0, nodes, weight),
-            "covered": answered.index_add(0, nodes, weight * covered),
-        }
+        return {"node": nodes, "covered": self.leaves(nodes).gather(1, found.labels[:, None])[:, 0].double()}
+
+    def audit_measures(self, tally: Tally) -> dict[str, tuple[Tensor, tuple[float, float] | None]]:
+        """Coverage, and the number of leaves in an answer."""
+        size = self.tree.sizes.to(tally.s.device)[tally.rows["node"]].double()
+        return {"coverage": (tally.rows["covered"], (0.0, 1.0)), "set size": (size, (1.0, float(self.num_leaves)))}
 
     def audit_summary(self, tally: Tally) -> dict[str, Any]:
         """How precise the answers are: mean set size (from 1, a leaf, to K, the root), and the share at each depth."""
-        answered = tally.sums["answered"]
-        cost = {"coverage": float(tally.sums["covered"].sum() / answered.sum())}
+        weight, nodes, covered = tally.weight.double(), tally.rows["node"], tally.rows["covered"]
+        zeros = weight.new_zeros(self.num_nodes)
+        details = {"answered": zeros.index_add(0, nodes, weight), "covered": zeros.index_add(0, nodes, weight * covered)}
+        answered = details["answered"]
+        cost = {"coverage": float(details["covered"].sum() / answered.sum())}
         cost |= self._describe(torch.arange(self.num_nodes, device=answered.device), answered)
-        return {"cost": cost, "note": _warning(cost["answers: root"]).strip(), "details": tally.sums}
+        return {"cost": cost, "note": _warning(cost["answers: root"]).strip(), "details": details}
 
     def figures(self, audit: Any) -> dict[str, Any]:
         """Coverage at each node of the tree."""
