@@ -30,7 +30,11 @@ def test_the_gate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert done.returncode == 1 and done.stderr == ""
     content = json.loads(done.stdout)
     assert content["violated"] and not content["passed"] and content["require"] == "unviolated"
-    assert main(["audit", str(file), str(broken), "--require", "nothing"]) == 0
+    assert main(["audit", str(file), str(broken), "--require", "nothing", "--measures", "--json"]) == 0
+    measures = json.loads(capsys.readouterr().out)["measures"]
+    assert {"FNR", "recall", "FPR", "precision"} == set(measures["table"]["measure"]) == set(measures["difference"])
+    assert main(["audit", str(file), str(broken), "--require", "nothing", "--measures"]) == 0
+    assert "precision: groups differ by 0." in capsys.readouterr().out
     assert main(["audit", str(file), str(kept), "--alpha", "0.0001"]) == 0  # nothing is certain, but
     assert main(["audit", str(file), str(kept), "--alpha", "0.0001", "--require", "holds"]) == 1
     assert main(["audit", str(file), str(kept), "--alpha", "0.0001", "--require", "certified"]) == 1

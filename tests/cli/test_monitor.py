@@ -59,3 +59,17 @@ def test_what_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
         main(["monitor", str(head), str(folder), "--state", str(state)]) == 2
         and "does not hold a monitor's evidence" in capsys.readouterr().err
     )
+
+
+def test_clusters_are_not_cut_by_blocks_of_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    head, folder = prepared(tmp_path), tmp_path / "batches"
+    add(folder, "one", 1, 0.6)
+    arrays = dict(np.load(folder / "one.npz"))
+    np.savez(folder / "one.npz", **arrays, patient=np.arange(150) // 4)
+    words = ["monitor", str(head), str(folder), "--alpha", "0.1", "--clusters", "patient", "--json"]
+    assert main(words) == 2 and "`cluster_size` = 1 must bound" in capsys.readouterr().err
+    assert main([*words, "--cluster-size", "4", "--chunk", "30"]) in (0, 1)
+    found = json.loads(capsys.readouterr().out)
+    watch = gmc.Monitor(gmc.load(head), alpha=0.1, cluster_size=4)
+    watch.update(*tensors(arrays, ("scores", "masks", "groups")), clusters=np.arange(150) // 4)
+    assert found["evidence"] == pytest.approx(watch.evidence, rel=1e-9) and found["examples"] == 150

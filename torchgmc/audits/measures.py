@@ -18,6 +18,7 @@ from torchgmc.audits.asymptotic import quantile
 from torchgmc.audits.intervals import Rows
 from torchgmc.audits.tabular import Tabular
 from torchgmc.engine.clusters import total
+from torchgmc.engine.files import plain
 
 if TYPE_CHECKING:
     from torchgmc.audits.audit import Audit
@@ -73,6 +74,12 @@ class Measures(Tabular):
     def names(self) -> list[str]:
         """Names of the measures."""
         return list(dict.fromkeys(self.table["measure"]))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything in JSON types: the table, differences and ratios (value, low, high), and ``mce``."""
+        spans = {"difference": self.difference(), "ratio": self.ratio()}
+        listed = {name: {key: [float(e), e.low, e.high] for key, e in found.items()} for name, found in spans.items()}
+        return plain({"table": self.table, "mce": self.mce} | listed)
 
     def difference(self) -> dict[str, Estimate]:
         """Largest minus smallest value over the groups, of each measure that has intervals; as fairlearn's MetricFrame."""

@@ -50,6 +50,7 @@ class Judging:
     method: Annotated[
         str, options.told("Intervals: exact for any number of examples, or asymptotic for many.", "|".join(METHODS))
     ] = "exact"
+    cluster_size: options.ClusterSize = None
     delta: options.Delta = 0.05
 
 
@@ -66,6 +67,9 @@ def audit(
     unknown: options.Unknown = "error",
     chunk: options.Chunk = None,
     report: options.Report = None,
+    measures: Annotated[
+        bool, options.told("Add measures by group with intervals: ECE, FNR, precision, coverage, ...", None, "--measures")
+    ] = False,
     showing: options.Showing,
 ) -> None:
     """Measure a head's promise on held-out data; exit code 1 if it is violated.
@@ -90,10 +94,14 @@ def audit(
         files = {} if report is None else {"report": str(report)}
         figures = None if needed is None else {"examples": int(needed), **vars(needed)}
         more = {"require": require, "passed": kept, "examples_needed": figures, "files": files}
+        if measures:
+            more["measures"] = found.measures().to_dict()
         show.print_json({"torchgmc": gmc.__version__} | found.to_dict() | more)
     else:
         show.print_audit(found, showing.most)
         show.print_needed(found)
+        if measures:
+            show.print_measures(found.measures(), showing.most)
         if report is not None:
             typer.echo(f"report: {report}")
         if not kept:

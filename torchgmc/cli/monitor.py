@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import safetensors
+import torch
 import typer
 from safetensors.torch import load_file, save
 
 import torchgmc as gmc
 from torchgmc.cli import options, show
-from torchgmc.cli.source import further_arrays, load_head, open_source
+from torchgmc.cli.source import CLUSTERS, further_arrays, load_head, open_source
 from torchgmc.cli.tables import SUFFIXES
 from torchgmc.cli.writers import check_file
 from torchgmc.engine.files import write_file
@@ -38,6 +39,7 @@ def monitor(
             "Watch each group's own deviation, or the deviation weighted by its share.", None, "--conditional/--mass-weighted"
         ),
     ] = None,
+    cluster_size: options.ClusterSize = None,
     delta: Annotated[float, options.told("Probability that a false alarm is ever raised.", "NUMBER")] = 0.01,
     groups: options.GroupColumns = None,
     unknown: options.Unknown = "error",
@@ -54,7 +56,7 @@ def monitor(
     fitted, notes = load_head(head)
     if fitted.alpha is None and alpha is None:
         raise ValueError("this head was made with alpha=None; pass the deviation that is allowed with --alpha.")
-    watch = gmc.Monitor(fitted, delta, alpha, conditional)
+    watch = gmc.Monitor(fitted, delta, alpha, conditional, cluster_size)
     seen = [] if state is None or not state.exists() else _read(watch, state)
     wanted = ("scores", "labels") if fitted.truth else ("scores",)
     for file in _files(data):
@@ -63,11 +65,17 @@ def monitor(
         if state is not None and state.exists() and file.samefile(state):
             continue
         source = open_source(fitted, notes, file, own, groups, wanted, chunk, unknown)
+        held: list[dict[str, Any]] = []  # a cluster must not be cut: with clusters a file is one batch
         for block, arguments in source.blocks(fitted):
             try:
-                watch.update(**arguments)
+                if "clusters" in arguments:
+                    held.append(arguments)
+                else:
+                    watch.update(**arguments)
             except (ValueError, TypeError) as error:
                 raise source.locate(block, error) from error
+        if held:
+            watch.update(**{name: torch.cat([part[name] for part in held]) for name in held[0]})
         seen.append(file.name)
         if state is not None:
             _write(watch, state, seen)
@@ -125,4 +133,5 @@ def _write(watch: gmc.Monitor, path: Path, seen: list[str]) -> None:
 def command() -> Callable[..., None]:
     """With an option for each array that some head takes."""
     arrays = {"scores": "Array of scores.", "labels": "Array of true labels.", "weight": "Array of weights."}
+    arrays["clusters"] = f"{CLUSTERS} A cluster must be whole within one file."
     return options.command(monitor, options.arrays(arrays | further_arrays()))

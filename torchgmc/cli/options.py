@@ -32,6 +32,9 @@ GroupColumns = Annotated[str | None, _GROUPS("Group columns: text, integers, boo
 Unknown = Annotated[str, _GROUPS("Unseen group values: stop, or leave such rows out of the column's groups.", "error|none")]
 Delta = Annotated[float, _AUDIT("1 minus the joint confidence of all intervals.", "NUMBER")]
 Report = Annotated[Path | None, _AUDIT("Write a report, .html.", "FILE")]
+ClusterSize = Annotated[
+    float | None, _AUDIT("Largest number of rows of a cluster; by default that of the calibration data.", "NUMBER")
+]
 Chunk = Annotated[int | None, _ARRAYS("Rows read at a time; by default about 32 MB.", "INTEGER", min=1)]
 Json = Annotated[bool, _OUTPUT("Print only JSON on stdout.", None, "--json")]
 

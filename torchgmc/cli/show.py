@@ -12,6 +12,7 @@ from typing import Any
 import typer
 
 import torchgmc as gmc
+from torchgmc.audits.measures import Measures
 from torchgmc.engine import checks
 
 
@@ -104,6 +105,19 @@ def print_audit(audit: gmc.Audit, most: int) -> None:
         page.print(_plain(", ".join(f"{name} {value:.4f}" for name, value in audit.cost.items())), soft_wrap=True)
     if audit.note:
         page.print(_plain(audit.note), soft_wrap=True)
+
+
+def print_measures(measures: Measures, most: int) -> None:
+    """Each measure: its span over the groups, and the groups."""
+    page, apart = console(), measures.difference()
+    for name in measures.names:
+        table = _table(numeric=("value", "interval"))
+        values = {group: value for group, value in measures[name].items() if value == value}
+        for group, e in sorted(values.items(), key=lambda item: -item[1])[:most]:
+            table.add_row(_plain(group), f"{e:.4g}", f"{e.low:.4f} to {e.high:.4f}" if e.low == e.low else "-")
+        span = f": groups differ by {apart[name]!r}" if name in apart and len(values) > 1 else ""
+        page.print(_plain(name + span), table, sep="\n")
+        _print_rest(page, len(values) - most)
 
 
 def command() -> str:
