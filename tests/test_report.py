@@ -109,7 +109,10 @@ def test_level_sets_are_folded_beneath_their_group_and_a_sentence_is_on_top(tmp_
     head = gmc.ProbabilityHead(0.9, ["a", "b"], bins=4).fit(probs[:200], y[:200], groups[:200])
     audit = head.audit(probs[200:], y[200:], groups[200:])
     page = audit.to_html(tmp_path / "r.html", head=head).read_text()
-    assert page.count("<details><summary>") == 4 and "<summary>a: 5 holds</summary>" in page  # and the JSON
+    measures = audit.measures()
+    assert page.count("<details><summary>") == 4 + len(measures.names) and "<summary>a: 5 holds</summary>" in page  # and JSON
+    assert "<h2>Measures by group</h2>" in page and "<summary>ECCE of every group</summary>" in page
+    assert f"{measures.mce['']['sigma']:.3g} sigmas" in page and f"{measures.difference()['recall']:.4f} (" in page
     assert "<strong>The promise is kept for all 3 groups: none is off by more than 0.9.</strong>" in page
     wrong = audit.view("mass-weighted", 1e-6)
     assert "too few to tell" in wrong.answer or "broken" in wrong.answer

@@ -18,6 +18,7 @@ import torch
 
 from torchgmc.audits.audit import Audit
 from torchgmc.audits.comparison import Comparison, by_name
+from torchgmc.audits.measures import Estimate, Measures
 from torchgmc.audits.page import Picture, Section, Table, write_html
 from torchgmc.engine import checks
 from torchgmc.engine.files import write_file
@@ -100,6 +101,8 @@ def write(
         parts.append(Section("Figures", pictures=[picture(draw, text) for text, draw in figures.items()]))
     if head is not None and head.is_fitted:
         parts.append(fitted(head, main))
+    if main is not None and main.source is not None and (found := main.measures()).names:
+        parts.append(_measures(found))
     parts += [_intervals(name, one, len(audits) > 1) for name, one in audits.items()]
     parts.append(remake(head, audits, settings or {}))
     return write_html(
@@ -270,6 +273,36 @@ def _intervals(name: str, audit: Audit, several: bool) -> Section:
         for group, found in shown.items()
     ]
     return Section(heading, text, [table], folds=folds)
+
+
+def _measures(found: Measures) -> Section:
+    """Measures over the groups: where each is lowest and highest, how far these are apart, and every group to unfold."""
+    text = [
+        f"All intervals hold at once with {100 * (1 - found.delta):g} % confidence, those of calibration errors (ECE, ECCE) "
+        "for many examples. A difference or ratio has no interval where single groups have none."
+    ]
+    for name, mce in found.mce.items():
+        text.append(
+            f"Multicalibration error{f' of {name}' * bool(name)} (the largest ECCE of any group): {_number(mce['absolute'])}, "
+            f"{mce['sigma']:.3g} sigmas, p-value {mce['pvalue']:.2g}; {_number(mce['detectable'])} would be detected."
+        )
+    apart, shares, rows, folds = found.difference(), found.ratio(), [], []
+    for name in found.names:
+        groups = sorted(((e, g) for g, e in found[name].items() if e == e), reverse=True)
+        if not groups:
+            continue
+        ends = [f"{_number(float(e))} ({g})" for e, g in (groups[-1], groups[0])]
+        spans = [_with_ends(span[name]) if name in span else "-" for span in (apart, shares)]
+        rows.append([name, *spans, *ends])
+        listed = [[g, _number(float(e)), *(_number(v) if v == v else "-" for v in (e.low, e.high))] for e, g in groups]
+        columns = ["value", "low", "high"]
+        folds.append((f"{name} of every group", Table(["group", *columns], listed[:MOST_ROWS], columns, wrapped=["group"])))
+    heads = ["measure", "difference", "ratio", "lowest", "highest"]
+    return Section("Measures by group", text, [Table(heads, rows, wrapped=heads[1:])], folds=folds)
+
+
+def _with_ends(value: Estimate) -> str:
+    return f"{_number(float(value))} ({_number(value.low)} to {_number(value.high)})"
 
 
 def _counts(rows: Sequence[Mapping[str, Any]]) -> str:

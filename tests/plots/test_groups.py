@@ -130,3 +130,12 @@ def test_deviation_shows_the_worst_rows_and_says_what_is_left_out() -> None:
     assert {t.split("  (")[0] for t in ticks(figure.axes[0])} == {f"{r['group']} / {r['what']}" for r in rows[:3]}
     assert f"{len(rows) - 3} more rows" in figure.axes[0].get_xlabel()
     assert len(ticks(gmc.compare({"x": audit}).plot(top=None).axes[0])) == len(rows)
+
+
+def test_long_names_are_shown_whole_and_rows_do_not_touch() -> None:
+    names = [f"site={k} & insurance=statutory, with supplement {k} & age=[{k}, {k + 10}) & region=north-west" for k in range(3)]
+    figure = plots.deviation(audit(names, [0.01, 0.02, 0.03], [0.3, 0.2, 0.1]))
+    assert [tick.replace("\n", " ").rsplit("  ", 1)[0] for tick in ticks(figure.axes[0])] == names
+    figure.canvas.draw() if hasattr(figure.canvas, "draw") else None
+    boxes = [label.get_window_extent() for label in figure.axes[0].get_yticklabels()]
+    assert all(upper.y0 >= lower.y1 - 1 for upper, lower in zip(boxes, boxes[1:], strict=False))

@@ -10,6 +10,7 @@ figure              shows                                                 of
 ==================  ====================================================  ==============================================
 :func:`deviation`   deviation of each group with its interval             audits, a comparison (``audit.plot()``)
 :func:`thresholds`  threshold of each combination of groups               ``ThresholdHead``, ``QuantileHead``, baselines
+:func:`reliability` observed against predicted, group by group            ``ProbabilityHead`` and its audit
 :func:`tree`        coverage of the answers at each node                  ``TreeHead`` and its audit
 :func:`words`       words whose probability moved most                    ``DistributionHead`` and prompts
 :func:`tradeoff`    worst violation against cost, over alphas             any head (``gmc.func.sweep``)
@@ -29,6 +30,7 @@ from torchgmc.plots.style import DARK, LIGHT, MARKERS, Theme, new_figure, png, s
 
 if TYPE_CHECKING:
     from torchgmc.heads.distribution.plot import words
+    from torchgmc.heads.probability.plot import reliability
     from torchgmc.heads.tree.plot import tree
 
 __all__ = [
@@ -42,6 +44,7 @@ __all__ = [
     "masks",
     "new_figure",
     "png",
+    "reliability",
     "set_legend",
     "set_title",
     "thresholds",
@@ -51,7 +54,7 @@ __all__ = [
 ]
 
 #: Figures of one head lie with it and are drawn with what is here: they are imported when first used.
-_OF_HEADS = {"words": "distribution", "tree": "tree"}
+_OF_HEADS = {"words": "distribution", "tree": "tree", "reliability": "probability"}
 
 if not TYPE_CHECKING:
 

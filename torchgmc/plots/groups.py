@@ -23,7 +23,6 @@ from torchgmc.plots.style import (
     set_legend,
     set_title,
     share,
-    shorten,
     signed,
     spread,
 )
@@ -65,7 +64,10 @@ def deviation(
     rows = {name: _rows(audit) for name, audit in audits.items()}
     order, left_out = _order(rows, top)
     theme = DARK if dark else LIGHT
-    height = max(3.4, 1.7 + len(order) * (0.30 + 0.15 * len(audits)))
+    mass = {key: value["mass"] for found in rows.values() for key, value in found.items()}
+    labels = [f"{safe(folded(_label(key)))}  ({share(mass[key])})" for key in order]
+    at, tall = _places(labels)
+    height = max(3.4, 1.7 + tall * (0.30 + 0.15 * len(audits)))
     figure, (axes,) = new_figure(theme, (10, height))
     if alpha is not None:
         label = f"promised: within {alpha:g}"
@@ -73,7 +75,7 @@ def deviation(
     axes.axvline(0, color=theme.ink, lw=1)
     for k, (name, found) in enumerate(rows.items()):
         shift = 0.22 * (k - (len(rows) - 1) / 2)
-        place = [i + shift for i, key in enumerate(order) if key in found]
+        place = [y + shift for y, key in zip(at, order, strict=True) if key in found]
         value = [found[key] for key in order if key in found]
         axes.errorbar(
             [v["estimate"] for v in value],
@@ -87,8 +89,7 @@ def deviation(
             elinewidth=2.2,
             label=safe(name),
         )
-    mass = {key: value["mass"] for found in rows.values() for key, value in found.items()}
-    _row_names(axes, [f"{safe(folded(_label(key)))}  ({share(mass[key])})" for key in order])
+    _row_names(axes, labels, at, tall)
     axes.grid(axis="x", color=theme.faint, lw=0.8)
     own = "the group's own" if first.conditional else "weighted by the group's share"
     relative = first.evidence is not None and first.evidence.relative
@@ -97,7 +98,7 @@ def deviation(
         + (f"\n{left_out} more rows deviate less" if left_out else "")
     )
     axes.xaxis.set_major_formatter(require("matplotlib.ticker", extra="report").FuncFormatter(signed))
-    axes.xaxis.set_major_locator(require("matplotlib.ticker", extra="report").MaxNLocator(8))
+    axes.xaxis.set_major_locator(require("matplotlib.ticker", extra="report").MaxNLocator(5))
     set_title(figure, title, theme)
     set_legend(figure, axes, theme)
     return figure
@@ -152,8 +153,12 @@ def thresholds(
     values = {name: head.group_thresholds(patterns) for name, head in named.items()}  # (rows, C) each
     classes = max(v.shape[1] for v in values.values())
     theme = DARK if dark else LIGHT
-    rows = len(patterns) * classes
-    figure, (axes,) = new_figure(theme, (10, max(3.4, 1.7 + rows * (0.36 + 0.14 * len(named)))))
+    names = combination_names(first, patterns)
+    labels = [f"{name} / class {c}" if classes > 1 else name for name in names for c in range(classes)]
+    shown = [s for s in mass.tolist() for _ in range(classes)]
+    labels = [safe(folded(t)) + (f"  ({share(s)})" if math.isfinite(s) else "") for t, s in zip(labels, shown, strict=True)]
+    at, tall = _places(labels)
+    figure, (axes,) = new_figure(theme, (10, max(3.4, 1.7 + tall * (0.36 + 0.14 * len(named)))))
     finite = [v for table in values.values() for v in table.flatten().tolist() if math.isfinite(v)]
     starts = {
         name: float(head.group_thresholds(patterns[:1], fitted=False)[0, 0])
@@ -164,7 +169,7 @@ def thresholds(
     for k, (name, table) in enumerate(values.items()):
         colour = theme.series[(k + 2 if len(named) == 1 else k) % len(theme.series)]
         shift = 0.2 * (k - (len(named) - 1) / 2)
-        where = [row + shift for row in range(rows)]
+        where = [y + shift for y in at]
         axes.plot(
             [min(max(v, low), high) for v in table.flatten().tolist()],
             where,
@@ -178,20 +183,11 @@ def thresholds(
         for place, v in zip(where, table.flatten().tolist(), strict=True):
             text = f"{v:.3g}" if math.isfinite(v) else ("∞" if v > 0 else "\N{MINUS SIGN}∞")
             if len(named) == 1 or not math.isfinite(v):
-                at = (min(max(v, low), high), place)
-                axes.annotate(text, at, (9, 0), textcoords="offset points", va="center", fontsize=SMALL, color=theme.ink)
+                spot = (min(max(v, low), high), place)
+                axes.annotate(text, spot, (9, 0), textcoords="offset points", va="center", fontsize=SMALL, color=theme.ink)
         if name in starts and math.isfinite(starts[name]):
             axes.axvline(starts[name], color=theme.ink, lw=1.2, ls="--", label="before calibration")
-    names = combination_names(first, patterns)
-    labels = [f"{name} / class {c}" if classes > 1 else name for name in names for c in range(classes)]
-    shown = [s for s in mass.tolist() for _ in range(classes)]
-    _row_names(
-        axes,
-        [
-            f"{safe(shorten(label))}  ({share(s)})" if math.isfinite(s) else safe(shorten(label))
-            for label, s in zip(labels, shown, strict=True)
-        ],
-    )
+    _row_names(axes, labels, at, tall)
     axes.set_xlim(low, high + 0.06 * (high - low))
     axes.grid(axis="x", color=theme.faint, lw=0.8)
     axes.set_xlabel("threshold on the score" + (f"; {left_out} rarer combinations not shown" if left_out else ""))
@@ -200,9 +196,16 @@ def thresholds(
     return figure
 
 
-def _row_names(axes: Any, names: list[str]) -> None:
-    axes.set_yticks(range(len(names)), names)
-    axes.set_ylim(len(names) - 0.5, -0.5)
+def _places(names: list[str]) -> tuple[list[float], float]:
+    """Where each row is, one of two lines or fewer being 1 tall, and how tall all are."""
+    sizes = [max(1.0, 0.55 * (1 + name.count("\n"))) for name in names]
+    ends = [sum(sizes[: k + 1]) for k in range(len(sizes))]
+    return [end - size / 2 - 0.5 for end, size in zip(ends, sizes, strict=True)], sum(sizes)
+
+
+def _row_names(axes: Any, names: list[str], at: list[float], tall: float) -> None:
+    axes.set_yticks(at, names)
+    axes.set_ylim(tall - 0.5, -0.5)
     axes.tick_params(axis="y", length=0)
 
 

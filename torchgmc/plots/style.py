@@ -107,9 +107,9 @@ def shorten(text: str, length: int = 38) -> str:
     return text if len(text) <= length else f"{text[: length - 1].rstrip()}\N{HORIZONTAL ELLIPSIS}"
 
 
-def folded(text: str, length: int = 40) -> str:
-    """A long name on two lines, whole unless it is longer than these."""
-    return "\n".join(textwrap.wrap(shorten(text, 2 * length - 4), length)) or text
+def folded(text: str, length: int = 30) -> str:
+    """A long name on several lines, whole unless there are more than six."""
+    return "\n".join(textwrap.wrap(shorten(text, 6 * length - 12), length)) or text
 
 
 def signed(value: float, _: int | None = None) -> str:

@@ -555,6 +555,15 @@ class ProbabilityHead(Learning):
         cost = self._cost(before, after, y, tally.weight.double())
         return {"cost": {key: float(value / tally.weight.sum()) for key, value in cost.items()}}
 
+    def figures(self, audit: Any) -> dict[str, Any]:
+        """Reliability of the groups that deviate most."""
+        if audit is None or audit.source is None or "p" not in audit.source[1].rows:
+            return {}
+        from torchgmc import plots
+
+        text = "Reliability in the groups that deviate most: how often it happened against the predicted probability"
+        return {text: lambda dark: plots.reliability(audit, dark=dark)}
+
     def _cost(self, before: Tensor, after: Tensor, outcome: Tensor, weight: Tensor) -> dict[str, Tensor]:
         """Weighted sums of the losses."""
         name = "Brier score" if self.range is None else "squared error"
