@@ -2,6 +2,7 @@
 
 import math
 import sys
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -136,6 +137,6 @@ def test_long_names_are_shown_whole_and_rows_do_not_touch() -> None:
     names = [f"site={k} & insurance=statutory, with supplement {k} & age=[{k}, {k + 10}) & region=north-west" for k in range(3)]
     figure = plots.deviation(audit(names, [0.01, 0.02, 0.03], [0.3, 0.2, 0.1]))
     assert [tick.replace("\n", " ").rsplit("  ", 1)[0] for tick in ticks(figure.axes[0])] == names
-    figure.canvas.draw() if hasattr(figure.canvas, "draw") else None
+    figure.draw_without_rendering()
     boxes = [label.get_window_extent() for label in figure.axes[0].get_yticklabels()]
-    assert all(upper.y0 >= lower.y1 - 1 for upper, lower in zip(boxes, boxes[1:], strict=False))
+    assert all(upper.y0 >= lower.y1 - 1 for upper, lower in pairwise(boxes))
