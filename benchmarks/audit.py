@@ -1,15 +1,16 @@
 """Audit and monitor: how often they are right where the truth is known, how wide intervals are, what is found, and the time.
 
-    python -m benchmarks.audit            # 100 draws of 2,000 examples, 1,000 quiet runs of the monitor (some minutes)
+    python -m benchmarks.audit            # 200 draws of 2,000 examples, 1,000 quiet runs of the monitor (some minutes)
     python -m benchmarks.audit --small    # 40 draws, 200 runs
 
 Nothing is fitted. Populations: *miss rates*, mass-weighted and per group (skewed, sd 0.06, six groups of all to a twentieth);
 *coverage*, 90 % in nine groups of which some have 2 %; *cells*, p - y in 50 groups x 10 level sets; *text*, small probabilities
 against everybody's mean (the asymptotic method); *clusters*, ten equal values each. *naive* are the usual intervals of one mean
-each (estimate +- 1.96 standard errors). The oracle knows the law of all errors and takes the narrowest intervals, in proportion
-to their spreads, that hold at once in 95 % of these draws.
+each (estimate +- 1.96 standard errors). Variances come from one more draw, the calibration. The oracle knows the law of all
+errors and takes the narrowest intervals, in proportion to their spreads, that hold at once in 95 % of 1,000 other draws.
 """
 
+import argparse
 import math
 import time
 from collections.abc import Callable
@@ -18,8 +19,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from benchmarks.rows import Row, print_table
+from benchmarks.rows import Row, as_markdown
+from benchmarks.timing import header
 from torchgmc.audits.intervals import Rows
+from torchgmc.engine.clusters import total
 from torchgmc.engine.values import Names
 from torchgmc.monitor import Watch
 
@@ -68,7 +71,7 @@ def cells(n: int, rng: torch.Generator) -> Draw:
     """f - y of a calibrated f, in 50 groups and 10 level sets."""
     f, who = (
         torch.rand(n, generator=rng).double() ** 2,
-        torch.rand(n, 50, generator=rng) < 0.02 + 0.6 * torch.rand(50, generator=rng),
+        torch.rand(n, 50, generator=rng) < torch.linspace(0.02, 0.62, 50),
     )
     error = f - (torch.rand(n, generator=rng) < f).double()
     s = torch.zeros(n, 10).double().scatter(1, (10 * f).long()[:, None], error[:, None])
@@ -90,11 +93,29 @@ def clusters(n: int, rng: torch.Generator) -> Draw:
     return Draw(found.s[ids], found.who[ids], found.truth, found.options | {"cluster": ids[:, None]})
 
 
-def rows_of(draw: Draw) -> Rows:
-    """As an audit keeps them."""
+def rows_of(draw: Draw, calibration: Draw | None = None) -> Rows:
+    """As an audit keeps them, with the variances of other data."""
     n, more = len(draw.s), dict(draw.options)
     cluster = more.pop("cluster", torch.zeros(n, 0, dtype=torch.int64))
+    if calibration is not None:
+        more["variance"] = variance_of(calibration)
     return Rows.of(draw.s, draw.who, torch.ones(n).double(), cluster, more.pop("bounds"), **more)  # type: ignore[arg-type]
+
+
+def variance_of(draw: Draw) -> Tensor:
+    """n times the squared standard error of each mass-weighted mean, as a head keeps it, ``(a, u)``."""
+    s, who, relative = draw.s, draw.who.double(), bool(draw.options.get("relative"))
+    s, who = (s - s.mean(0), who - who.mean(0)) if relative else (s, who)
+    values = (who[:, :, None] * s[:, None]).flatten(1)
+    cluster = draw.options.get("cluster", torch.zeros(len(s), 0, dtype=torch.int64))
+    return total(values, cluster).square().sum(0).view(who.shape[1], -1) / len(s)  # type: ignore[arg-type]
+
+
+def means(draw: Draw, conditional: bool) -> Tensor:
+    """Violation of each g, ``(a, u)``."""
+    s = draw.s - draw.s.mean(0) if draw.options.get("relative") else draw.s
+    who = draw.who.double()
+    return (who.T @ s) / (who.sum(0)[:, None] if conditional else len(s))
 
 
 def plain(draw: Draw, conditional: bool) -> tuple[Tensor, Tensor]:
@@ -106,31 +127,61 @@ def plain(draw: Draw, conditional: bool) -> tuple[Tensor, Tensor]:
     return mean, 1.96 * rest.std(0) / (share if conditional else 1.0) / len(s) ** 0.5
 
 
-def simulate(make: Callable[[torch.Generator], Draw], draws: int, conditional: bool, method: str = "exact") -> dict[str, float]:
+def oracle_of(make: Callable[[torch.Generator], Draw], draws: int, conditional: bool) -> Tensor:
+    """Half-widths of the narrowest intervals, in proportion to their spreads, that hold at once in 95 % of other draws."""
+    rng = torch.Generator().manual_seed(7)
+    found = (make(rng) for _ in range(draws))
+    error = torch.stack([(means(draw, conditional) - draw.truth).nan_to_num(0.0).abs().flatten() for draw in found])
+    spread = error.square().mean(0).sqrt().clamp_min(1e-12)
+    return float((error / spread).amax(1).quantile(1 - DELTA)) * spread
+
+
+def least_of(draw: Draw, conditional: bool, oracle: Tensor) -> Tensor:
+    """About the least that a guaranteed interval can be, beside the oracle's: ``(G,)``.
+
+    A population may have values at the end of the range that are so rare that none is seen with probability d: an upper end
+    that holds with probability 1 - d cannot be nearer than (top - mean) (1 - d^(1/n)), and a lower end likewise.
+    """
+    n, a, u = len(draw.s), draw.who.shape[1], draw.s.shape[1]
+    low, high = (torch.as_tensor(end).double().expand(u).repeat(a) for end in draw.options["bounds"])  # type: ignore[attr-defined]
+    if draw.options.get("relative"):
+        return torch.full_like(oracle, math.nan)
+    cluster = draw.options.get("cluster")
+    units = torch.full((a * u,), float(n if cluster is None else len(torch.unique(cluster))))  # type: ignore[call-overload]
+    if conditional:
+        units = units * draw.who.double().mean(0).repeat_interleave(u)
+    unseen = 1.0 - (DELTA / (2 * a * u)) ** (1.0 / units)
+    ends = [unseen * high.clamp_min(0) / oracle, -unseen * low.clamp_max(0) / oracle]
+    return torch.stack(ends).clamp_min(1.0).mean(0)
+
+
+def simulate(
+    make: Callable[[torch.Generator], Draw], draws: int, conditional: bool, method: str = "exact", others: int = 1000
+) -> dict[str, float]:
     """Shares of draws in which all intervals hold and in which the worst g is within its bound; widths beside the oracle's."""
     rng = torch.Generator().manual_seed(4)
-    errors, halves, held, naive, worst, alphas = [], [], 0, 0, 0, []
+    halves, held, naive, worst, alphas = [], 0, 0, 0, []
+    calibration = make(torch.Generator().manual_seed(99))
     for _ in range(draws):
         draw = make(rng)
-        found = rows_of(draw).judge(None, DELTA, conditional, method)
+        found = rows_of(draw, calibration).judge(None, DELTA, conditional, method)
         mean, half = plain(draw, conditional)
         torch.testing.assert_close(found.estimate, mean.nan_to_num(0.0), atol=1e-9, rtol=0)  # it measures what it says
         held += bool(((found.low <= draw.truth) & (draw.truth <= found.high)).all())
         naive += bool(((mean - draw.truth).abs() <= half).all())
         worst += float(found.bound.max()) >= float(draw.truth.abs().max())
-        errors.append((found.estimate - draw.truth).abs().flatten())
         halves.append(((found.high - found.low) / 2).flatten())
         alphas.append(float(found.bound.max()))
-    error = torch.stack(errors)
-    spread = error.square().mean(0).sqrt().clamp_min(1e-12)
-    oracle = float((error / spread).amax(1).quantile(1 - DELTA)) * spread
-    ratio = torch.stack(halves).mean(0) / oracle
+    oracle = oracle_of(make, others, conditional)
+    ratio, least = torch.stack(halves).mean(0) / oracle, least_of(calibration, conditional, oracle)
     return {
         "held": 100 * held / draws,
         "naive": 100 * naive / draws,
         "worst": 100 * worst / draws,
         "width": float(ratio.median()),
         "widest": float(ratio.max()),
+        "least": float(least.median()),
+        "least widest": float(least.max()),
         "alpha": sum(alphas) / draws,
     }
 
@@ -139,8 +190,9 @@ def verdicts(off: float, draws: int, n: int) -> tuple[float, float]:
     """Percent of draws in which a group off by this much is called violated, and in which all is certified."""
     rng = torch.Generator().manual_seed(5)
     violated = certified = 0
+    calibration = miss_rates(n, torch.Generator().manual_seed(99))
     for _ in range(draws):
-        found = rows_of(miss_rates(n, rng, off)).judge(ALPHA, DELTA, False)
+        found = rows_of(miss_rates(n, rng, off), calibration).judge(ALPHA, DELTA, False)
         violated += bool(found.verdict[3, 0] == 2)
         certified += bool((found.bound <= ALPHA).all())
     return 100 * violated / draws, 100 * certified / draws
@@ -169,11 +221,17 @@ def monitor(runs: int, batches: int, off: float, quiet: int = 0, group: bool = F
     return 100 * float(when.isfinite().double().mean()), float(when.median())
 
 
-def run(small: bool = False, tiny: bool = False) -> list[Row]:
-    """Coverage, width, power, false certificates, the monitor, and the time of one audit."""
-    draws, n = (3, 300) if tiny else (40, 2000) if small else (100, 2000)
-    runs, batches = (3, 10) if tiny else (200, 200) if small else (1000, 200)
-    few = max(3, draws // 10)
+def run(small: bool = False, tiny: bool = False, only: str = "") -> list[Row]:
+    """Coverage, width, power, false certificates, the monitor, and the time of one audit; or one part of that."""
+    parts = {"widths": widths, "power": power, "monitor": watching, "time": timing}
+    return [row for name, part in parts.items() if only in ("", name) for row in part(small, tiny)]
+
+
+def widths(small: bool, tiny: bool) -> list[Row]:
+    """How often intervals hold, and how wide they are."""
+    draws, n = (3, 300) if tiny else (40, 2000) if small else (200, 2000)
+    others = 3 if tiny else 300 if small else 1000
+    few = max(3, draws // 5)
     big = 300 if tiny else 5000
     cases: list[tuple[str, Callable[[torch.Generator], Draw], int, bool, str, int]] = [
         ("miss rates", lambda rng: miss_rates(n, rng), draws, False, "exact", n),
@@ -181,13 +239,13 @@ def run(small: bool = False, tiny: bool = False) -> list[Row]:
         ("miss rates, per group", lambda rng: miss_rates(n, rng), draws, True, "exact", n),
         ("coverage, per group", lambda rng: coverage(n, rng), draws, True, "exact", n),
         ("coverage", lambda rng: coverage(n, rng), draws, False, "exact", n),
-        ("clusters of 10", lambda rng: clusters(5 * n, rng), draws, False, "exact", 5 * n),
+        ("2,000 clusters of 10" if n == 2000 else "clusters", lambda rng: clusters(10 * n, rng), draws, False, "exact", 10 * n),
         ("50 x 10 cells", lambda rng: cells(big, rng), few, False, "exact", big),
         ("text, asymptotic", lambda rng: text(n // 2, rng), draws, False, "asymptotic", n // 2),
     ]
     rows = []
     for name, make, count, conditional, method, size in cases:
-        found = simulate(make, count, conditional, method)
+        found = simulate(make, count, conditional, method, others)
         least = 100 * (1 - DELTA - 3 * math.sqrt(DELTA * (1 - DELTA) / count))
         judged = method == "exact"
         narrow = tiny or not judged or (found["width"] <= 1.35 and found["widest"] <= 1.6)
@@ -199,16 +257,23 @@ def run(small: bool = False, tiny: bool = False) -> list[Row]:
                 "% of draws in which all intervals hold",
                 found["held"],
                 f">= 95 % (less 3 standard errors){', width <= 1.35 (median) and 1.6 (widest)' if judged else ''}",
-                right if method == "exact" else None,
+                right,
                 found["naive"],
                 note=(
-                    f"intervals {found['width']:.2f} x as wide as an oracle's (median over g; widest {found['widest']:.2f}); "
+                    f"intervals {found['width']:.2f} x as wide as an oracle's (median over g; widest {found['widest']:.2f}; "
+                    f"the least any guaranteed method can have is about {found['least']:.2f} and {found['least widest']:.2f}); "
                     f"the certificate is right in {found['worst']:.1f} %, mean certified alpha {found['alpha']:.4f}"
                 ),
             )
         )
+    return rows
+
+
+def power(small: bool, tiny: bool) -> list[Row]:
+    """What is found, and what is falsely certified."""
+    draws, n, big = (3, 300, 300) if tiny else (40, 2000, 5000) if small else (200, 2000, 5000)
     off, _ = verdicts(2 * ALPHA, draws, n)
-    rows.append(
+    rows = [
         Row(
             "audit",
             f"audit, a group at 2 alpha: {draws} draws of {n:,}",
@@ -217,14 +282,20 @@ def run(small: bool = False, tiny: bool = False) -> list[Row]:
             ">= 95 %",
             None if tiny else off >= 95,
         )
-    )
+    ]
     called, wrong = verdicts(ALPHA, draws, big)
     note = f"called violated in {called:.1f} %"
     text_of = f"audit, a group exactly at alpha: {draws} draws of {big:,}"
     rows.append(Row("audit", text_of, "% falsely certified", wrong, f"<= {100 * DELTA:g} %", wrong <= 100 * DELTA, note=note))
+    return rows
+
+
+def watching(small: bool, tiny: bool) -> list[Row]:
+    """False alarms, and how long a change stays unnoticed."""
+    runs, batches = (3, 10) if tiny else (200, 200) if small else (1000, 200)
     alarms, _ = monitor(runs, batches, ALPHA)
     work = f"monitor, everyone exactly at alpha: {runs} runs of {100 * batches:,} examples, delta 0.01"
-    rows.append(Row("audit", work, "% false alarms", alarms, "<= 1 %", alarms <= 1.0))
+    rows = [Row("audit", work, "% false alarms", alarms, "<= 1 %", alarms <= 1.0)]
     times = {}
     for name, by, group in (("everyone", 2, False), ("everyone", 5, False), ("a sixth", 2, True), ("a sixth", 5, True)):
         quiet = batches // 2
@@ -239,6 +310,12 @@ def run(small: bool = False, tiny: bool = False) -> list[Row]:
     rows.append(
         Row("audit", "monitor, median delay", "examples", delay, "-", None, note=f"(group of a sixth, 5 alpha); {shown}")
     )
+    return rows
+
+
+def timing(small: bool, tiny: bool) -> list[Row]:
+    """One audit of many g."""
+    big = 300 if tiny else 5000
     draw = cells(10 * big, torch.Generator().manual_seed(0))
     start = time.perf_counter()
     rows_of(draw).judge(ALPHA, DELTA, False)
@@ -246,11 +323,17 @@ def run(small: bool = False, tiny: bool = False) -> list[Row]:
     start = time.perf_counter()
     plain(draw, False)
     note = f"naive: means and standard errors of the same {10 * big:,} x 500"
-    rows.append(
+    return [
         Row("audit", f"audit, 50 x 10 cells, n = {10 * big:,}", "s", spent, "-", None, time.perf_counter() - start, note=note)
-    )
-    return rows
+    ]
 
 
 if __name__ == "__main__":
-    print_table(run, __doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--small", action="store_true")
+    parser.add_argument(
+        "--only", default="", choices=("widths", "power", "monitor", "time"), help="one part; all give the whole"
+    )
+    given = parser.parse_args()
+    print(header())
+    print(as_markdown(run(given.small, only=given.only)))

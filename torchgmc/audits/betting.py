@@ -25,7 +25,7 @@ __all__ = ["BLOCKS", "Units"]
 #: Stretches over which a bet is fixed.
 BLOCKS = 128
 #: Most of the capital that one z can take.
-MOST = 0.9
+MOST = 0.85
 #: Before anything is seen, the variance is that of calibration, and that counts for so many units.
 PRIOR = 20.0
 #: Where that is unknown, it is the largest there can be, which counts for so many.
