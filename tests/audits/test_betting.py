@@ -1,5 +1,7 @@
 """Betting on all g at once, against one bet at a time; and how often a true hypothesis is rejected."""
 
+import math
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -7,7 +9,7 @@ from hypothesis import strategies as st
 
 from gmctest.oracles import bet
 from torchgmc.audits import betting
-from torchgmc.audits.betting import Units
+from torchgmc.audits.betting import Histogram, Units
 
 
 def units_of(y, u=None, rest=0.0, spread=None):
@@ -82,3 +84,27 @@ def test_a_true_hypothesis_is_rejected_no_more_often_than_allowed(shape):
     )
     share = found.double().mean(0)
     assert bool((share <= level + 3 * (level * (1 - level) / draws) ** 0.5).all()) and float(share.max()) >= 0.05, share
+
+
+@pytest.mark.parametrize("known", [0.0, 0.01])
+def test_a_histogram_rejects_what_the_product_of_fixed_bets_does_and_no_more(known):
+    rng = torch.Generator().manual_seed(4)
+    y = torch.rand(3000, generator=rng).double() ** 6  # mean 1/7
+    nodes = betting.NODES
+    left = (y * nodes).long().clamp_max(nodes - 1)
+    table = torch.zeros(nodes + 1).double().index_add(0, left, left + 1 - y * nodes).index_add(0, left + 1, y * nodes - left)
+    told = Histogram(table[:, None], torch.tensor([known]).double())
+    means = torch.linspace(0.11, 0.18, 30).double()
+    for up in (True, False):
+        exact = []
+        for m in means.tolist():
+            spread = (known or 0.25) * len(y)
+            wide = [c if known else 4 * c * c for c in betting.SHARES]
+            bets = [min(c * math.sqrt(2 * math.log(20) / spread), 0.95 / (m if up else 1 - m)) for c in wide]
+            gains = [float(torch.log1p((b if up else -b) * (y - m)).sum()) for b in bets]
+            exact.append(torch.tensor(gains).logsumexp(0) - math.log(len(bets)) >= math.log(20))
+        found = told.rejects(means[None], torch.full((30,), up), torch.full((30,), 0.05))[0].tolist()
+        assert any(found) and not all(found) and sum(found) >= sum(exact) - 1
+        assert all(e for f, e in zip(found, exact, strict=True) if f)
+    low, high = told.ends(torch.tensor([0.05])).flatten().tolist()
+    assert low < float(y.mean()) < high < low + 0.03

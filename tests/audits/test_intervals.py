@@ -1,5 +1,7 @@
 """From rows to verdicts: units by the loop, the order of rows, labels by their tests, coverage and width, clusters."""
 
+import math
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -8,7 +10,7 @@ from hypothesis import strategies as st
 import torchgmc as gmc
 from gmctest.oracles import bet
 from gmctest.tables import rows_of, summarize
-from torchgmc.audits import betting
+from torchgmc.audits import betting, intervals
 
 
 def draw(n, seed, columns=1, holes=False):
@@ -59,7 +61,7 @@ def test_what_is_bet_on_by_the_loop(n, seed, conditional, columns, holes, weight
             others = [u for k in range(columns) for a in range(2) for _, u in plain_units(rows, a, k, conditional)[0]]
             most = max(others, default=1.0)
             triples = [((x - bottom * u) / (top - bottom) / most, u / most, x != 0) for x, u in listed]
-            expected = bet(triples, float(place), up, 0.3, betting.BLOCKS, betting.MOST, betting.PRIOR)
+            expected = bet(triples, float(place), up, 0.3, betting.BLOCKS, betting.MOST, betting.VAGUE)
             assert bool(found[g, 0]) == expected
 
 
@@ -223,3 +225,21 @@ def test_pairs_of_a_relative_promise(seed, conditional):
     p = who.double().mean(0)
     truth = (who.double() * s).mean(0) - p * s.mean()
     torch.testing.assert_close(value / size, truth / p if conditional else truth)
+
+
+@pytest.mark.parametrize("conditional", [False, True])
+def test_of_very_many_rows_a_histogram_is_kept_whatever_their_order(conditional, monkeypatch):
+    rng = torch.Generator().manual_seed(5)
+    who = torch.rand(3000, 3, generator=rng) < torch.tensor([1.0, 0.4, 0.1])
+    s = torch.rand(3000, 2, generator=rng).double() ** 4 - 0.2
+    s[:100, 1] = math.nan
+    usual = rows_of(who, s, (-0.2, 0.8)).judge(0.05, 0.05, conditional)
+    monkeypatch.setattr(intervals, "MOST_ROWS", 2999)
+    order = torch.randperm(3000, generator=rng)
+    first, second = (rows_of(who[o], s[o], (-0.2, 0.8)).judge(0.05, 0.05, conditional) for o in (order, order.sort().values))
+    for one, two in zip(vars(first).values(), vars(second).values(), strict=True):
+        torch.testing.assert_close(one, two, atol=1e-9, rtol=0)
+    torch.testing.assert_close(first.estimate, usual.estimate)
+    ratio = (first.high - first.low) / (usual.high - usual.low)
+    assert float(ratio.min()) > 0.9 and float(ratio.max()) < 1.6  # fixed bets are a little wider
+    assert rows_of(who, s, (-0.2, 0.8)).needed(0.2, 0.05, conditional, 0.8) is not None

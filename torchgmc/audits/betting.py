@@ -14,13 +14,14 @@ where a block ends, so that all g are worked on at once, and examples at which a
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from torchgmc.audits.binomial import outermost
 
-__all__ = ["BLOCKS", "Units"]
+__all__ = ["BLOCKS", "Histogram", "Units"]
 
 #: Stretches over which a bet is fixed.
 BLOCKS = 128
@@ -32,6 +33,8 @@ PRIOR = 20.0
 VAGUE = 1.0
 #: Numbers worked on at once.
 AT_ONCE = 1 << 22
+#: Of a histogram: its nodes, and its bets in units of the best one for the variance.
+NODES, SHARES = 256, (0.5, 0.7, 1.0, 1.4, 2.0)
 
 
 @dataclass(frozen=True)
@@ -164,29 +167,85 @@ class Units:
         Returns:
             Low and high ends, ``(2, G, k)``, within [0, 1].
         """
+        work = (len(self.g) / BLOCKS + len(self.size)) * 2 * len(level)
+        return _search(self.rejects, *self.moments(), level, work)
+
+    def moments(self) -> tuple[Tensor, Tensor, Tensor]:
+        """E A / E U, its standard error, and the sum of U, ``(G,)`` each."""
         _, u, uu, a, ua, aa = self.sums()[:, -1]
         middle = (a / u.clamp_min(1e-300)).clamp(0.0, 1.0).masked_fill(u <= 0, 0.5)
-        spread = ((aa - 2.0 * middle * ua + middle.square() * uu).clamp_min(0.0)).sqrt() / u.clamp_min(1e-300)
-        level = level.to(a.device, torch.float64)
-        guess = -torch.special.ndtri(level) * spread[:, None] - level.log() / u.clamp_min(1.0)[:, None]  # (G, k)
-        count = len(level)
-        work = (len(self.g) / BLOCKS + len(self.size)) * 2 * count
-        steps = max(4, min(24, int(AT_ONCE / max(work, 1.0))))
-        up = torch.tensor([True, False], device=a.device).repeat_interleave(count)
-        sign = torch.where(up, -1.0, 1.0)  # the low end is where "at most" is rejected
-        edge = torch.where(up, 0.0, 1.0)
-        inner = middle[:, None].expand(-1, 2 * count)
-        outer = edge.expand_as(inner)
-        factor = torch.logspace(math.log10(0.6), math.log10(6.0), steps, dtype=torch.float64, device=a.device)
-        away = (sign * guess.repeat(1, 2))[..., None] * factor
-        tried = torch.minimum(torch.maximum(inner[..., None] + away, away.new_zeros(())), away.new_ones(()))
-        for _ in range(2 if steps == 24 else 3):
-            levels = level.repeat(2).repeat_interleave(steps)
-            found = self.rejects(tried.flatten(1), up.repeat_interleave(steps), levels).view_as(tried)
-            inner, outer = outermost(inner, tried, outer, found)
-            share = torch.arange(1, steps + 1, device=a.device, dtype=torch.float64) / (steps + 1)
-            tried = inner[..., None] + (outer - inner)[..., None] * share
-        return torch.stack([outer[:, :count], outer[:, count:]])
+        return middle, (aa - 2.0 * middle * ua + middle.square() * uu).clamp_min(0.0).sqrt() / u.clamp_min(1e-300), u
+
+
+@dataclass(frozen=True)
+class Histogram:
+    r"""Tests that depend neither on the order of examples nor on how they are cut, of so many that rows cannot be sorted.
+
+    The capital is the mean of those of several fixed bets, :math:`\prod_i (1 + \lambda_k (y_i - \mu))`, whose logarithms are
+    sums. Each y is split between its two neighbours of ``NODES + 1`` nodes; the logarithm is concave, so the sum can only
+    become smaller. Histograms of parts add up to that of the whole.
+
+    Attributes:
+        table: weight of each node, ``(NODES + 1, G)``.
+        variance: of y, known from other data, ``(G,)``; 0 where it is not.
+    """
+
+    table: Tensor
+    variance: Tensor
+
+    @property
+    def nodes(self) -> Tensor:
+        """Where y is, ``(NODES + 1, 1)``."""
+        return torch.linspace(0.0, 1.0, NODES + 1, dtype=torch.float64, device=self.table.device)[:, None]
+
+    def rejects(self, mean: Tensor, up: Tensor, level: Tensor) -> Tensor:
+        """As :meth:`Units.rejects`."""
+        up, goal = up.to(mean.device), -level.to(mean.device, torch.float64).log()
+        bottom = torch.where(up, mean, 1.0 - mean)
+        known = self.variance > 0.0
+        spread = torch.where(known, self.variance, 0.25) * self.table.sum(0).clamp_min(1.0)
+        found = []
+        for share in SHARES:
+            wide = torch.where(known, share, 4.0 * share * share)  # an unknown variance is tried over a wider range
+            bet = torch.minimum((2.0 * goal / spread[:, None]).sqrt() * wide[:, None], 0.95 / bottom.clamp_min(1e-12))
+            bet = bet * torch.where(up, 1.0, -1.0)
+            gains = [self.table * torch.log1p(b * (self.nodes - m)) for b, m in zip(bet.T, mean.T, strict=True)]
+            found.append(torch.stack([gain.sum(0) for gain in gains], 1))
+        capital = torch.stack(found).logsumexp(0) - math.log(len(SHARES))
+        return (bottom < 0.0) | (capital >= goal)
+
+    def ends(self, level: Tensor) -> Tensor:
+        """As :meth:`Units.ends`."""
+        return _search(self.rejects, *self.moments(), level, 2.0 * len(level) * self.table.numel())
+
+    def moments(self) -> tuple[Tensor, Tensor, Tensor]:
+        """As :meth:`Units.moments`."""
+        n = self.table.sum(0)
+        middle = ((self.table * self.nodes).sum(0) / n.clamp_min(1.0)).masked_fill(n <= 0, 0.5)
+        return middle, (self.table * (self.nodes - middle).square()).sum(0).sqrt() / n.clamp_min(1.0), n
+
+
+def _search(rejects: Any, middle: Tensor, spread: Tensor, u: Tensor, level: Tensor, work: float) -> Tensor:
+    """Where rejections begin on either side of the middle, ``(2, G, k)``, from the outside in."""
+    level = level.to(middle.device, torch.float64)
+    guess = -torch.special.ndtri(level) * spread[:, None] - level.log() / u.clamp_min(1.0)[:, None]  # (G, k)
+    count = len(level)
+    steps = max(4, min(24, int(AT_ONCE / max(work, 1.0))))
+    up = torch.tensor([True, False], device=middle.device).repeat_interleave(count)
+    sign = torch.where(up, -1.0, 1.0)  # the low end is where "at most" is rejected
+    edge = torch.where(up, 0.0, 1.0)
+    inner = middle[:, None].expand(-1, 2 * count)
+    outer = edge.expand_as(inner)
+    factor = torch.logspace(math.log10(0.6), math.log10(6.0), steps, dtype=torch.float64, device=middle.device)
+    away = (sign * guess.repeat(1, 2))[..., None] * factor
+    tried = torch.minimum(torch.maximum(inner[..., None] + away, away.new_zeros(())), away.new_ones(()))
+    for _ in range(2 if steps == 24 else 3):
+        levels = level.repeat(2).repeat_interleave(steps)
+        found = rejects(tried.flatten(1), up.repeat_interleave(steps), levels).view_as(tried)
+        inner, outer = outermost(inner, tried, outer, found)
+        share = torch.arange(1, steps + 1, device=middle.device, dtype=torch.float64) / (steps + 1)
+        tried = inner[..., None] + (outer - inner)[..., None] * share
+    return torch.stack([outer[:, :count], outer[:, count:]])
 
 
 def _left(device: torch.device) -> Tensor:

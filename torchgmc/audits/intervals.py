@@ -24,6 +24,8 @@ __all__ = ["METHODS", "Bounds", "Judged", "Rows"]
 #: Range of s: two numbers, or a tensor (u,) each.
 Bounds = tuple[float, float] | tuple[Tensor, Tensor]
 METHODS = ("exact", "asymptotic")
+#: Of more independent examples of equal weight, histograms are kept in place of an order: rows are not sorted.
+MOST_ROWS = 10_000_000
 
 
 @dataclass(frozen=True)
@@ -86,7 +88,10 @@ class Rows:
         scale = (high - low).clamp_min(1e-300)
         # Numbers that differ by rounding, as they do between sizes of batches, are the same content.
         content = ((s / scale) * 2.0**36).round(), counts, who, weight.float(), cluster
-        order = shuffled(*content)
+        many = (
+            len(s) > MOST_ROWS and cluster.shape[1] == 0 and not options.get("relative") and bool((weight == weight[0]).all())
+        )
+        order = torch.arange(len(s), device=s.device) if many else shuffled(*content)
         member, weight = who > 0, weight.double()
         if cluster.shape[1]:  # in the order of their ids, permuted
             place, count = codes(cluster)
@@ -282,11 +287,9 @@ class Rows:
         if method == "asymptotic":
             error, reach = self._normal(conditional, estimate).error, estimate.new_zeros(())
         else:
-            units, low, high = self.units(conditional)
-            _, u, uu, a, ua, aa = units.sums()[:, -1]
-            middle = a / u
-            error = (aa - 2.0 * middle * ua + middle.square() * uu).clamp_min(0.0).sqrt() / u * (high - low)
-            reach = (high - low) * math.log(1.0 / delta) / u
+            bets, low, high = self._bets(conditional)
+            _, spread, u = bets.moments()
+            error, reach = spread * (high - low), (high - low) * math.log(1.0 / delta) / u
         middle = (estimate.flatten().abs() + shift * error).clamp_min(0.0)
         if not bool((middle < alpha).all()):  # beyond, or a set without examples
             return None
@@ -310,14 +313,50 @@ class Rows:
             low_end, high_end = (low_end, between) if enough(between) else (between, high_end)
         return high_end
 
-    def _tests(self, conditional: bool) -> tuple[betting.Units | binomial.Counts, Tensor, Tensor]:
+    def _tests(self, conditional: bool) -> tuple[betting.Units | betting.Histogram | binomial.Counts, Tensor, Tensor]:
         if conditional and self.two_valued and not self.weighted and (not self.levels or self.s.shape[1] == 1):
             low, high = (end.repeat(self.who.shape[1]) for end in self.bounds)
             n = self.count.flatten()
             middle = ((low + high) / 2).view(-1, self.s.shape[1])[0]
             k = (self.who.double().T @ ((self.s > middle) & self.counts).double()).flatten()
             return binomial.Counts(k, n), low, high
-        return self.units(conditional)
+        return self._bets(conditional)
+
+    def _bets(self, conditional: bool) -> tuple[betting.Units | betting.Histogram, Tensor, Tensor]:
+        many = len(self.s) > MOST_ROWS and not self.weighted and not self.relative
+        return self._histogram(conditional) if many else self.units(conditional)
+
+    def _histogram(self, conditional: bool) -> tuple[betting.Histogram, Tensor, Tensor]:
+        """Values of each g on a grid, and where its 0 and 1 lie, ``(G,)`` each."""
+        count, columns = self.who.shape[1], self.s.shape[1]
+        low, high = self._range(conditional)
+        nodes = betting.NODES
+        table = torch.zeros((nodes + 1) * columns, count, dtype=torch.float64, device=self.s.device)
+        place = torch.arange(columns, device=self.s.device)
+
+        def add(y: Tensor, weight: Tensor) -> None:  # (n, u), (n, u, a)
+            y = nodes * y.clamp(0.0, 1.0)
+            left = y.long().clamp_max(nodes - 1)
+            for node, part in ((left, left + 1 - y), (left + 1, y - left)):
+                table.index_add_(0, (node * columns + place).flatten(), (part[:, :, None] * weight).flatten(0, 1))
+
+        step = max(1, betting.AT_ONCE // (count * columns))
+        for start in range(0, len(self.s), step):
+            rows = slice(start, start + step)
+            inside = self.who[rows, None, :] & self.counts[rows, :, None]
+            add((self.s[rows] - low) / (high - low), inside.double())
+        size = self.count if conditional else self.total.expand(count, -1) / self.weight[0]
+        if not conditional:  # the others, whose 1_A s is 0
+            add((-low / (high - low))[None], (size - self.count).T[None].contiguous())
+        low, high = low.repeat(count), high.repeat(count)
+        variance = torch.zeros_like(low)
+        if self.variance is not None:
+            variance = self.variance.flatten() * self.total.repeat(count) / (size.flatten() * (high - low).square())
+        return (
+            betting.Histogram(table.view(nodes + 1, columns, count).transpose(1, 2).flatten(1), variance.nan_to_num(0.0)),
+            low,
+            high,
+        )
 
     def _normal(self, conditional: bool, estimate: Tensor) -> asymptotic.Normal:
         """What each cluster adds to each estimate: its influence."""
