@@ -267,7 +267,8 @@ def widths(small: bool, tiny: bool) -> Iterator[Row]:
             right,
             found["naive"],
             note=(
-                f"intervals {found['width']:.2f} x as wide as an oracle's (median over g; widest {found['widest']:.2f}{limit}); "
+                f"intervals {found['width']:.2f} x as wide as an oracle's (median over g; "
+                f"widest {found['widest']:.2f}{limit}); "
                 f"the certificate is right in {found['worst']:.1f} %, mean certified alpha {found['alpha']:.4f}"
             ),
         )
