@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import torchgmc as gmc
+from torchgmc.engine import trees
 
 NAMES = ["age", "income", "site"]
 LEARN = {"depth": 2, "names": NAMES, "categorical": {"site": ["A", "B", "C", "D"]}, "trees": 40}
@@ -152,3 +153,55 @@ def test_a_crafted_state_is_refused(fitted: gmc.ProbabilityHead) -> None:
     state["tree_leaf"] = state["tree_leaf"][:-1]
     with pytest.raises(RuntimeError, match="differ in length"):
         make().load_state_dict(state)
+
+
+def widths(n: int, seed: int) -> dict[str, torch.Tensor]:
+    """Scores, far larger where income is high or age is missing, and twice as large among women."""
+    g = torch.Generator().manual_seed(seed)
+    x = torch.randn(n, 2, generator=g)
+    x[torch.rand(n, generator=g) < 0.15, 0] = math.nan
+    groups = torch.rand(n, 2, generator=g) < 0.5
+    spread = (1 + groups[:, 0].float()) * torch.exp(0.8 * (x[:, 1] > 0.5) + 0.8 * x[:, 0].isnan())
+    return {"scores": 100 * (torch.randn(n, generator=g) * spread).abs(), "groups": groups, "features": x}
+
+
+def test_thresholds_of_quantiles_follow_features(tmp_path: Path) -> None:
+    data, new = widths(2500, 0), widths(10_000, 1)
+    plain = gmc.QuantileHead(0.9, None, ["women", "urban"]).fit(data["scores"], data["groups"])
+    learn = gmc.Trees(depth=2, names=["age", "income"], trees=40)
+    head = gmc.QuantileHead(0.9, None, ["women", "urban"], learn=learn).fit(**data)
+    q = head(new["groups"], features=new["features"])
+
+    def loss(q: torch.Tensor) -> float:
+        above = new["scores"] - q
+        return float(torch.maximum(0.9 * above, -0.1 * above).mean())
+
+    assert loss(q) < 0.85 * loss(plain(new["groups"]))
+    hidden = new["features"][:, 0].isnan()
+    covered = [(new["scores"] <= t)[hidden].double().mean() for t in (plain(new["groups"]), q)]
+    assert covered[0] < 0.8 and abs(covered[1] - 0.9) < 0.04
+    assert head.audit(**new).max_violation < 0.02
+    assert any("age is missing" in rule for rule, _, _ in head.learned) and head.tables(None)[0].rows
+    gmc.save(head, tmp_path / "q.safetensors")
+    assert torch.equal(gmc.load(tmp_path / "q.safetensors")(new["groups"], features=new["features"]), q)
+    assert torch.equal(torch.jit.script(head)(new["groups"], features=new["features"]), q)
+    parts = [{name: part[k::3] for name, part in data.items()} for k in range(3)]
+    again = gmc.QuantileHead(0.9, None, ["women", "urban"], learn=learn).fit_batches(parts)
+    assert torch.equal(again(new["groups"], features=new["features"]), q)
+    for options in ({"bins": 3}, {"finite_sample": True}):
+        with pytest.raises(ValueError, match="`learn`"):
+            gmc.QuantileHead(0.9, 0.1, learn=learn, **options)
+    with pytest.raises(ValueError, match="`features` is missing"):
+        head(new["groups"])
+
+
+def test_leaves_of_quantiles_take_the_quantile_of_their_residuals() -> None:
+    g = torch.Generator().manual_seed(0)
+    scores, weight, place = torch.rand(50, generator=g).double(), torch.ones(50).double(), torch.arange(50) % 3
+    loss = trees.pinball(scores, weight, 0.8)
+    assert loss.steps is not None
+    found = loss.steps(torch.full((50, 1), 0.5).double(), place, 4, slice(0, 50))[:, 0]
+    for leaf in range(3):
+        ordered = (scores[place == leaf] - 0.5).sort().values
+        assert float(found[leaf]) == -float(ordered[math.ceil(0.8 * len(ordered)) - 1])
+    assert found[3] == 0

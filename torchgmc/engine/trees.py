@@ -18,6 +18,8 @@ __all__ = ["Boosted", "Coded", "Grown", "Loss", "boost", "code", "grow", "walk"]
 
 #: Rows that the splits of one tree are searched on; leaf values use all.
 SAMPLE = 1 << 16
+#: Entries up to which all columns are counted at once; of more, one by one, which the caches like better.
+AT_ONCE = 1 << 18
 #: Columns of two values that share a code.
 PACK = 6
 #: Unit of slopes and curvatures: sums of a billion of them are exact.
@@ -115,8 +117,13 @@ def code(columns: Tensor, equal: Tensor, bins: int) -> Coded:
 
 def histogram(coded: Coded, leaf: Tensor, leaves: int, values: Tensor) -> Tensor:
     """Sums of ``values`` (n, v) over leaf x column x code, ``(leaves, q, b + 1, v)``."""
-    size = coded.missing + 1
-    total = values.new_zeros(leaves, len(coded.codes), size, values.shape[1])
+    size, (q, n) = coded.missing + 1, coded.codes.shape
+    if q * n <= AT_ONCE:
+        first = leaf * (q * size) + torch.arange(q, device=leaf.device)[:, None] * size
+        place = (first + coded.codes).flatten()
+        sums = [torch.bincount(place, v.expand(q, n).reshape(-1), leaves * q * size) for v in values.unbind(1)]
+        return torch.stack(sums, 1).view(leaves, q, size, -1)
+    total = values.new_zeros(leaves, q, size, values.shape[1])
 
     def count(code: Tensor, wide: int) -> Tensor:
         place = leaf * wide + code
@@ -278,18 +285,45 @@ def _roots(tree: int, columns: int, device: torch.device) -> Tensor:
     return (draw <= max(ROOTS, float(draw.min()))).to(device)
 
 
+def pinball(scores: Tensor, weight: Tensor, target: float) -> Loss:
+    """The loss of quantiles: z is the threshold of scores ``(n,)``, s = 1{score <= z} - target; leaves search the whole line.
+
+    Weights have the mean 1. Curvatures are those of an event of probability ``target``, up to a factor: what a leaf knows.
+    """
+
+    def slopes(z: Tensor, rows: slice) -> tuple[Tensor, Tensor]:
+        w = weight[rows, None]
+        return ((scores[rows, None] <= z).to(z.dtype) - target) * w, 2.0 * target * (1.0 - target) * w
+
+    def value(z: Tensor, rows: slice) -> Tensor:
+        above = scores[rows] - z[:, 0]
+        return torch.maximum(target * above, (target - 1.0) * above) * weight[rows]
+
+    def steps(z: Tensor, place: Tensor, leaves: int, rows: slice) -> Tensor:
+        residual, order = (scores[rows] - z[:, 0]).sort(stable=True)
+        leaf, again = place[order].sort(stable=True)  # by leaf, and within by residual
+        residual, w = residual[again], weight[rows][order[again]]
+        mass = torch.bincount(leaf, w, leaves)
+        before = mass.cumsum(0) - mass
+        at = torch.searchsorted(w.cumsum(0), before + (target - 1e-9) * mass).clamp_max(len(w) - 1)
+        return torch.where(mass > 0, -residual[at], torch.zeros_like(mass))[:, None]
+
+    return Loss(slopes, value, steps)
+
+
 def _grain(values: Tensor) -> Tensor:
     return torch.round(values / GRAIN) * GRAIN
 
 
 def _moves(loss: Loss, z: Tensor, place: Tensor, rows: slice, leaves: int, ridge: float) -> Tensor:
     """Step of each leaf, ``(leaves, C)``, from some of the rows: Newton's, or that of the loss itself."""
-    if loss.steps is not None:
-        return loss.steps(z[rows], place[rows], leaves, rows)
     slope, curvature = (_grain(part) for part in loss.slopes(z[rows], rows))
     values = torch.cat([slope, curvature], 1)
     sums = torch.stack([torch.bincount(place[rows], v, leaves) for v in values.unbind(1)], 1)
-    return sums[:, : z.shape[1]] / (sums[:, z.shape[1] :] + ridge)
+    first, second = sums[:, : z.shape[1]], sums[:, z.shape[1] :]
+    if loss.steps is not None:
+        return loss.steps(z[rows], place[rows], leaves, rows) * (second / (second + ridge))
+    return first / (second + ridge)
 
 
 def places(columns: Tensor, column: Tensor, cut: Tensor, kind: Tensor) -> Tensor:

@@ -28,9 +28,9 @@ PARTS = 5
 #: Rows below which nothing is learned.
 FEWEST = 50
 #: Rules that are kept, and 1 - confidence of their intervals together.
-RULES, DELTA = 20, 0.05
+RULES, DELTA = 12, 0.05
 #: Rows that rules are chosen on, and judged on.
-MOST_ROWS = 1 << 15
+MOST_ROWS = 1 << 14
 
 
 @dataclass(frozen=True)
@@ -115,6 +115,7 @@ class Found(NamedTuple):
     order: Tensor  # of the rows
     held: int  # the last so many of them were not searched
     history: list[float]
+    start: Tensor  # z before the trees
 
 
 class Learning(Head):
@@ -263,12 +264,12 @@ class Learning(Head):
         device, splits = columns.device, (1 << learn.depth) - 1
         if not found.trees:
             nothing = torch.zeros(0, splits, dtype=torch.int64, device=device)
-            return Found(nothing, nothing.double(), nothing, found.moves, final, order, held, found.history)
+            return Found(nothing, nothing.double(), nothing, found.moves, final, order, held, found.history, final)
         column, code, missing = (torch.stack([tree[k] for tree in found.trees]) for k in range(3))
         cuts = torch.cat([coded.cuts, torch.full_like(coded.cuts[:, :1], math.inf)], 1).double()
         cut, kind = cuts[column, code], equal[column].long() + 2 * missing.long() + 4 * columns.isnan().any(0)[column].long()
         z = final - trees.walk(columns, column, cut, kind, found.moves)
-        return Found(column, cut, kind, found.moves, z, order, held, found.history)
+        return Found(column, cut, kind, found.moves, z, order, held, found.history, final)
 
     def write_trees(self, found: Found | None, width: int) -> None:
         """The fitted trees become buffers."""

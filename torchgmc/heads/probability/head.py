@@ -298,14 +298,15 @@ class ProbabilityHead(Learning):
         f = z.exp() if self.per_class and not self.euclidean else levelsets.probabilities(z, self.euclidean)
         return float(f) * (self.high - self.low) + self.low
 
-    def _grow(self, examples: ProbabilityStatistics, sample: probabilities.Sample, final: Tensor) -> TreesFound | None:
+    def _grow(
+        self, examples: ProbabilityStatistics, sample: probabilities.Sample, found: static.Found | None, final: Tensor
+    ) -> TreesFound | None:
         """Trees after offsets and slopes; they start from those of the rows that the search sees."""
         divided = self.divide(examples)
         if divided is None:
             return None
         order, held = divided
-        seen = type(examples)(*(part[order[: len(order) - held]] for part in vars(examples).values()))
-        start = sample.apply(probabilities.static_stage(probabilities.Sample(seen, sample.promise)).theta)[0]
+        start = probabilities.start_of_trees(examples, sample, found, order[: len(order) - held])
         weight = (sample.share * len(sample.share))[order]
         loss = probabilities.tree_loss(examples.y[order], weight, self.euclidean)
         return self.grow_trees(self._tree_columns(examples), start, final, loss, order, held)

@@ -25,7 +25,7 @@ from torchgmc.heads.learned import Found as TreesFound
 from torchgmc.heads.levelsets import steps as levelsets
 from torchgmc.heads.levelsets.problem import check_masses
 from torchgmc.heads.levelsets.steps import LARGEST, ROWS, UNIT, cell_sums, exact_product, project, snap
-from torchgmc.heads.probability.static import HALVINGS, SAMPLE, Columns, Found, curvature, fit_static, loss
+from torchgmc.heads.probability.static import HALVINGS, SAMPLE, Columns, Found, curvature, fit_static, loss, without
 
 #: Slack of a cell's step, as a share of the violation that is worth a step.
 CELL_SLACK = 2.0 / 3.0
@@ -97,8 +97,8 @@ class Solution(NamedTuple):
     trees: TreesFound | None = None
 
 
-#: Trees after offsets and slopes, from the examples, their sample and z.
-Grow = Callable[[ProbabilityStatistics, "Sample", Tensor], TreesFound | None]
+#: Trees after offsets and slopes, from the examples, their sample, what was found and z.
+Grow = Callable[[ProbabilityStatistics, "Sample", Found | None, Tensor], TreesFound | None]
 
 
 class Measure(NamedTuple):
@@ -220,6 +220,16 @@ def static_stage(sample: Sample) -> Found:
     return fit_static(columns, sample.sizes, sample.cluster, slack)
 
 
+def start_of_trees(examples: ProbabilityStatistics, sample: Sample, static: Found | None, rows: Tensor) -> Tensor:
+    """z after offsets and slopes that only ``rows`` decide: on the other rows trees are judged."""
+    if static is None or math.isnan(static.alike):
+        seen = type(examples)(*(part[rows] for part in vars(examples).values()))
+        return sample.apply(static_stage(Sample(seen, sample.promise)).theta)[0]
+    euclidean = sample.promise.euclidean
+    columns = Columns(sample.member, sample.z, sample.y, sample.share, euclidean, not euclidean)
+    return sample.apply(without(columns, static, rows))[0]
+
+
 def tree_loss(y: Tensor, weight: Tensor, euclidean: bool) -> Loss:
     """The potential, for trees, of rows with outcomes y ``(n, C)`` and weights of mean 1 ``(n, 1)``."""
 
@@ -247,7 +257,7 @@ def fit(examples: ProbabilityStatistics, promise: Promise, max_iter: int, names:
     start = float(sample.excess(before).max())
     kept = not promise.noise_floor and start <= 1
     static = None if kept else static_stage(sample)
-    found = _attempt(sample, before, max_iter, static, None if grow is None else lambda z: grow(examples, sample, z))
+    found = _attempt(sample, before, max_iter, static, None if grow is None else lambda z: grow(examples, sample, static, z))
     if (
         found.excess > max(1.0, start) and found.trees is None
     ):  # a tiny sample: the offsets moved examples between level sets for the worse

@@ -25,7 +25,7 @@ from torchgmc.engine.lasso import solve_lasso
 from torchgmc.heads.levelsets import steps as levelsets
 from torchgmc.heads.levelsets.steps import LARGEST, ROWS
 
-__all__ = ["Columns", "Found", "curvature", "fit_static", "loss"]
+__all__ = ["Columns", "Found", "curvature", "fit_static", "loss", "without"]
 
 #: Halvings of a step.
 HALVINGS = 8
@@ -430,6 +430,21 @@ def _average(columns: Columns, theta: Tensor, none: Tensor, fold: Tensor, unit: 
     zero = torch.zeros_like(mixed[:1, :1])
     mixed[0, :1] += rest.minimise(zero, zero.clone(), None, 30, 1e-3)[0]
     return Found(mixed, math.nan, held.mean(1), fine, float(weight[0]))
+
+
+def without(columns: Columns, found: Found, rows: Tensor) -> Tensor:
+    """Theta as if only ``rows`` had been seen: it moves as a fit with a ridge moves when the others leave."""
+    unit = float(columns.share.square().sum())
+    ridge = torch.full_like(found.theta, 16.0 * unit)
+    size = (columns.share * columns.z.clamp(-FAR, FAR).square()).sum(0)
+    ridge[1:] = 16.0 * unit * 13.0 * size  # slopes of groups differ more rarely, see RIDGES
+    ridge[0, 0], ridge[1:, 0] = 0.0, COMMON_RIDGE * unit
+    free, share = torch.zeros_like(ridge), float(columns.share[rows].sum())
+    whole = columns.shrunk(ridge)
+    hessian = whole.thin(SAMPLE).hessian(found.theta)
+    before = whole.minimise(found.theta, free, hessian, 10, 0.1)
+    after = columns.pick(rows, ridge / share).minimise(before, free, hessian, 10, 0.1)
+    return found.theta + (1.0 - found.alike) * (after - before)
 
 
 def _prices(

@@ -12,7 +12,7 @@ from torchgmc import theory
 from torchgmc.audits.measure import Tally
 from torchgmc.audits.tabular import Table
 from torchgmc.distributed import pooled
-from torchgmc.engine import checks, noise, soft
+from torchgmc.engine import checks, noise, soft, trees
 from torchgmc.engine.clusters import deal_clusters
 from torchgmc.engine.clusters import total as total_of
 from torchgmc.engine.folds import Splits, fresh_steps
@@ -23,8 +23,10 @@ from torchgmc.engine.solver import EXACT_STEPS, MAX_FIXED_STEPS, Log, Report, re
 from torchgmc.engine.values import Names, Values
 from torchgmc.groups.cells import pattern_ids
 from torchgmc.heads import finite
-from torchgmc.heads.base import EVERYONE, Head
+from torchgmc.heads.base import EVERYONE
 from torchgmc.heads.combinations import threshold_figures, threshold_tables
+from torchgmc.heads.learned import Found as TreesFound
+from torchgmc.heads.learned import Learning
 from torchgmc.heads.levelsets import soft as soft_levels
 from torchgmc.heads.levelsets import steps as levelsets
 from torchgmc.heads.levelsets.steps import cell_sums
@@ -34,7 +36,7 @@ from torchgmc.heads.quantile.problem import QuantileProblem, QuantileStatistics
 from torchgmc.heads.quantile.task import TASK
 
 
-class QuantileHead(Head):
+class QuantileHead(Learning):
     r"""Thresholds q(x) on a conformity score, so that every group is covered at the target rate.
 
     .. math:: \left| E[1_A(x)\, 1\{q(x) \in \text{bin}_k\}\, (1\{\text{score} \le q(x)\} - \text{target})] \right| \le \alpha
@@ -59,6 +61,8 @@ class QuantileHead(Head):
             or clusters.
         patterns: for ``finite_sample`` with more than 8 groups, combinations to tabulate in addition to those seen in
             calibration, as lists of group names. A combination that is not in the table gets an infinite threshold.
+        learn: ``gmc.Trees(...)`` makes the threshold depend on ``features`` ``(n, d)`` passed to every call (NaN: missing); the
+            named groups are then covered as before. Not with ``bins`` or ``finite_sample``.
 
     Shapes: ``fit(scores (n,), groups (n, a))``; ``head(groups)`` -> thresholds ``(n,)``, float64. A starting threshold per
     example may be passed as ``base`` to both; it replaces q0.
@@ -86,18 +90,20 @@ class QuantileHead(Head):
     table: Tensor
     settings: ClassVar[tuple[str, ...]] = (
         *("target", "alpha", "groups", "bins", "conditional", "init", "range", "noise_floor", "finite_sample", "patterns"),
+        "learn",
     )
     fit_only: ClassVar[tuple[str, ...]] = ("alpha", "target", "conditional", "init", "range", "noise_floor", "patterns")
     common: ClassVar[bool] = True
     two_valued: ClassVar[bool] = True
     keeps: ClassVar[tuple[type, ...]] = (QuantileStatistics,)
-    arguments: ClassVar[tuple[str, ...]] = ("scores", "groups", "weight", "base", "clusters")
+    arguments: ClassVar[tuple[str, ...]] = ("scores", "groups", "weight", "base", "clusters", "features")
     takes = "groups"
     task = TASK
-    growing: ClassVar[tuple[str, ...]] = ("log_who", "log_step", "log_column", "known", "table")
-    unbounded: ClassVar[tuple[str, ...]] = ("table",)
+    growing: ClassVar[tuple[str, ...]] = ("log_who", "log_step", "log_column", "known", "table", *Learning.forest)
+    unbounded: ClassVar[tuple[str, ...]] = ("table", *Learning.unbounded)
     sized: ClassVar[dict[str, str]] = {"bins": "edges"}
-    added: ClassVar[tuple[str, ...]] = ("shift", "known", "table")
+    added: ClassVar[tuple[str, ...]] = ("shift", "known", "table", "tree_width", *Learning.forest)
+    __jit_unused_properties__: ClassVar[list[str]] = ["learned", *Learning.__jit_unused_properties__]
 
     def __init__(
         self,
@@ -111,6 +117,7 @@ class QuantileHead(Head):
         noise_floor: bool = True,
         finite_sample: bool = False,
         patterns: Any = None,
+        learn: Any = None,
     ) -> None:
         super().__init__(alpha, groups, conditional, noise_floor=noise_floor)
         self.target = checks.fraction("target", target)
@@ -120,6 +127,8 @@ class QuantileHead(Head):
         self.patterns = finite.check_patterns(patterns, self.groups)
         if self.finite_sample and self.bins is not None:
             raise ValueError("`finite_sample` needs groups that do not depend on the threshold; omit `bins`.")
+        if learn is not None and (self.bins is not None or self.finite_sample):
+            raise ValueError("`learn` makes thresholds that depend on features; omit `bins` and `finite_sample`.")
         if init is not None and not (isinstance(init, int | float) and abs(init) < math.inf):
             raise ValueError(f"`init` must be a finite threshold, got {init!r}.")
         self.init = None if init is None else float(init)
@@ -134,6 +143,7 @@ class QuantileHead(Head):
         self.register_buffer("known", torch.zeros(0, self.num_groups, dtype=torch.bool))
         self.register_buffer("table", torch.zeros(0, 1, dtype=torch.float64))
         self.register_buffer("unit", torch.ones((), dtype=torch.float64))
+        self.prepare_learning(learn, 1)
         self.reset()
 
     # -- statistics --------------------------------------------------------------------------------------------------
@@ -147,7 +157,15 @@ class QuantileHead(Head):
             setattr(self, name, getattr(self, name)[:0])
         self.mark_unfitted()
 
-    def observe(self, scores: Tensor, groups: Any = None, weight: Any = None, base: Any = None, clusters: Any = None) -> None:
+    def observe(
+        self,
+        scores: Tensor,
+        groups: Any = None,
+        weight: Any = None,
+        base: Any = None,
+        clusters: Any = None,
+        features: Any = None,
+    ) -> None:
         """Add a batch to the statistics.
 
         Args:
@@ -156,13 +174,14 @@ class QuantileHead(Head):
             weight: weight of each example, ``(n,)``.
             base: starting threshold of each example, ``(n,)``; the common q0 if omitted.
             clusters: which examples belong together, e.g. the patient of each visit: integers or strings, ``(n,)``.
+            features: what groups are learned from, ``(n, d)``, where the head was made with ``learn``.
         """
-        batch = self.check_batch(scores, groups, weight, base, clusters)
+        batch = self.check_batch(scores, groups, weight, base, clusters, features)
         if batch.rows:
             self.keep(batch.clone(), batch.scores)
 
     def check_batch(
-        self, scores: Any, groups: Any = None, weight: Any = None, base: Any = None, clusters: Any = None
+        self, scores: Any, groups: Any = None, weight: Any = None, base: Any = None, clusters: Any = None, features: Any = None
     ) -> QuantileStatistics:
         """The checked batch, or an error that says what is wrong with it."""
         scores = checks.scores("scores", scores).detach()
@@ -177,7 +196,8 @@ class QuantileHead(Head):
             base = scores.new_full((n,), math.nan, dtype=torch.float64)
         member = self.check_groups(groups, n, scores.device)
         cluster = self.check_clusters(clusters, n, scores.device)
-        return QuantileStatistics(scores.double(), base, member, checks.weights(weight, n, scores).detach(), cluster)
+        columns = self.check_features(features, n, scores.device)
+        return QuantileStatistics(scores.double(), base, member, checks.weights(weight, n, scores).detach(), cluster, columns)
 
     # -- fit ---------------------------------------------------------------------------------------------------------
 
@@ -198,6 +218,14 @@ class QuantileHead(Head):
             with levelsets.calm(examples.member):
                 return self._tabulate(examples, solver)
         unit = quantiles.grid_unit(examples.scores)
+        if self.learns:
+            if solver != "exact":
+                raise ValueError(f"solver={solver!r} takes steps on named groups only; use solver='exact' with `learn`.")
+            seen, found = examples, self._grow(examples, unit)
+            self.write_trees(found, examples.features.shape[1])
+            if found is not None:  # the rest is fitted to what the trees leave
+                shift = (found.z - found.start)[:, 0]
+                examples = dataclasses.replace(examples, scores=examples.scores - shift)
         low, high = self.range or [float(v) for v in examples.scores.aminmax()]
         edges = low + (high - low) * torch.arange(1, self.num_bins, dtype=torch.float64) / self.num_bins
         edges = levelsets.snap(edges.to(examples.scores.device), unit)
@@ -208,6 +236,13 @@ class QuantileHead(Head):
                 report, everyone = self._fixed(examples, edges, unit, solver, eta, max_iter), False
         self.unit.fill_(unit)
         self.edges.copy_(edges)
+        if self.learns and found is not None:
+            _, start = self._begin(seen, unit)
+            with torch.no_grad():
+                self.is_fitted = True
+                after = self._thresholds(seen)[:, None]
+            s = [(seen.scores[:, None] <= q).double() - self.target for q in (start, after)]
+            self.write_rules(found, self._tree_columns(seen), (after - start, *s), seen, self.s_range())
         details = {
             "examples": examples.rows,
             "alpha_asked": self.alpha,
@@ -216,6 +251,33 @@ class QuantileHead(Head):
         details |= report.details | {"rounds": len(self.log_who)}
         self.mark_fitted(dataclasses.replace(report, details=details), everyone)
         return self
+
+    def _tree_columns(self, examples: QuantileStatistics) -> Tensor:
+        """What trees look at: features, each example's own start, named groups; float32 ``(n, d + 1 + a)``."""
+        return torch.cat([examples.features, examples.base.nan_to_num(0.0)[:, None].float(), examples.member.float()], 1)
+
+    def _grow(self, examples: QuantileStatistics, unit: float) -> TreesFound | None:
+        """Trees on the pinball loss, in a unit near the spread of the scores."""
+        divided = self.divide(examples)
+        if divided is None:
+            return None
+        order, held = divided
+        own = not bool(examples.base.isnan().any())
+
+        def thresholds(rows: QuantileStatistics) -> Tensor:
+            found, _ = self._offsets(rows, own, unit)
+            lift, snapped = _snapped(found, unit)
+            return (examples.base if own else 0.0) + lift + examples.member.double() @ snapped
+
+        seen = type(examples)(*(part[order[: len(order) - held]] for part in vars(examples).values()))
+        start, final = thresholds(seen), thresholds(examples)
+        spread = float((examples.scores - final).abs().median()) or 1.0
+        scale = 2.0 ** round(math.log2(max(spread, 1e-150)))
+        weight = examples.weight / examples.weight.mean()
+        loss = trees.pinball(examples.scores[order] / scale, weight[order], self.target)
+        parts = (start[:, None] / scale, final[:, None] / scale)
+        found = self.grow_trees(self._tree_columns(examples), *parts, loss, order, held)
+        return found._replace(leaf=found.leaf * scale, z=found.z * scale, start=final[:, None]) if len(found.column) else None
 
     def _problem(
         self, examples: QuantileStatistics, z: Tensor, edges: Tensor, unit: float, everyone: bool = False
@@ -427,6 +489,7 @@ class QuantileHead(Head):
         base: Optional[Tensor] = None,  # noqa: UP045
         mode: str = "hard",
         temperature: float = 0.1,
+        features: Optional[Tensor] = None,  # noqa: UP045
     ) -> Tensor:
         r"""Threshold of each example, ``(n,)``, float64: one entry if the head has no groups and no ``base`` is given.
 
@@ -440,8 +503,11 @@ class QuantileHead(Head):
             base: starting threshold of each example, ``(n,)``.
             mode: see above.
             temperature: T, in the units of the scores.
+            features: ``(n, d)``, where the head was made with ``learn``.
         """
         soft.check(mode, temperature)
+        if not is_scripting() and (features is not None or self.learns):
+            self.check_use(features, self.base.new_zeros([1]) if features is None else features)
         if not is_scripting() and groups is not None:
             groups = self.check_member(groups)
         if not is_scripting() and base is not None:
@@ -453,6 +519,8 @@ class QuantileHead(Head):
             n = groups.shape[0]
         elif base is not None:
             n = base.shape[0]
+        elif features is not None:
+            n = features.shape[0]
         member = self.membership(groups, n, self.base)
         start = self.base.expand([n])
         if base is not None:
@@ -460,6 +528,9 @@ class QuantileHead(Head):
             free = torch.where(start.isfinite(), start, torch.zeros_like(start))  # rounding has the derivative 1
             start = torch.round(start.detach() / self.unit) * self.unit + (free - free.detach()) + self.shift
         z = (start - member @ self.offsets).unsqueeze(1)
+        if self.learns:
+            own = torch.zeros([n, 1], dtype=torch.float64, device=z.device) if base is None else base.unsqueeze(1)
+            z = z - self.learned_move(own, member, features)
         if self.finite_sample:
             z = finite.look_up(member, self.known, self.table, float("inf"))
             if base is not None:
@@ -483,12 +554,13 @@ class QuantileHead(Head):
         base: Optional[Tensor] = None,  # noqa: UP045
         mode: str = "hard",
         temperature: float = 0.1,
+        features: Optional[Tensor] = None,  # noqa: UP045
     ) -> Tensor:
         r"""Is each score covered? :math:`1\{\text{score} \le q(x)\}`, or :math:`\sigma((q(x) - \text{score}) / T)` if soft.
 
         Args:
             scores: conformity scores ``(n,)``.
-            groups, base: as in ``forward``.
+            groups, base, features: as in ``forward``.
             mode: ``"hard"``: bool. ``"soft"``: numbers in (0, 1) of the type of the scores, differentiable in scores and base.
                 ``"straight_through"``: 0 or 1, with the derivative of ``"soft"``.
             temperature: T, in the units of the scores; of the level sets, if the head has any, too.
@@ -507,10 +579,10 @@ class QuantileHead(Head):
         if scores.dim() != 1:
             raise ValueError(f"`scores` must have shape (n,), one conformity score per example, got {scores.shape}")
         soft.check(mode, temperature)
-        hard = scores.to(torch.float64) <= self.forward(groups, base, "hard", temperature)
+        hard = scores.to(torch.float64) <= self.forward(groups, base, "hard", temperature, features)
         if mode == "hard":
             return hard
-        gap = self.forward(groups, base, "soft", temperature) - scores.to(torch.float64)
+        gap = self.forward(groups, base, "soft", temperature, features) - scores.to(torch.float64)
         found = torch.sigmoid(gap / temperature).to(scores.dtype)
         if mode == "soft":
             return found
@@ -582,7 +654,8 @@ class QuantileHead(Head):
         if not self.is_fitted:
             return self._start(batch)
         base = None if batch.rows == 0 or bool(batch.base[0].isnan()) else batch.base
-        return self.forward(batch.member if self.grouped else None, base).expand(batch.rows)
+        features = batch.features if self.learns else None
+        return self.forward(batch.member if self.grouped else None, base, features=features).expand(batch.rows)
 
     def _edges(self, scores: Tensor) -> Tensor:
         """Inner edges of the level sets; before the fit over ``range``, or over these very scores."""
@@ -591,18 +664,21 @@ class QuantileHead(Head):
         low, high = self.range or [float(v) for v in scores.aminmax()]
         return low + (high - low) * torch.arange(1, self.num_bins, dtype=torch.float64, device=scores.device) / self.num_bins
 
-    def values(self, scores: Tensor, groups: Any = None, base: Any = None, softness: float | None = None) -> Values:
+    def values(
+        self, scores: Tensor, groups: Any = None, base: Any = None, softness: float | None = None, features: Any = None
+    ) -> Values:
         """1{score <= q} - target of each example in its level set of q (and 0 in the others).
 
         Soft, both the step and the level sets have soft edges.
         """
         checks.softness(softness)
-        batch = self.check_batch(checks.detached(scores), groups, base=checks.detached(base))
+        batch = self.check_batch(checks.detached(scores), groups, base=checks.detached(base), features=features)
         q = self._thresholds(batch)
         edges = self._edges(batch.scores)
         if softness is not None:
             if base is not None:  # with its derivative
-                q = self.forward(batch.member if self.grouped else None, base) if self.is_fitted else base
+                columns, member = batch.features if self.learns else None, batch.member if self.grouped else None
+                q = self.forward(member, base, features=columns) if self.is_fitted else base
             scores = scores if scores.dtype in (torch.float32, torch.float64) else scores.float()
             s = (torch.sigmoid((q - scores) / softness) - self.target)[:, None]
             inside = soft_levels.level_sets(q[:, None], edges.to(q), softness)[:, :, 0] if self.num_bins > 1 else 1.0
@@ -641,6 +717,8 @@ class QuantileHead(Head):
 
     def group_thresholds(self, member: Tensor, fitted: bool = True) -> Tensor:
         """Threshold of each combination."""
+        if self.learns:
+            raise TypeError("the thresholds of this head depend on features too.")
         if not fitted:
             return self.base.cpu().expand(len(member), 1)
         found = self.forward(member.to(self.base.device) if self.grouped else None)
@@ -648,11 +726,11 @@ class QuantileHead(Head):
 
     def figures(self, audit: Any) -> dict[str, Any]:
         """The threshold of each combination of groups."""
-        return threshold_figures(self)
+        return {} if self.learns else threshold_figures(self)
 
     def tables(self, audit: Any) -> list[Table]:
-        """The same as a table."""
-        return threshold_tables(self)
+        """The same as a table; or the rules that were learned."""
+        return super().tables(audit) if self.learns else threshold_tables(self)
 
     def index_limits(self) -> dict[str, int]:
         """Sets and directions of the log."""

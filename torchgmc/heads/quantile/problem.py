@@ -13,7 +13,10 @@ from torchgmc.heads.levelsets.problem import LevelProblem
 
 @dataclass
 class QuantileStatistics(PerExample):
-    """Conformity scores ``(n,)`` float64, thresholds f0 to start from ``(n,)`` (NaN: the common one), and who they are of."""
+    """Conformity scores ``(n,)`` float64, thresholds f0 to start from ``(n,)`` (NaN: the common one), and who they are of.
+
+    ``features``: float32 ``(n, d)``; ``(n, 0)`` if nothing is learned.
+    """
 
     layout: ClassVar[dict[str, str]] = {"scores": "float n", "base": "start n", **PerExample.layout}
     scores: Tensor
@@ -21,6 +24,7 @@ class QuantileStatistics(PerExample):
     member: Tensor
     weight: Tensor
     cluster: Tensor
+    features: Tensor
 
     def check_alike(self, other: Any) -> None:
         """Starting thresholds come with every batch or with none."""

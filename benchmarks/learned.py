@@ -1,0 +1,232 @@
+"""Learned groups: ``ProbabilityHead(learn=gmc.Trees())`` against mcgrad, logistic regression and boosted trees on one table.
+
+    python -m benchmarks.learned                                   # keeps what it has measured, continues where it was stopped
+    python -m benchmarks.learned --sets made-up adult --sizes 2000 --seeds 3
+    python -m benchmarks.learned --speed 100000 1000000            # processor time only: ours and mcgrad, made-up, 50 columns
+
+Calibration rows, then fresh rows of the same population (a base model trained on other rows). The constants of `gmc.Trees` were
+chosen on the made-up problems; the real sets were only measured. Time is processor time of the fit, one thread, in one process
+per run of this command; ratios compare within a seed.
+"""
+
+import argparse
+import functools
+import json
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import torchgmc as gmc
+from benchmarks import fresh
+from benchmarks.multicalibration import problem
+from benchmarks.timing import header
+
+SETS = ("made-up", "adult, logistic", "adult, bayes", "adult, tree", "compas, tree", "german, tree", "late, boosted")
+SIZES = (2000, 10000, 30000)
+OURS, STATIC = "ours, learned", "ours, named only"
+RESULTS = Path(__file__).parent / "results"
+Rows = dict[str, Any]
+Predict = Callable[[Rows], np.ndarray]
+
+
+def split(name: str, seed: int) -> tuple[Rows, Rows]:
+    """Rows to calibrate on, in a random order, and fresh rows: p, y, member, codes and features x."""
+    if name == "made-up":
+        both = []
+        for n, draw in ((max(SIZES), 0), (50_000, 1)):
+            found = problem(n, "interactions", seed, draw)
+            member = found.groups.numpy()
+            p = found.probs.double().clamp(1e-6, 1 - 1e-6).numpy()
+            rows = {"p": p, "y": found.y.double().numpy(), "member": member, "codes": member.astype(int)}
+            both.append(rows | {"x": np.zeros((n, 0), dtype=np.float32)})
+        return both[0], both[1]
+    which, _, kind = name.partition(", ")
+    data, member = fresh.table(which)
+    train, pool, new = fresh.deal(len(member), seed)
+    x = data.features.to_numpy()
+    model = fresh.base_model(kind).fit(x[train], data.target[train])
+    p = model.predict_proba(x)[:, 1].clip(1e-6, 1 - 1e-6)
+    codes = data.groups.apply(lambda column: column.astype("category").cat.codes).to_numpy()
+    rows = {"p": p, "y": data.target.astype(float), "member": member, "codes": codes, "x": x.astype(np.float32)}
+    return fresh.cut(rows, pool), fresh.cut(rows, new)
+
+
+def ours(rows: Rows, learn: gmc.Trees | None = None) -> Predict:
+    columns = fresh.some_groups(rows["member"])
+    head = gmc.ProbabilityHead(None, [f"g{c}" for c in columns] if len(columns) else None, learn=learn)
+
+    def batch(part: Rows) -> dict[str, Any]:
+        found: dict[str, Any] = {"groups": torch.tensor(part["member"][:, columns]) if len(columns) else None}
+        return found | ({} if learn is None else {"features": torch.tensor(part["x"])})
+
+    head.fit(torch.tensor(rows["p"]), torch.tensor(rows["y"]), **batch(rows))
+    return lambda new: head(torch.tensor(new["p"]), **batch(new)).numpy()
+
+
+def boosted(rows: Rows) -> Predict:
+    from sklearn.ensemble import HistGradientBoostingClassifier
+
+    def columns(part: Rows) -> np.ndarray:
+        return np.concatenate([fresh.logit(part["p"])[:, None], part["member"].astype(float), part["x"]], 1)
+
+    model = HistGradientBoostingClassifier(early_stopping=True, learning_rate=0.05, max_iter=500, random_state=0)
+    model.fit(columns(rows), rows["y"])
+    return lambda new: model.predict_proba(columns(new))[:, 1]
+
+
+def mcgrad(rows: Rows, **options: Any) -> Predict:
+    """Group columns as categories, features as numbers."""
+    import logging
+
+    import pandas as pd
+    from mcgrad.methods import MCGrad
+
+    logging.getLogger("mcgrad").setLevel(logging.ERROR)
+    names = [f"c{k}" for k in range(rows["codes"].shape[1])]
+    numbers = [f"x{k}" for k in range(rows["x"].shape[1])]
+
+    def frame(part: Rows) -> Any:
+        table = pd.DataFrame(part["codes"], columns=names).astype(str)
+        return pd.concat([table, pd.DataFrame(part["x"], columns=numbers)], axis=1).assign(h=part["p"], y=part["y"].astype(int))
+
+    model = MCGrad(**options)
+    lists = {"categorical_feature_column_names": names, "numerical_feature_column_names": numbers}
+    model.fit(frame(rows), "h", "y", **lists)
+    return lambda new: model.predict(frame(new), "h", **lists)
+
+
+METHODS: dict[str, Callable[[Rows], Predict]] = {
+    OURS: lambda rows: ours(rows, gmc.Trees()),
+    STATIC: ours,
+    "nothing": lambda rows: lambda new: new["p"],
+    "logistic [logit, groups]": functools.partial(fresh.sklearn_model, "logistic"),
+    "boosted [logit, groups, x]": boosted,
+    "mcgrad, 5 rounds": lambda rows: mcgrad(rows, num_rounds=5, early_stopping=False),
+    "mcgrad": mcgrad,
+}
+FIGURES = ("Brier", "log loss", "worst cell", "MCE", "AUC", "seconds")
+
+
+def measure(method: str, rows: Rows, new: Rows) -> dict[str, float]:
+    """Figures of one method on one split."""
+    from sklearn.metrics import roc_auc_score
+
+    started = time.process_time()
+    predict = METHODS[method](rows)
+    seconds = time.process_time() - started
+    f = np.asarray(predict(new), dtype=float).clip(0, 1)
+    return fresh.measure_probabilities(new, f) | {"AUC": float(roc_auc_score(new["y"], f)), "seconds": seconds}
+
+
+def fill(
+    kept: dict[str, Any], sets: list[str], sizes: list[int], seeds: int, methods: list[str], save: Callable[[], None]
+) -> None:
+    """Measure what is not there yet, seed by seed."""
+    warm: set[str] = set()  # the first call of anything imports and compiles
+    for seed in range(seeds):
+        for name in sets:
+            pool: tuple[Rows, Rows] | None = None
+            for n in sizes:
+                for method in methods:
+                    cell = kept.setdefault(name, {}).setdefault(str(n), {}).setdefault(method, {})
+                    if str(seed) in cell:
+                        continue
+                    pool = pool or split(name, seed)
+                    smaller = [k for k in sizes if k < n]
+                    if len(pool[0]["p"]) < n and smaller and len(pool[0]["p"]) <= max(smaller):
+                        continue  # no more rows than at the size before
+                    with warnings.catch_warnings():
+                        warnings.simplefilter("ignore")
+                        if method not in warm:
+                            METHODS[method](fresh.cut(pool[0], slice(0, 300)))
+                            warm.add(method)
+                        cell[str(seed)] = measure(method, fresh.cut(pool[0], slice(0, n)), pool[1])
+                    save()
+
+
+def page(kept: dict[str, Any]) -> str:
+    """Means over seeds, and paired differences from ours."""
+    lines = ["# Learned groups", "", *(__doc__ or "").strip().splitlines()[7:], ""]
+    lines += [
+        f"Last run on {header()}. Differences are *other - ours, learned*, ± their standard error over seeds; bold: beyond two",
+        "",
+    ]
+    lines[-2] += ", in our favour (better: smaller, but AUC larger). `time` is the method's processor time over ours."
+    for name, cells in kept.items():
+        for n, cell in cells.items():
+            own = cell.get(OURS, {})
+            if not own:
+                continue
+            lines += [f"## {name}, n = {n} ({len(own)} seeds)", "", "| method | " + " | ".join(FIGURES[:-1]) + " | time |"]
+            lines += ["|---" * (len(FIGURES) + 1) + "|"]
+            for method, found in cell.items():
+                shared = [s for s in found if s in own]
+                if not shared:
+                    continue
+                texts = []
+                for figure in FIGURES[:-1]:
+                    value = np.mean([found[s].get(figure, np.nan) for s in shared])
+                    text = f"{value:.4f}" if figure != "MCE" else f"{value:.2f}"
+                    if method != OURS and len(shared) > 1:
+                        gap = np.array([found[s].get(figure, np.nan) - own[s].get(figure, np.nan) for s in shared])
+                        error = gap.std(ddof=1) / len(gap) ** 0.5
+                        sign = -1 if figure == "AUC" else 1
+                        mark = "**" if sign * gap.mean() > 2 * error else "!" if sign * gap.mean() < -2 * error else ""
+                        text += f" ({mark}{gap.mean():+.4f} ± {error:.4f}{mark})"
+                    texts.append(text)
+                ratio = np.mean([found[s]["seconds"] for s in shared]) / np.mean([own[s]["seconds"] for s in shared])
+                lines.append(f"| {method} | " + " | ".join(texts) + f" | {ratio:.2g} |")
+            lines.append("")
+    return "\n".join(lines)
+
+
+def speed(n: int) -> str:
+    """Processor time of one fit of ours and of mcgrad's fastest setting, 50 numeric features, one thread."""
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((n, 50), dtype=np.float32)
+    z = 1.5 * rng.standard_normal(n)
+    truth = z + (x[:, 0] > 0.5) * (x[:, 1] < 0.3) - 0.5 * np.sin(2 * x[:, 2])
+    y = (rng.random(n) < 1 / (1 + np.exp(-truth))).astype(float)
+    rows = {"p": 1 / (1 + np.exp(-z)), "y": y, "member": np.zeros((n, 0), bool), "codes": np.zeros((n, 0), int), "x": x}
+    took = {}
+    for method in (OURS, "mcgrad, 5 rounds"):
+        started = time.process_time()
+        f = METHODS[method](rows)(fresh.cut(rows, slice(0, 100_000)))
+        took[method] = time.process_time() - started, float(((f - y[:100_000]) ** 2).mean())
+    one, two = took.values()
+    text = f"n = {n:,} x 50: ours {one[0]:.1f} s (Brier {one[1]:.4f}), mcgrad 5 rounds {two[0]:.1f} s ({two[1]:.4f})"
+    return f"{text}: {two[0] / one[0]:.2g} x"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sets", nargs="+", default=list(SETS), choices=SETS)
+    parser.add_argument("--sizes", nargs="+", type=int, default=list(SIZES))
+    parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS))
+    parser.add_argument("--seeds", type=int, default=10)
+    parser.add_argument("--speed", nargs="+", type=int, default=[])
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    for n in options.speed:
+        print(speed(n), flush=True)
+    if options.speed:
+        return
+    file = RESULTS / "learned.json"
+    kept: dict[str, Any] = json.loads(file.read_text()) if file.is_file() else {}
+
+    def save() -> None:
+        file.write_text(json.dumps(kept, indent=0))
+        (RESULTS / "learned.md").write_text(page(kept) + "\n")
+
+    fill(kept, options.sets, options.sizes, options.seeds, options.methods, save)
+    save()
+    print(page(kept))
+
+
+if __name__ == "__main__":
+    main()
