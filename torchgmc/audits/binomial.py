@@ -5,8 +5,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-__all__ = ["Counts", "tail"]
-
 #: Tails are computed to about nine digits; the level is lowered by more than that.
 CAREFUL = 1.0 - 1e-7
 TINY = 1e-300

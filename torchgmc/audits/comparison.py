@@ -15,9 +15,6 @@ if TYPE_CHECKING:
     from torchgmc.heads.base import Head
 
 
-__all__ = ["Comparison", "by_name", "compare"]
-
-
 @dataclass(frozen=True)
 class Comparison(Tabular):
     """Several heads, one promise.

@@ -17,8 +17,6 @@ from torchgmc.engine.clusters import codes, total
 from torchgmc.groups.columns import as_mapping
 from torchgmc.groups.groups import Groups
 
-__all__ = ["Discovery", "find_groups"]
-
 
 @dataclass(frozen=True)
 class Discovery(Tabular):

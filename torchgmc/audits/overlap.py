@@ -9,8 +9,6 @@ from torch import Tensor
 
 from torchgmc.engine import hashing
 
-__all__ = ["OverlapWarning", "Sketch", "example_keys", "salt_of", "share", "warning_text"]
-
 #: Keys kept. An audit finds an overlap when about three or more of its examples have a key among the smallest.
 SIZE = 1024
 #: Scores of an example that make its key; evenly spaced, so the work does not grow with pixels or vocabulary.

@@ -4,8 +4,6 @@ No script, no font and no picture is fetched: figures are inlined, and follow th
 text is escaped. The frame with its style is ``page.html``. A file is written completely or not at all.
 """
 
-from __future__ import annotations
-
 import base64
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,8 +14,6 @@ from string import Template
 
 from torchgmc.audits.tabular import Table
 from torchgmc.engine.files import write_file
-
-__all__ = ["Picture", "Section", "Table", "write_html"]
 
 VERDICTS = ("holds", "violated", "undecided")
 

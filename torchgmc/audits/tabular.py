@@ -6,8 +6,6 @@ from typing import Any
 
 from torchgmc.engine.extras import require
 
-__all__ = ["Table", "Tabular"]
-
 
 class Tabular:
     """Something with a ``table``: columns by name, all of one length."""

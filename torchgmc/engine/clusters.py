@@ -14,8 +14,6 @@ from torch import Tensor
 from torchgmc.engine.folds import deal
 from torchgmc.engine.hashing import mix64
 
-__all__ = ["check", "codes", "deal_clusters", "parts_of", "total"]
-
 
 def check(value: Any, n: int, device: torch.device) -> Tensor:
     """Cluster ids of n examples as int64 ``(n, 1)``, or ``(n, 0)`` if there are none.

@@ -1,11 +1,7 @@
 """Optional packages, imported where they are used, with an error that says what to install."""
 
-from __future__ import annotations
-
 import importlib
 from types import ModuleType
-
-__all__ = ["require"]
 
 
 def require(module: str, *, extra: str = "") -> ModuleType:

@@ -12,8 +12,6 @@ from torch import Tensor
 
 from torchgmc.engine import checks
 
-__all__ = ["harmless", "plain", "write_atomically", "write_file", "write_json"]
-
 
 def write_atomically(path: Path, write: Callable[[Path], Any]) -> None:
     """Call ``write`` on a temporary file in the same folder, then rename it to ``path``.

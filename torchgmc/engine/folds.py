@@ -11,8 +11,6 @@ from torch import Tensor
 
 from torchgmc.engine import hashing
 
-__all__ = ["Pair", "Splits", "deal", "fresh_steps", "shuffled"]
-
 
 def shuffled(*parts: Tensor, seed: int = 0) -> Tensor:
     """The order in which examples are taken: by content, then permuted; a function of the set of rows only.

@@ -33,8 +33,6 @@ from torch import Tensor
 from torchgmc.engine import orthant
 from torchgmc.engine.search import MAX_ELEMENTS
 
-__all__ = ["CellProblem", "SoftPinball", "cell_sums", "check_members", "check_some", "minimise", "optimum", "slack_of"]
-
 #: Maximum number of Newton steps.
 STEPS = 200
 #: Violation by which the optimality conditions may be missed: on the way, at the end, and where rounding stops the steps.

@@ -20,19 +20,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = [
-    "CANDIDATES",
-    "FIXED",
-    "FOLDS",
-    "Choice",
-    "choose",
-    "explain",
-    "skewness_of",
-    "slacks",
-    "small_groups",
-    "standard_errors",
-]
-
 #: Slacks tried, in standard errors, of few and of many groups; infinity is always among them, last.
 CANDIDATES, OF_MANY = (0.0, 0.5, 1.5, 3.0), (1.0, 2.0, 3.0, 4.0)
 #: From so many groups on, the largest of their noises is far out.

@@ -10,8 +10,6 @@ from torch import Tensor
 from torchgmc.engine import noise
 from torchgmc.engine.pinball import Pinball, solve
 
-__all__ = ["Folded", "Offsets", "fit_offsets", "fit_offsets_to", "weighted_quantile"]
-
 #: Scores from which k is chosen; of more, neighbours become one.
 BUCKETS = 512
 #: Slacks of a fit that goes to alpha, as parts of it.

@@ -13,8 +13,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["Minimum", "Point", "minimise"]
-
 #: Halvings of a step.
 HALVINGS = 40
 #: Largest change of one offset in one step. An offset with almost no effect would otherwise go to infinity.

@@ -18,8 +18,6 @@ from torch import Tensor
 
 from torchgmc.engine.pinball import Pinball, independent
 
-__all__ = ["thresholds_with_one_more"]
-
 #: Scores near the thresholds of the solved problem that are looked at; more where a threshold leaves them.
 WINDOW = 2048
 #: Entries of the tables of patterns by scores that are held at a time.

@@ -14,8 +14,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-__all__ = ["Pinball", "Solution", "independent", "solve"]
-
 #: Scores in one problem; of more, those near their threshold are kept and the rest is added to the linear part.
 LIMIT = 1024
 STEPS = 80

@@ -5,8 +5,6 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-__all__ = ["MAX_TRIALS", "falling_root"]
-
 #: Evaluations that one search may use.
 MAX_TRIALS = 60
 

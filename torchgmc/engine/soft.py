@@ -14,8 +14,6 @@ from torch import Tensor
 
 from torchgmc.engine.scripting import is_scripting
 
-__all__ = ["MODES", "above", "check", "straight_through"]
-
 MODES = ("hard", "soft", "straight_through")
 
 

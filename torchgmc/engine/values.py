@@ -6,8 +6,6 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-__all__ = ["Names", "Values"]
-
 
 class Names(NamedTuple):
     """Names of the test functions g = 1_A v of a head: its sets A (rows of every table) and its directions v (columns).

@@ -14,8 +14,6 @@ from torchgmc.groups.groups import Groups, check_groups
 if TYPE_CHECKING:
     from torchgmc.heads.base import Head
 
-__all__ = ["combination_names", "combinations", "threshold_figures", "threshold_tables"]
-
 #: Rows of a table of thresholds; the head's file has all.
 MOST_THRESHOLDS = 24
 

@@ -26,16 +26,6 @@ from torchgmc.engine.pinball import Pinball, solve
 from torchgmc.engine.solver import Report
 from torchgmc.groups.cells import pattern_ids
 
-__all__ = [
-    "all_patterns",
-    "check_patterns",
-    "conformal_rank",
-    "look_up",
-    "needed",
-    "phantom_thresholds",
-    "wanted_patterns",
-]
-
 #: All patterns of membership are tabulated up to this many.
 ALL = 256
 #: Of all minima the one with the smallest thresholds: the target is lowered by this part of one example.

@@ -13,8 +13,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-__all__ = ["CONDITIONAL", "NOISE_FLOOR", "Kind", "Option", "Reader", "Task"]
-
 
 class Kind(NamedTuple):
     """How the word after a flag becomes a value.

@@ -11,8 +11,6 @@ from torchgmc.engine.clusters import codes, deal_clusters, total
 from torchgmc.heads.distribution.problem import MassStatistics
 from torchgmc.heads.distribution.tilt import Dual, Projection, project
 
-__all__ = ["Spread", "fit_tilt", "spread_of"]
-
 
 class Spread(NamedTuple):
     """Standard error of each violation ``(a, u)`` before the fit, and prompts (or clusters) of each group, ``(a, 1)``."""

@@ -17,8 +17,6 @@ from torchgmc.heads.probability import solver as probabilities
 from torchgmc.heads.probability.head import ProbabilityHead
 from torchgmc.heads.probability.static import Columns, Found
 
-__all__ = ["MondrianScaling", "Scaling"]
-
 
 class Scaling(ProbabilityHead):
     r"""A slope and an offset for everyone, :math:`\sigma(b \operatorname{logit} p + c)` (Platt's; of classes, vector scaling).

@@ -25,8 +25,6 @@ from torchgmc.engine.lasso import solve_lasso
 from torchgmc.heads.levelsets import steps as levelsets
 from torchgmc.heads.levelsets.steps import LARGEST, ROWS
 
-__all__ = ["Columns", "Found", "curvature", "fit_static", "loss", "without"]
-
 #: Halvings of a step.
 HALVINGS = 8
 #: Rows that a Hessian is estimated from (the slope itself always uses every row).

@@ -18,8 +18,6 @@ from torchgmc.heads.quantile.head import QuantileHead
 from torchgmc.heads.quantile.problem import QuantileStatistics
 from torchgmc.heads.tree.baselines import SplitConformalTree
 
-__all__ = ["MondrianConformal", "SplitConformal"]
-
 
 class SplitConformal(QuantileHead):
     r"""Split conformal prediction: one threshold, the :math:`\lceil (n + 1)\,\text{target} \rceil`-th smallest score.

@@ -12,8 +12,6 @@ from torchgmc.heads import finite
 from torchgmc.heads.threshold.head import ThresholdHead
 from torchgmc.heads.threshold.problem import CurveProblem
 
-__all__ = ["ConformalRiskControl", "MondrianRiskControl", "Unprocessed"]
-
 
 class ConformalRiskControl(ThresholdHead):
     r"""Conformal risk control (Angelopoulos et al.): one threshold whose risk is at most the target on average.

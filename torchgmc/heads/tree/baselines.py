@@ -13,8 +13,6 @@ from torchgmc.heads import finite
 from torchgmc.heads.tree.head import TreeHead
 from torchgmc.heads.tree.solver import TreeProblem
 
-__all__ = ["MondrianConformalTree", "SplitConformalTree", "UnprocessedTree"]
-
 
 class SplitConformalTree(TreeHead):
     r"""Split conformal on the tree: one threshold whose coverage is at least the target on average.

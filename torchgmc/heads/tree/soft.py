@@ -3,8 +3,6 @@
 import torch
 from torch import Tensor
 
-__all__ = ["covered_leaves", "path", "replay_tree"]
-
 
 def path(levels: Tensor, lam: Tensor, temperature: float) -> Tensor:
     r"""Probability of each node of the path from the root to the best leaf to be the answer.
