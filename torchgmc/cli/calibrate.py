@@ -13,7 +13,7 @@ Exit code 0: the head was written (a warning on stderr says if the fit did not r
 """
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -28,6 +28,7 @@ from torchgmc.cli.source import CLUSTERS, Source, check_names, find_arrays, load
 from torchgmc.cli.tables import open_table
 from torchgmc.cli.writers import check_file
 from torchgmc.engine import checks
+from torchgmc.heads.task import Task
 
 
 def calibrate(
@@ -162,23 +163,25 @@ def _translated(words: list[str], known: list[str]) -> list[str]:
     return [task, *rest]
 
 
-def commands() -> typer.Typer:
-    """``calibrate`` and its subcommands."""
-    app = typer.Typer(cls=Tasks, rich_markup_mode=None, invoke_without_command=True, subcommand_metavar="TASK DATA [OPTIONS]")
+def by_task(function: Callable[..., None], help: str, text: Callable[[Task], str], **more: Any) -> typer.Typer:
+    """A command that has, for each task, the function as a subcommand, with the options of the task's head."""
+    app = typer.Typer(rich_markup_mode=None, invoke_without_command=True, subcommand_metavar="TASK DATA [OPTIONS]", **more)
     for name, kind in tasks().items():
         task = task_of(kind)
-        example = f"Example: torchgmc calibrate {name} {task.example}"
-        app.command(name, cls=options.Command, help=f"{task.promise}\n\n{example}", short_help=task.promise)(
-            options.command(calibrate, own_options(kind), kind=kind)
-        )
+        made = options.command(function, own_options(kind), kind=kind)
+        app.command(name, cls=options.Command, help=text(task), short_help=task.promise)(made)
 
-    @app.callback()
+    @app.callback(help=help)
     def root(context: typer.Context) -> None:
-        """Fit a head on the arrays of a file and save it: one task for each promise.
-
-        Example: torchgmc calibrate fnr scores.npz --target 0.075 --alpha 0.005 --groups sex,site --out head.safetensors
-        """
         if context.invoked_subcommand is None:
             typer.echo(context.get_help())
 
     return app
+
+
+def commands() -> typer.Typer:
+    """``calibrate`` and its subcommands."""
+    words = "torchgmc calibrate"
+    example = f"{words} fnr scores.npz --target 0.075 --alpha 0.005 --groups sex,site --out head.safetensors"
+    help = f"Fit a head on the arrays of a file and save it: one task for each promise.\n\nExample: {example}"
+    return by_task(calibrate, help, lambda task: f"{task.promise}\n\nExample: {words} {task.name} {task.example}", cls=Tasks)

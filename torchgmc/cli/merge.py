@@ -16,8 +16,8 @@ import typer
 
 import torchgmc as gmc
 from torchgmc.cli import fitting, options, show
-from torchgmc.cli.calibrate import begin, finish, own_options
-from torchgmc.cli.source import load_head, task_of, tasks
+from torchgmc.cli.calibrate import begin, by_task, finish
+from torchgmc.cli.source import load_head
 from torchgmc.cli.writers import check_file
 from torchgmc.engine.checks import listing
 
@@ -82,21 +82,6 @@ def _part(path: Path) -> tuple[gmc.Head, dict[str, Any]]:
 
 def observing() -> typer.Typer:
     """``observe`` and its subcommands."""
-    app = typer.Typer(rich_markup_mode=None, invoke_without_command=True, subcommand_metavar="TASK DATA [OPTIONS]")
-    for name, kind in tasks().items():
-        promise = task_of(kind).promise
-        text = f"Statistics of a file, for `torchgmc merge`. {promise}"
-        app.command(name, cls=options.Command, help=text, short_help=promise)(
-            options.command(observe, own_options(kind), kind=kind)
-        )
-
-    @app.callback()
-    def root(context: typer.Context) -> None:
-        """Write what a head keeps of a file, to be merged with others: one task for each promise.
-
-        Example: torchgmc observe fnr part0.npz --target 0.075 --alpha 0.005 --groups sex,site --out part0.stats
-        """
-        if context.invoked_subcommand is None:
-            typer.echo(context.get_help())
-
-    return app
+    example = "torchgmc observe fnr part0.npz --target 0.075 --alpha 0.005 --groups sex,site --out part0.stats"
+    help = f"Write what a head keeps of a file, to be merged with others: one task for each promise.\n\nExample: {example}"
+    return by_task(observe, help, lambda task: f"Statistics of a file, for `torchgmc merge`. {task.promise}")

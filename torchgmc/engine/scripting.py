@@ -2,6 +2,9 @@
 
 import torch
 from torch import Tensor
+from torch.jit import is_scripting  # type: ignore[attr-defined]  # documented, but not in torch.jit.__all__
+
+__all__ = ["has_values", "is_scripting", "is_tracing"]
 
 
 def is_tracing() -> bool:

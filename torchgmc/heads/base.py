@@ -317,7 +317,8 @@ class Head(Float64Module):
         """
         with distributed.together():
             self.check_solver(solver, eta, max_iter)
-            distributed.agree(distributed.signature(self, solver, eta, max_iter))
+            if distributed.active():
+                distributed.agree(distributed.signature(self, solver, eta, max_iter))
             fresh = self.twin()
             fresh.reset()
             fresh.prepare(solver, eta, max_iter)

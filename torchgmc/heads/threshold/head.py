@@ -1,5 +1,6 @@
 """Risk control of thresholds: the miss rate of a segmentation at its target for every group."""
 
+import dataclasses
 import math
 from typing import Any, ClassVar, NamedTuple, Optional
 
@@ -477,26 +478,22 @@ class ThresholdHead(Head):
 
     def _finish(self, report: Report) -> Report:
         """Violations as risk - target, and facts about the data."""
-        assert self.statistics is not None
+        statistics = self.statistics
+        assert statistics is not None
         sign = 1.0 if self.risk.increasing else -1.0
-        excluded = self.statistics.excluded.tolist()
-        cells = self.statistics.member if isinstance(self.statistics, CurveStatistics) else None
-        details = {
-            "examples": int(self.statistics.examples),
-            "excluded": excluded if self.per_class else excluded[0],
-            "cells": None if cells is None else len(cells),
-        } | report.details
+        excluded = statistics.excluded.tolist()
         note = f" {max(excluded)} images without a relevant pixel were left out." if max(excluded) else ""
-        return Report(
-            report.converged,
-            report.iterations,
-            sign * report.violations_before,
-            sign * report.violations_after,
-            report.history,
-            report.seconds,
-            report.message + note,
-            details,
-            report.reached,
+        details = {
+            "examples": int(statistics.examples),
+            "excluded": excluded if self.per_class else excluded[0],
+            "cells": len(statistics.member) if isinstance(statistics, CurveStatistics) else None,
+        }
+        return dataclasses.replace(
+            report,
+            violations_before=sign * report.violations_before,
+            violations_after=sign * report.violations_after,
+            message=report.message + note,
+            details=details | report.details,
         )
 
     # -- use ---------------------------------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """Risks of a threshold, and the lattice of thresholds on which they are known exactly."""
 
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ class Lattice:
     size: int
 
     @classmethod
+    @functools.lru_cache(maxsize=64)  # a fit asks for the same one again and again
     def over(cls, low: float, high: float, origin: float, unit: float) -> "Lattice":
         """Cover [low, high] with one point strictly below ``low``, where nothing is missed."""
         first = math.floor((low - origin) / unit) - 1
