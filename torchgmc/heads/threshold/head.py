@@ -165,7 +165,10 @@ class ThresholdHead(Head):
         self._range = None if range is None else [self.low, self.high]
         self.takes = "probs" if self.probabilities else "scores"
         self.safe_end = -math.inf if self.risk.increasing else math.inf
-        self.s_target()  # checks
+        targets = target if isinstance(target, list | tuple) else [target] * self.columns
+        if len(targets) != self.columns:
+            raise ValueError(f"`target` must be one number or {self.columns} of them, one per class, got {target!r}.")
+        self._targets = [checks.fraction("target", value) for value in targets]
         self.register_buffer("base", torch.full((self.columns,), self.init, dtype=torch.float64))
         self.register_buffer("offsets", torch.zeros(self.num_groups, self.columns, dtype=torch.float64))
         self.register_buffer("known", torch.zeros(0, self.num_groups, dtype=torch.bool))
@@ -376,10 +379,7 @@ class ThresholdHead(Head):
 
     def s_target(self) -> Tensor:
         """The target risk, one per class, float64."""
-        values = self.target if isinstance(self.target, list | tuple) else [self.target] * self.columns
-        if len(values) != self.columns:
-            raise ValueError(f"`target` must be one number or {self.columns} of them, one per class, got {self.target!r}.")
-        return torch.tensor([checks.fraction("target", v) for v in values], dtype=torch.float64)
+        return torch.tensor(self._targets, dtype=torch.float64)
 
     # -- fit ---------------------------------------------------------------------------------------------------------
 
