@@ -15,7 +15,6 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
-from safetensors.torch import load, save
 from torch import Tensor
 from torch import distributed as dist
 
@@ -305,12 +304,16 @@ def unpack(tree: Any, tensors: list[Tensor], known: tuple[type, ...] | None = No
 
 def _to_bytes(tensors: list[Tensor], about: str = "{}") -> bytes:
     """Tensors and JSON as a safetensors file."""
+    from safetensors.torch import save
+
     named = {str(place): tensor.detach().contiguous().clone() for place, tensor in enumerate(tensors)}
     return save(named, {"about": about})
 
 
 def _from_bytes(data: bytes, device: torch.device) -> tuple[Any, list[Tensor]]:
     """What :func:`_to_bytes` was given."""
+    from safetensors.torch import load
+
     header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
     named = load(data)
     return json.loads(header["__metadata__"]["about"]), [named[str(place)].to(device) for place in range(len(named))]

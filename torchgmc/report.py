@@ -19,7 +19,8 @@ import torch
 from torchgmc.audits.audit import Audit
 from torchgmc.audits.comparison import Comparison, by_name
 from torchgmc.audits.measures import Estimate, Measures
-from torchgmc.audits.page import Picture, Section, Table, write_html
+from torchgmc.audits.page import Picture, Section, write_html
+from torchgmc.audits.tabular import Table
 from torchgmc.engine import checks
 from torchgmc.engine.files import write_file
 
