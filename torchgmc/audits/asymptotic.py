@@ -14,8 +14,6 @@ fails for few examples and rare events, where :class:`Normal` says that it does 
 import torch
 from torch import Tensor
 
-__all__ = ["Normal", "quantile"]
-
 #: Fewer values other than the rest, or more skewness, and the exact ends are kept.
 FEWEST, MOST_SKEWED = 30, 0.3
 #: Draws for the quantile of the largest; beyond so many g the union bound loses about 1 %.

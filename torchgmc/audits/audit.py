@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from torchgmc.heads.base import Head
 
-__all__ = ["Audit", "Evidence", "Needed"]
-
 #: Rows of a printed audit; there may be one for every group, level set and class.
 MAX_SHOWN = 40
 

@@ -21,8 +21,6 @@ from torchgmc.engine.values import Names
 if TYPE_CHECKING:
     from torchgmc.heads.base import Head
 
-__all__ = ["Tally", "audit", "conclude", "each"]
-
 #: Name of the column for all level sets together.
 ALL_LEVELS = "all levels"
 UNKNOWN_RANGE = "The range of s was taken from these data, so the intervals are a guide, not a guarantee."

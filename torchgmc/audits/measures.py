@@ -23,8 +23,6 @@ from torchgmc.engine.files import plain
 if TYPE_CHECKING:
     from torchgmc.audits.audit import Audit
 
-__all__ = ["Estimate", "Measures", "ecce_pvalue", "measure", "rates"]
-
 #: Bins of the ECE, points of the smoothed one, and groups worked on at once.
 BINS, POINTS, AT_ONCE = 10, 256, 64
 #: Sigmas that an error must reach to be called detectable, as mcgrad has it.

@@ -116,9 +116,9 @@ class Texts(Dataset[tuple[Any, Any]]):
     root: Path
     transform: Callable[[str], Any] | None
 
-    def _read(self, file: str) -> None:
+    def _read(self, name: str) -> None:
         """The texts, and the other columns; a key that a row lacks becomes None."""
-        rows = read_lines(self.root / file)
+        rows = read_lines(self.root / f"{name}.jsonl.gz")
         names = list(dict.fromkeys(name for row in rows for name in row))
         self.metadata: dict[str, list[Any]] = {name: [row.get(name) for row in rows] for name in names}
         self.texts: list[str] = self.metadata.pop("text")

@@ -76,7 +76,7 @@ class HierarchicalText(Texts):
         tree = json.loads((self.root / f"{name}_tree.json").read_text(encoding="utf-8"))
         self.parents: list[int] = [int(v) for v in tree["parent"]]
         self.node_names: list[str] = [str(v) for v in tree["names"]]
-        self._read(f"{name}.jsonl.gz")
+        self._read(name)
         self.labels = torch.tensor(self.metadata.pop("label"), dtype=torch.int64)
 
     @property

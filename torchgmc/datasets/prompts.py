@@ -73,7 +73,7 @@ class GenderPrompts(Texts):
             "gender prompts",
             download,
         )
-        self._read(f"{part}.jsonl.gz")
+        self._read(part)
         self.groups = torch.tensor([[g != "male", g != "female"] for g in self.metadata["group"]]).reshape(-1, 2)
         lists = json.loads((self.root / "word_lists.json").read_text(encoding="utf-8"))
         known = lists.get("attribute_token_ids", {})

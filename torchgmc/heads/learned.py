@@ -21,8 +21,6 @@ from torchgmc.engine.folds import shuffled
 from torchgmc.engine.scripting import has_values
 from torchgmc.heads.base import Head
 
-__all__ = ["Learning", "Trees"]
-
 #: One of so many parts of the rows (or clusters) is kept from the search: it decides how many trees there are.
 PARTS = 5
 #: Rows below which nothing is learned.

@@ -12,7 +12,7 @@ from torch import Tensor
 from torchgmc.audits.audit import Audit
 from torchgmc.engine import checks
 from torchgmc.engine.extras import require
-from torchgmc.plots.style import DARK, LIGHT, MARKERS, new_figure, safe, set_legend, set_title
+from torchgmc.plots.style import DARK, LIGHT, MARKERS, finished, new_figure, safe
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -84,10 +84,7 @@ def convergence(
     axes.xaxis.set_major_locator(ticker.MaxNLocator(integer=True))
     axes.set_xlabel("step")
     axes.set_ylabel("worst |violation|")
-    axes.grid(color=theme.faint, lw=0.8)
-    set_title(figure, title, theme)
-    set_legend(figure, axes, theme)
-    return figure
+    return finished(figure, axes, theme, title)
 
 
 def evidence(monitor: Watch, *, title: str | None = None, dark: bool = False) -> Figure:
@@ -120,10 +117,7 @@ def evidence(monitor: Watch, *, title: str | None = None, dark: bool = False) ->
         axes.axvline(float(monitor.alarmed), color=theme.series[1], lw=1.6, ls=":")
     axes.set_xlabel("examples")
     axes.set_ylabel("evidence, log10")
-    axes.grid(color=theme.faint, lw=0.8)
-    set_title(figure, title, theme)
-    set_legend(figure, axes, theme)
-    return figure
+    return finished(figure, axes, theme, title)
 
 
 def tradeoff(
@@ -187,10 +181,7 @@ def tradeoff(
     axes.set_ylim(low - 0.12 * room, top + 0.1 * room)
     axes.set_xlabel(safe(bias))
     axes.set_ylabel(safe(_short(cost)))
-    axes.grid(color=theme.faint, lw=0.8)
-    set_title(figure, title, theme)
-    set_legend(figure, axes, theme)
-    return figure
+    return finished(figure, axes, theme, title)
 
 
 def _logarithmic(axes: Any, values: Sequence[float]) -> None:

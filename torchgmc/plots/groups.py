@@ -17,11 +17,10 @@ from torchgmc.plots.style import (
     LIGHT,
     MARKERS,
     SMALL,
+    finished,
     folded,
     new_figure,
     safe,
-    set_legend,
-    set_title,
     share,
     signed,
     spread,
@@ -90,7 +89,6 @@ def deviation(
             label=safe(name),
         )
     _row_names(axes, labels, at, tall)
-    axes.grid(axis="x", color=theme.faint, lw=0.8)
     own = "the group's own" if first.conditional else "weighted by the group's share"
     relative = first.evidence is not None and first.evidence.relative
     axes.set_xlabel(
@@ -99,9 +97,7 @@ def deviation(
     )
     axes.xaxis.set_major_formatter(require("matplotlib.ticker", extra="report").FuncFormatter(signed))
     axes.xaxis.set_major_locator(require("matplotlib.ticker", extra="report").MaxNLocator(5))
-    set_title(figure, title, theme)
-    set_legend(figure, axes, theme)
-    return figure
+    return finished(figure, axes, theme, title, "x")
 
 
 def thresholds(
@@ -189,11 +185,8 @@ def thresholds(
             axes.axvline(starts[name], color=theme.ink, lw=1.2, ls="--", label="before calibration")
     _row_names(axes, labels, at, tall)
     axes.set_xlim(low, high + 0.06 * (high - low))
-    axes.grid(axis="x", color=theme.faint, lw=0.8)
     axes.set_xlabel("threshold on the score" + (f"; {left_out} rarer combinations not shown" if left_out else ""))
-    set_title(figure, title, theme)
-    set_legend(figure, axes, theme)
-    return figure
+    return finished(figure, axes, theme, title, "x")
 
 
 def _places(names: list[str]) -> tuple[list[float], float]:

@@ -89,6 +89,14 @@ def set_legend(figure: Figure, axes: Axes, theme: Theme) -> None:
     )
 
 
+def finished(figure: Figure, axes: Axes, theme: Theme, title: str | None, grid: str = "both") -> Figure:
+    """The figure with a grid, its title and its legend."""
+    axes.grid(axis=grid, color=theme.faint, lw=0.8)  # type: ignore[arg-type]  # matplotlib lists the words
+    set_title(figure, title, theme)
+    set_legend(figure, axes, theme)
+    return figure
+
+
 def png(figure: Figure, *, dpi: int = 144) -> bytes:
     """The figure as a PNG file in memory."""
     buffer = BytesIO()

@@ -21,8 +21,6 @@ from torchgmc.heads.threshold.problem import POINTS, CurveProblem, CurveStatisti
 if TYPE_CHECKING:
     from torchgmc.heads.threshold.head import ThresholdHead
 
-__all__ = ["Fitted", "coarse", "fit_thresholds", "tabulate"]
-
 #: Without a lattice offsets are multiples of this part of the step that can be distinguished, so that their sums are exact.
 PARTS = 1024
 
