@@ -70,3 +70,11 @@ def test_short_rows_have_keys_of_their_own_and_the_old_version_stays():
     assert len(old.unique()) < 5000
     first = [[0.5, 0.25, 0.25], [0.75, 0.125, 0.125]]
     assert hashing.keys(torch.tensor(first), 1).tolist() == [2120096, 2120096]  # as version 0.1 drew them
+
+
+def test_keys_of_rows_do_not_depend_on_the_pieces_they_are_made_in():
+    x, y = torch.randn(70_000, 5, generator=torch.Generator().manual_seed(0)), torch.arange(70_000)
+    keys = hashing.row_keys(x, y)
+    assert (
+        torch.equal(keys[60_000:60_010], hashing.row_keys(x[60_000:60_010], y[60_000:60_010])) and len(keys.unique()) == 70_000
+    )

@@ -12,6 +12,7 @@ import torch
 import torchgmc as gmc
 from gmctest.heads_zoo import ENTRIES, ZOO, Entry
 from gmctest.own_head import MeanHead, Rows
+from torchgmc.heads.threshold.problem import CurveStatistics
 
 BY_NAME = pytest.mark.parametrize("entry", ZOO, ids=lambda e: e.name)
 CONFIDENTIAL = "row of statistics"
@@ -214,3 +215,23 @@ def test_a_head_of_ones_own(tmp_path: Path) -> None:
     weight = torch.ones(90).index_fill(0, torch.arange(30), 0.5)
     want = MeanHead(0.1, ["a", "b"]).fit(x, y, who, weight)
     same(parts[0].forget(0.5).merge(*parts[1:]).calibrate(), want)
+
+
+def test_a_table_of_many_cells_is_not_copied_with_every_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """16 overlapping groups: nearly every image has its own combination, and every batch was added to all of them."""
+    g = torch.Generator().manual_seed(0)
+    scores, masks, member = torch.rand(256, 3, generator=g), torch.ones(256, 3).bool(), torch.rand(256, 16, generator=g) < 0.5
+    options = {"groups": [f"g{k}" for k in range(16)], "resolution": 0.25, "noise_floor": False}
+    head, copied = gmc.ThresholdHead(0.1, 0.05, **options), 0
+    plain = CurveStatistics.__add__
+
+    def counted(one: CurveStatistics, other: CurveStatistics) -> CurveStatistics:
+        nonlocal copied
+        copied += one.num_cells + other.num_cells
+        return plain(one, other)
+
+    monkeypatch.setattr(CurveStatistics, "__add__", counted)
+    for some in zip(scores.split(4), masks.split(4), member.split(4), strict=True):
+        head.observe(*some)
+    assert head.statistics.num_cells > 240 and copied < 256 * 8 < 256 * 32  # each cell log n times, not once for each batch
+    assert torch.equal(head.calibrate().offsets, gmc.ThresholdHead(0.1, 0.05, **options).fit(scores, masks, member).offsets)

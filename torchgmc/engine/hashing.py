@@ -124,8 +124,10 @@ def row_keys(*parts: Tensor) -> Tensor:
     for part in parts:
         flat = part.detach().flatten(1) if part.dim() > 1 else part.detach()[:, None]
         for some in torch.split(flat, 1 << 12, 1):
-            bits = (some.to(torch.float64) + 0.0).view(torch.int64)  # + 0.0: a copy, with one zero
             weight = places64(place + some.shape[1], part.device)[place:]
-            total += mix64(bits).mul_(weight).sum(1)
+            rows = max(1, (1 << 18) // max(some.shape[1], 1))  # numbers that stay in the cache
+            for piece, to in zip(torch.split(some, rows), torch.split(total, rows), strict=True):
+                bits = (piece.to(torch.float64) + 0.0).view(torch.int64)  # + 0.0: a copy, with one zero
+                to += mix64(bits).mul_(weight).sum(1)
             place += some.shape[1]
     return mix64(total)

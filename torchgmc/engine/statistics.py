@@ -11,6 +11,8 @@ from torchgmc.engine import hashing
 from torchgmc.engine.clusters import total
 
 _Same = TypeVar("_Same", bound="PerExample")
+#: Examples summed at a time.
+ROWS = 1 << 13
 
 
 class PerExample:
@@ -53,11 +55,13 @@ class PerExample:
 
     def group_sizes(self) -> Tensor:
         """Examples of each group after weighting, or clusters it occurs in, ``(a,)``."""
-        member = self.member.double()
         if self.cluster.shape[1]:
-            return (total(member, self.cluster) > 0).double().sum(0)
-        inside = self.weight @ member
-        return inside.square() / (self.weight.square() @ member).clamp_min(1e-300)
+            return (total(self.member.double(), self.cluster) > 0).double().sum(0)
+        powers = torch.stack([self.weight, self.weight.square()])  # (2, n)
+        inside = powers.new_zeros(2, self.member.shape[1])
+        for weight, member in zip(torch.split(powers, ROWS, 1), torch.split(self.member, ROWS), strict=True):
+            inside += weight @ member.double()
+        return inside[0].square() / inside[1].clamp_min(1e-300)
 
     def sorted(self: _Same) -> _Same:
         """The same examples in an order that does not depend on how they came."""

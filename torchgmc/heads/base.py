@@ -380,8 +380,9 @@ class Head(Float64Module):
     def keep(self, batch: Any, *content: Tensor, keys: Tensor | None = None) -> None:
         """Add a batch's statistics to those of the others; threads may call it at the same time.
 
-        Rows are joined once the later ones are half as many as those before, so n examples are copied O(log n) times each in
-        however many batches they come, and lie in O(log n) pieces; sums (no ``rows``) are added at once.
+        Rows (and cells, of sums over many of them) are joined once the later ones are half as many as those before, so n
+        examples are copied O(log n) times each in however many batches they come, and lie in O(log n) pieces; other sums are
+        added at once.
 
         Args:
             batch: the statistics.
@@ -396,7 +397,7 @@ class Head(Float64Module):
             parts = [*self.__dict__.get("_parts", ()), batch]
             if len(parts) > 1 and hasattr(batch, "check_alike"):
                 parts[0].check_alike(batch)
-            while len(parts) > 1 and 2 * getattr(parts[-1], "rows", 0) >= getattr(parts[-2], "rows", 0):
+            while len(parts) > 1 and 2 * _length(parts[-1]) >= _length(parts[-2]):
                 late = parts.pop()
                 parts[-1] = parts[-1] + late
             self._parts = tuple(parts)
@@ -817,6 +818,8 @@ def largest_cluster(statistics: Any) -> float:
     if isinstance(cluster, Tensor) and cluster.shape[1] and len(cluster):
         return float(total(statistics.weight[:, None].double(), cluster).max())
     return 0.0 if sums is None or not len(sums.mass) else float(sums.mass[:, -1].max())
+def _length(part: Any) -> int:
+    return int(getattr(part, "num_cells", 0) or getattr(part, "rows", 0))
 
 
 def _as_bytes(about: dict[str, Any]) -> Tensor:

@@ -62,6 +62,12 @@ def test_sums_in_float32_pieces_are_exact(n, a, seed, size):
     assert torch.equal(exact_product(member.float(), table), member.double() @ table)
 
 
+def test_sums_are_exact_in_pieces_of_many_examples():
+    g = torch.Generator().manual_seed(0)
+    member, table = torch.rand(2 * levelsets.ROWS + 5, 7, generator=g) < 0.5, snap(torch.randn(7, 3, generator=g).double())
+    assert torch.equal(exact_product(member.float(), table), member.double() @ table)
+
+
 def test_tables_are_rounds_on_a_snapshot():
     g = torch.Generator().manual_seed(0)
     z = snap(torch.randn(50, 1, generator=g, dtype=torch.float64))

@@ -213,8 +213,13 @@ def exact_product(member: Tensor, table: Tensor) -> Tensor:
     """
     if member.dtype == torch.float64:
         return member @ table
+    if member.device.type == "cpu" and len(member) > ROWS:  # pieces that stay in the cache
+        out = torch.empty(len(member), table.shape[1], dtype=torch.float64)
+        for part, some in zip(torch.split(member, ROWS), torch.split(out, ROWS), strict=True):
+            some.copy_(exact_product(part, table))
+        return out
     if member.shape[1] > 1024:
-        return torch.cat([part.double() @ table for part in torch.split(member, ROWS)])
+        return member.double() @ table
     whole = table / UNIT
     high = torch.round(whole / 2.0**28)
     rest = whole - high * 2.0**28

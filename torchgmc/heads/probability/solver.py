@@ -403,10 +403,13 @@ class _Rounds:
         """The whole step, or the first of its halves, quarters, ... that lowers the potential with a Brier score allowed."""
         sample, euclidean = self.sample, self.promise.euclidean
         used = (table != 0).flatten(1).any(0).nonzero()[:, 0]  # columns of the flat table
-        moves = torch.zeros(len(z), table[0].numel(), dtype=torch.float64, device=z.device)
-        moves[:, used] = exact_product(sample.member, table.flatten(1)[:, used])
         place = measure.level * z.shape[1] + torch.arange(z.shape[1], device=z.device)
-        move = moves.gather(1, place)  # (n, C)
+        move = torch.empty_like(z)  # (n, C)
+        rows = ROWS if z.device.type == "cpu" else max(len(z), 1)
+        for part, some, to in zip(*(torch.split(t, rows) for t in (sample.member, place, move)), strict=True):
+            moves = z.new_zeros(len(part), table[0].numel())
+            moves[:, used] = exact_product(part, table.flatten(1)[:, used])
+            to.copy_(moves.gather(1, some))
         start = self._loss(z, measure.brier)
         for halving in range(HALVINGS + 1):
             length = 0.5**halving

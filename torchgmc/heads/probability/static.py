@@ -105,6 +105,8 @@ class Columns:
 
     def some(self, groups: Tensor) -> "Columns":
         """The problem with some of the groups only."""
+        if len(groups) == self.member.shape[1]:  # all of them, in their order
+            return self
         ridge = None if self.ridge is None else self.ridge[:, groups]
         return Columns(self.member[:, groups], self.z, self.y, self.share, self.euclidean, self.slopes, ridge)
 

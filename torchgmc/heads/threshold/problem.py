@@ -110,6 +110,11 @@ class CurveStatistics:
         return replace(self, steps=steps, mass=mass, powers=powers, clusters=clusters)
 
     @property
+    def num_cells(self) -> int:
+        """Cells kept: where they are many, not every batch is added to all of them."""
+        return len(self.member)
+
+    @property
     def rows(self) -> int:
         """Number of examples kept; sums keep none."""
         return len(self.member) if self.apart else 0
