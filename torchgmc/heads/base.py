@@ -816,8 +816,11 @@ def largest_cluster(statistics: Any) -> float:
     """Largest weight of a cluster among examples observed; 0 if they came without clusters."""
     cluster, sums = getattr(statistics, "cluster", None), getattr(statistics, "clusters", None)
     if isinstance(cluster, Tensor) and cluster.shape[1] and len(cluster):
-        return float(total(statistics.weight[:, None].double(), cluster).max())
+        weight = statistics.weight if hasattr(statistics, "weight") else statistics.mass.amax(1)
+        return float(total(weight[:, None].double(), cluster).max())
     return 0.0 if sums is None or not len(sums.mass) else float(sums.mass[:, -1].max())
+
+
 def _length(part: Any) -> int:
     return int(getattr(part, "num_cells", 0) or getattr(part, "rows", 0))
 
