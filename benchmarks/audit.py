@@ -1,6 +1,6 @@
 """Audit and monitor: how often they are right where the truth is known, how wide intervals are, what is found, and the time.
 
-    python -m benchmarks.audit            # 200 draws of 2,000 examples, 1,000 quiet runs of the monitor (some minutes)
+    python -m benchmarks.audit            # 100 draws of 2,000 examples, 1,000 quiet runs of the monitor (some minutes)
     python -m benchmarks.audit --small    # 40 draws, 200 runs
 
 Nothing is fitted. Populations: *miss rates*, mass-weighted and per group (skewed, sd 0.06, six groups of all to a twentieth);
@@ -235,7 +235,7 @@ def run(small: bool = False, tiny: bool = False, only: str = "", tell: bool = Fa
 
 def widths(small: bool, tiny: bool) -> Iterator[Row]:
     """How often intervals hold, and how wide they are."""
-    draws, n = (3, 300) if tiny else (40, 2000) if small else (200, 2000)
+    draws, n = (3, 300) if tiny else (40, 2000) if small else (100, 2000)
     others = 3 if tiny else 300 if small else 1000
     few = max(3, draws // 5)
     big = 300 if tiny else 5000

@@ -25,8 +25,8 @@ __all__ = ["BLOCKS", "Histogram", "Units"]
 
 #: Stretches over which a bet is fixed.
 BLOCKS = 128
-#: Most of the capital that one z can take.
-MOST = 0.85
+#: Most of the capital that one z can take; less where single values lie at the end of the range (covered or not, p - y).
+MOST, MOST_OF_JUMPS = 0.95, 0.8
 #: Before anything is seen, the variance is that of calibration, and that counts for so many units.
 PRIOR = 20.0
 #: Where that is unknown, it is the largest there can be, which counts for so many.
@@ -52,6 +52,7 @@ class Units:
         a, u: A and U of each event, ``(k,)``.
         cuts: where the events of each block start, ``BLOCKS + 1`` numbers.
         variance: of one A - m U, known from other data, ``(G,)``; 0 where it is not.
+        most: share of the capital that one z can take.
     """
 
     size: Tensor
@@ -62,10 +63,19 @@ class Units:
     u: Tensor
     cuts: list[int]
     variance: Tensor
+    most: float = MOST
 
     @classmethod
     def of(
-        cls, sets: Tensor, which: Tensor, rest: Tensor, g: Tensor, row: Tensor, a: Tensor, spread: Tensor | None = None
+        cls,
+        sets: Tensor,
+        which: Tensor,
+        rest: Tensor,
+        g: Tensor,
+        row: Tensor,
+        a: Tensor,
+        spread: Tensor | None = None,
+        most: float = MOST,
     ) -> "Units":
         """From a table of U and a list of events.
 
@@ -75,6 +85,7 @@ class Units:
             rest: see above.
             g, row, a: the events, ``(k,)``: test function, unit and A.
             spread: sum over all units of (A - m U)^2 that other data let expect, ``(G,)``; None if unknown.
+            most: see above.
         """
         inside = sets > 0
         place = inside.cumsum(0) - 1
@@ -92,7 +103,7 @@ class Units:
         others = (others - seen.view_as(others)).clamp_min(0.0)
         cuts = torch.bincount(at, minlength=BLOCKS).cumsum(0).tolist()
         spread = torch.zeros_like(rest) if spread is None else spread / size[which].clamp_min(1)
-        return cls(size[which], rest, others, g, a, u, [0, *cuts], spread)
+        return cls(size[which], rest, others, g, a, u, [0, *cuts], spread, most)
 
     def sums(self) -> Tensor:
         """Sums of 1 (units), U, U^2, A, U A, A^2 before each block, ``(6, BLOCKS + 1, G)``."""
@@ -120,7 +131,7 @@ class Units:
         up, goal = up.to(device), -level.to(device, torch.float64).log()
         sign = torch.where(up, 1.0, -1.0).double()
         bottom = torch.where(up, mean, 1.0 - mean)
-        most = MOST / bottom.clamp_min(1e-12)
+        most = self.most / bottom.clamp_min(1e-12)
         sums = self.sums()
         most_there_can_be = 0.25 * sums[2, -1] / sums[0, -1].clamp_min(1.0)
         is_known = self.variance > 0.0
