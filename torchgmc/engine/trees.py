@@ -25,7 +25,7 @@ PACK = 6
 #: Unit of slopes and curvatures: sums of a billion of them are exact.
 GRAIN = 2.0**-22
 #: Trees without progress, times the rate, after which no more are grown.
-PATIENCE = 8.0
+PATIENCE = 5.0
 #: Share of the columns that the first split of a tree may use, drawn for each.
 ROOTS = 0.1
 #: Unit of the moves of leaves, and the largest: their sums are exact in any order.
@@ -56,6 +56,11 @@ class Coded(NamedTuple):
     def pick(self, rows: Tensor | slice) -> "Coded":
         """Some of the rows."""
         return self._replace(codes=self.codes[:, rows], packs=self.packs[:, rows])
+
+    def some(self, columns: Tensor) -> "Coded":
+        """Some of the columns, bool ``(q,)``."""
+        nothing = self.pairs[:0]
+        return Coded(self.codes[columns], self.cuts[columns], self.equal[columns], nothing, self.packs[:0])
 
 
 class Grown(NamedTuple):
@@ -162,8 +167,13 @@ def grow(
     parts: list[tuple[Tensor, ...]] = []
     for level in range(depth):
         leaves = 1 << level
-        sums = histogram(coded, leaf, leaves, values)
-        whole = sums.sum(2)[:, 0]  # (leaves, v)
+        if level == 0 and roots is not None:
+            sums = values.new_zeros(1, len(coded.codes), size, values.shape[1])
+            sums[:, roots] = histogram(coded.some(roots), leaf, 1, values)
+        else:
+            sums = histogram(coded, leaf, leaves, values)
+        first = 0 if level or roots is None else int(roots.nonzero()[0])
+        whole = sums.sum(2)[:, first]  # (leaves, v)
         lost = sums[:, :, -1:]
         upper = sums[:, :, :-1].flip(2).cumsum(2).flip(2)  # x >= cut of the code
         upper = torch.where(coded.equal[:, None, None], sums[:, :, :-1], upper)
