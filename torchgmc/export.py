@@ -243,7 +243,8 @@ def _compare(flat: Flat, example: tuple[Tensor, ...], found: Any, format: str) -
     inputs = flat.inputs(example)
     scores = flat.scores(inputs)
     member = flat.groups(example)
-    expected = flat.finish(scores, member, inputs)
+    features = flat.features(example)
+    expected = flat.finish(scores, member, inputs, features)
     pairs = list(zip(_tuple(expected), _tuple(found), strict=True))
     for want, got in pairs:
         if want.shape != got.shape or want.dtype != got.dtype:

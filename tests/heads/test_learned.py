@@ -87,6 +87,26 @@ def test_files_script_and_export_give_the_same(fitted: gmc.ProbabilityHead, tmp_
     assert torch.equal(output(fitted.half(), batch), expected)  # buffers stay as they are
 
 
+@pytest.mark.parametrize("format", ["torchscript", "torch.export", "onnx"])
+def test_exported_models_take_features_or_compute_them(fitted: gmc.ProbabilityHead, tmp_path: Path, format: str) -> None:
+    batch, _ = people(40, 6)
+    groups, x = batch["groups"], batch["features"]
+    base = torch.nn.Sequential(torch.nn.Linear(3, 1), torch.nn.Flatten(0), torch.nn.Sigmoid())
+    filled = x.nan_to_num(0.0)
+    model = gmc.attach(base, fitted)
+    expected = fitted(base(filled).detach(), groups, features=x)
+    assert torch.equal(model(filled, groups, features=x), expected)
+    with pytest.raises(ValueError, match="`features` is missing"):
+        model(filled, groups)
+    path = model.export(tmp_path / "model", format, (filled, groups, x))  # compared with the eager model there
+    assert gmc.export.metadata(path)["inputs"][-2:] == ["groups", "features"]
+    own = gmc.attach(base, fitted, features=lambda x: x)
+    assert torch.equal(own(filled, groups), fitted(base(filled).detach(), groups, features=filled))
+    own.export(tmp_path / "own", format, (filled, groups))
+    with pytest.raises(TypeError, match="`learn`"):
+        gmc.attach(base, gmc.ProbabilityHead(0.1), features=lambda x: x)
+
+
 @pytest.mark.parametrize("options", [{"num_classes": 3}, {"geometry": "euclidean"}, {"bins": None}, {"conditional": True}])
 def test_classes_and_other_options(options: dict[str, object]) -> None:
     batch, truth = people(1500, 0)

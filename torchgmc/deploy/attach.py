@@ -24,6 +24,7 @@ def attach(
     adapter: Adapter | None = None,
     mode: str = "hard",
     temperature: float = 0.1,
+    features: nn.Module | Callable[..., Tensor] | None = None,
 ) -> "CalibratedModel":
     """Attach a head to a trained model.
 
@@ -41,6 +42,9 @@ def attach(
         mode: what the head returns: ``"hard"`` (its answer), ``"soft"`` or ``"straight_through"`` (see its ``forward``),
             through which the model can be trained. :meth:`CalibratedModel.soften` changes it later. Files hold ``"hard"``.
         temperature: of the soft modes.
+        features: for a head made with ``learn``: a module or function that computes them from the model's own (first) input
+            (for a model of tables the input itself, ``features=lambda x: x``); None: the argument ``features=`` of each call
+            (the last of ``example_inputs`` when it is exported).
 
     Returns:
         A module with the head's result in the model's own type of output: the mask of a
@@ -74,7 +78,7 @@ def attach(
             f"`groups` must be None (passed at each call), a batch key, or a module that computes the membership from "
             f"the input, got {type(groups).__name__}; pass a fixed membership when you call the model."
         )
-    return CalibratedModel(model, head, groups, adapt(model, head, adapter)).soften(mode, temperature)
+    return CalibratedModel(model, head, groups, adapt(model, head, adapter), features).soften(mode, temperature)
 
 
 class CalibratedModel(nn.Module):
@@ -85,12 +89,19 @@ class CalibratedModel(nn.Module):
         mode, temperature: what the head returns, see :meth:`soften`.
     """
 
-    def __init__(self, model: nn.Module, head: Head, groups: Any, adapter: Adapter) -> None:
+    def __init__(self, model: nn.Module, head: Head, groups: Any, adapter: Adapter, features: Any = None) -> None:
         super().__init__()
         self.model, self.head, self.adapter = model, head, adapter
         self.group_key = groups if isinstance(groups, str) else None
         self.group_source = groups if callable(groups) else None
         self.takes_groups, self.may_take_groups = head.needs_groups, head.may_take_groups
+        self.takes_features = bool(getattr(head, "learns", False))
+        if features is not None and (not self.takes_features or not callable(features)):
+            why = (
+                "be a module or function of the model's input" if self.takes_features else "come with a head made with `learn`"
+            )
+            raise TypeError(f"`features` must {why}, got {type(features).__name__}.")
+        self.feature_source = features
         self.wants = head.takes
         self.mode, self.temperature = "hard", 0.1
         self._looked = False  # at the range of the first scores
@@ -112,18 +123,22 @@ class CalibratedModel(nn.Module):
     def forward(self, *inputs: Any, groups: Any = None, **kwargs: Any) -> Any:
         """The model's output, calibrated."""
         args, kwargs, member = self.divide(inputs, groups, kwargs)
+        features = kwargs.pop("features", None) if self.takes_features else None
+        if self.takes_features and features is None and self.feature_source is not None:
+            features = self.feature_source(_first(args, kwargs))
         output = self.model(*args, **kwargs)
-        return self.adapter.replace(output, self.apply_head(output, member, named(args, kwargs)))
+        return self.adapter.replace(output, self.apply_head(output, member, named(args, kwargs), features))
 
     def scores(self, *inputs: Any, **kwargs: Any) -> Tensor:
         """What the head sees of the model's output for these inputs (without groups)."""
         return self.adapter.scores(self.model(*inputs, **kwargs))
 
-    def apply_head(self, output: Any, member: Tensor | None, inputs: Mapping[str, Any]) -> Any:
+    def apply_head(self, output: Any, member: Tensor | None, inputs: Mapping[str, Any], features: Any = None) -> Any:
         """The head's result for a model's output."""
+        more = self._softness() | ({"features": features} if self.takes_features else {})
         if self.wants == "groups":
             scores = self.adapter.scores(output)
-            return scores, beside(scores, self.head(member, **self._softness()))
+            return scores, beside(scores, self.head(member, **more))
         scores = self.adapter.scores(output)
         self._look(scores)
         if member is not None and member.dim() == 0:
@@ -136,7 +151,7 @@ class CalibratedModel(nn.Module):
         if member is not None and member.device.type == "meta" and scores.device.type != "meta":
             raise ValueError("`groups` is on the meta device, where tensors have no values; move it to a real one.")
         member = None if member is None else member.to(scores.device)
-        return self.adapter.apply(self.head, scores, member, inputs, **self._softness())
+        return self.adapter.apply(self.head, scores, member, inputs, **more)
 
     def _softness(self) -> dict[str, Any]:
         """Options of the head's ``forward``; none in the hard mode, which every custom head supports."""

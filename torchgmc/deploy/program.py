@@ -46,9 +46,9 @@ class Guard(nn.Module):
 
 
 class Flat(nn.Module):
-    """The calibrated model with positional tensors only; groups, if passed, come last."""
+    """The calibrated model with positional tensors only; groups and features, if passed, come last."""
 
-    def __init__(self, calibrated: CalibratedModel, names: list[str], keywords: bool, grouped: bool) -> None:
+    def __init__(self, calibrated: CalibratedModel, names: list[str], keywords: bool, grouped: bool, featured: bool) -> None:
         super().__init__()
         self.model, self.adapter, self.keywords = calibrated.model, calibrated.adapter, keywords
         self.head = copy.deepcopy(calibrated.head)
@@ -61,7 +61,8 @@ class Flat(nn.Module):
         self.source = None if grouped else calibrated.group_source
         self.main = names.index("input_ids") if "input_ids" in names else 0
         self.grouped, self.threshold_only = grouped, calibrated.wants == "groups"
-        self.names = [*names, "groups"] if grouped else names
+        self.featured, self.feature_source = featured, None if featured else calibrated.feature_source
+        self.names = [*names, *(["groups"] if grouped else []), *(["features"] if featured else [])]
         self.guarded = False
         self.of_scores: nn.Module = nn.Identity()
         self.of_groups: nn.Module = nn.Identity()
@@ -76,11 +77,11 @@ class Flat(nn.Module):
 
     def forward(self, *tensors: Tensor) -> Any:
         inputs = self.inputs(tensors)
-        return self.finish(self.scores(inputs), self.groups(tensors), inputs)
+        return self.finish(self.scores(inputs), self.groups(tensors), inputs, self.features(tensors))
 
     def inputs(self, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """What the model takes."""
-        return tensors[:-1] if self.grouped else tensors
+        return tensors[: len(tensors) - self.grouped - self.featured]
 
     def scores(self, inputs: tuple[Tensor, ...]) -> Tensor:
         """What the head sees of the model's output."""
@@ -90,16 +91,23 @@ class Flat(nn.Module):
     def groups(self, tensors: tuple[Tensor, ...]) -> Tensor | None:
         """The membership: passed last, computed, or not needed."""
         if self.grouped:
-            return tensors[-1]
+            return tensors[-1 - self.featured]
         return None if self.source is None else self.source(tensors[self.main])
 
-    def finish(self, scores: Tensor, member: Tensor | None, inputs: tuple[Tensor, ...]) -> Any:
+    def features(self, tensors: tuple[Tensor, ...]) -> Tensor | None:
+        """What a head that learns looks at: passed last, computed, or not needed."""
+        if self.featured:
+            return tensors[-1]
+        return None if self.feature_source is None else self.feature_source(tensors[self.main])
+
+    def finish(self, scores: Tensor, member: Tensor | None, inputs: tuple[Tensor, ...], features: Tensor | None = None) -> Any:
         """The head's result."""
+        more = {} if features is None else {"features": features}
         scores = self.of_scores(scores)
         member = None if member is None else self.of_groups(member)
         if self.threshold_only:
-            return scores, beside(scores, self.head(member))
-        return self.adapter.apply(self.head, scores, member, dict(zip(self.names, inputs, strict=False)))
+            return scores, beside(scores, self.head(member, **more))
+        return self.adapter.apply(self.head, scores, member, dict(zip(self.names, inputs, strict=False)), **more)
 
 
 def flatten(model: CalibratedModel, example: Any) -> tuple[Flat, tuple[Tensor, ...]]:
@@ -110,10 +118,14 @@ def flatten(model: CalibratedModel, example: Any) -> tuple[Flat, tuple[Tensor, .
         raise ValueError("`example_inputs` is empty; pass the arguments of one call, e.g. (images, groups).")
     given = "groups" in kwargs or (model.group_key or "groups") in kwargs
     asked = (model.takes_groups and model.group_source is None) or (given and (model.takes_groups or model.may_take_groups))
+    featured = model.takes_features and model.feature_source is None
+    features = kwargs.pop("features", None) if featured else None
+    if featured and features is None and len(inputs) > 1:
+        inputs, features = inputs[:-1], inputs[-1]
     args, kwargs, member = model.divide(inputs, None, kwargs)
     names = list(kwargs) if kwargs else _names(model.model, len(args))
-    values = [*args, *kwargs.values(), *([member] if asked else [])]
-    for name, value in zip([*names, "groups"], values, strict=False):
+    values = [*args, *kwargs.values(), *([member] if asked else []), *([features] if featured else [])]
+    for name, value in zip([*names, *(["groups"] if asked else []), "features"], values, strict=False):
         if not isinstance(value, Tensor):
             raise TypeError(f"`example_inputs`: {name!r} must be a tensor to be exported, got {type(value).__name__}.")
         if value.is_complex() or value.layout != torch.strided:
@@ -125,7 +137,7 @@ def flatten(model: CalibratedModel, example: Any) -> tuple[Flat, tuple[Tensor, .
     if rows == {1}:
         values = [torch.cat([value, value]) for value in values]
     # Contiguous: torch.export takes the strides of an example, say a cut table, for a demand on all inputs.
-    return Flat(model, names, bool(kwargs), asked), tuple(value.detach().contiguous() for value in values)
+    return Flat(model, names, bool(kwargs), asked, featured), tuple(value.detach().contiguous() for value in values)
 
 
 def _names(model: nn.Module, count: int) -> list[str]:

@@ -106,6 +106,9 @@ def code(columns: Tensor, equal: Tensor, bins: int) -> Coded:
             place = torch.where(kept[place] == column, place, bins - 1) if len(kept) else torch.zeros_like(place)
         else:
             kept = found
+            if bool((found != found.round()).any()):  # half-way: rounding in another format turns nobody
+                found = torch.cat([found[:1], (found[1:] + found[:-1]) / 2])
+                kept = found
             if len(found) > bins:
                 upto = count.cumsum(0)
                 ranks = torch.arange(1, bins, device=column.device) * (len(known) / bins)
@@ -346,8 +349,9 @@ def places(columns: Tensor, column: Tensor, cut: Tensor, kind: Tensor) -> Tensor
     while (1 << depth) - 1 < splits:
         at = first + node
         x, how = columns.gather(1, which[at]).to(cuts.dtype), kinds[at]
-        right = torch.where(how % 2 == 1, x == cuts[at], x >= cuts[at])
-        right = torch.where(x.isnan(), how // 2 % 2 == 1, right)
+        equal, lacking, cut_here = how % 2 == 1, x.isnan(), cuts[at]
+        right = (equal & (x == cut_here)) | (~equal & (x >= cut_here))  # of NaN False; ONNX has no `where` of bools
+        right = right | (lacking & (how // 2 % 2 == 1))
         node = 2 * node + 1 + right.to(torch.int64)
         depth += 1
     return node - splits
