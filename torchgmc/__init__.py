@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from torchgmc.deploy.adapters import Adapter
     from torchgmc.deploy.attach import CalibratedModel, attach
     from torchgmc.deploy.io import load, save
+    from torchgmc.deploy.sets import Intervals, PredictionSets
     from torchgmc.engine.search import Cells, violations
     from torchgmc.engine.solver import Report
     from torchgmc.groups.groups import Groups
@@ -40,8 +41,10 @@ __all__ = [
     "GMCPenalty",
     "Groups",
     "Head",
+    "Intervals",
     "Monitor",
     "MonotoneRisk",
+    "PredictionSets",
     "ProbabilityHead",
     "QuantileHead",
     "Report",
@@ -85,6 +88,7 @@ _LATER = {
         "deploy.adapters": ("Adapter",),
         "deploy.attach": ("CalibratedModel", "attach"),
         "deploy.io": ("load", "save"),
+        "deploy.sets": ("Intervals", "PredictionSets"),
         "engine.search": ("Cells", "violations"),
         "engine.solver": ("Report",),
         "groups.groups": ("Groups",),
@@ -111,4 +115,4 @@ if not TYPE_CHECKING:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_MODULES, *_LATER})
+    return sorted({*__all__, *_MODULES, *_LATER, *(name for name in globals() if name.startswith("__"))})

@@ -10,7 +10,11 @@ and from a classifier to sets::
 
     head = gmc.QuantileHead(target=0.9, alpha=0.01, groups=names).fit(conformity.lac(probs, labels), groups)
     sets = conformity.lac_set(new_probs, head(new_groups))  # bool (n, C)
+
+:class:`torchgmc.Intervals` and :class:`torchgmc.PredictionSets` put both behind a model, as one module.
 """
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -21,7 +25,13 @@ from torchgmc.engine.scripting import has_values
 #: How far the sum of a row of probabilities may be from 1; half precision needs so much.
 ROUNDING = 0.02
 
-__all__ = ["absolute_residual", "aps", "aps_set", "cqr", "cqr_interval", "interval", "lac", "lac_set"]
+#: Scores of classes, see :func:`class_scores`.
+SCORES = ("lac", "aps", "raps", "saps", "topk")
+
+__all__ = [
+    *("absolute_residual", "aps", "aps_set", "class_scores", "covgap", "cqr", "cqr_interval", "interval", "lac"),
+    *("lac_set", "sscv"),
+]
 
 
 def absolute_residual(prediction: Tensor, y: Tensor) -> Tensor:
@@ -90,7 +100,7 @@ def lac(probs: Tensor, labels: Tensor) -> Tensor:
         >>> lac(torch.tensor([[0.75, 0.25]]), torch.tensor([1]))
         tensor([0.7500])
     """
-    return _of_label(1.0 - _probs(probs), labels)
+    return of_label(1.0 - check_probs(probs), labels)
 
 
 def lac_set(probs: Tensor, threshold: Tensor) -> Tensor:
@@ -100,7 +110,7 @@ def lac_set(probs: Tensor, threshold: Tensor) -> Tensor:
         >>> lac_set(torch.tensor([[0.75, 0.25]]), torch.tensor([0.5]))
         tensor([[ True, False]])
     """
-    return 1.0 - _probs(probs) <= _rows(threshold, probs)[:, None]
+    return 1.0 - check_probs(probs) <= _rows(threshold, probs)[:, None]
 
 
 def aps(probs: Tensor, labels: Tensor, randomized: bool = False, version: int = hashing.VERSION) -> Tensor:
@@ -117,7 +127,7 @@ def aps(probs: Tensor, labels: Tensor, randomized: bool = False, version: int = 
         >>> aps(torch.tensor([[0.5, 0.25, 0.25]]), torch.tensor([1]))
         tensor([0.7500])
     """
-    return _of_label(_cumulative(probs, randomized, version), labels)
+    return of_label(_cumulative(probs, randomized, version), labels)
 
 
 def aps_set(probs: Tensor, threshold: Tensor, randomized: bool = False, version: int = hashing.VERSION) -> Tensor:
@@ -132,17 +142,131 @@ def aps_set(probs: Tensor, threshold: Tensor, randomized: bool = False, version:
 
 def _cumulative(probs: Tensor, randomized: bool, version: int) -> Tensor:
     """APS score of every class, (n, C)."""
-    probs = _probs(probs)
     if version not in hashing.VERSIONS:
         raise ValueError(f"`version` must be one of {', '.join(map(str, hashing.VERSIONS))}, got {version!r}.")
-    ordered, place = probs.sort(dim=1, descending=True, stable=True)
-    mass = ordered.cumsum(1)
+    return unchecked_scores(check_probs(probs), "aps", randomized, 1.0, 1, version)
+
+
+def class_scores(
+    probs: Tensor,
+    score: str = "aps",
+    randomized: bool = False,
+    penalty: float = 0.1,
+    free: int = 1,
+    version: int = hashing.VERSION,
+) -> Tensor:
+    """Score of every class, ``(n, C)``; the set are the classes with a score of at most q (:class:`torchgmc.PredictionSets`).
+
+    With r the rank of a class (1 for the most probable):
+
+    - ``"lac"``: 1 - p. The smallest sets on average; hard examples get few classes, or none.
+    - ``"aps"``: the mass of the classes up to this one.
+    - ``"raps"``: the same + ``penalty`` for each rank beyond ``free``. Fewer large sets.
+    - ``"saps"``: the largest p + ``penalty`` for each rank beyond the first: only the best p counts, the others by their order.
+    - ``"topk"``: r: as many classes for everybody.
+
+    Args:
+        probs: ``(n, C)``, softmax probabilities.
+        score: see above.
+        randomized: subtract a random part of the class's own step, drawn from the probabilities (:func:`aps`); not for
+            ``"lac"``.
+        penalty, free: of ``"raps"`` and ``"saps"``.
+        version: of the draw.
+
+    Example:
+        >>> class_scores(torch.tensor([[0.5, 0.25, 0.25]]), "topk")
+        tensor([[1., 2., 3.]])
+        >>> class_scores(torch.tensor([[0.25, 0.5, 0.25]]), "saps", penalty=0.1)
+        tensor([[0.6000, 0.5000, 0.7000]])
+    """
+    check_score(score, randomized, penalty, free)
+    return unchecked_scores(check_probs(probs), score, randomized, penalty, free, version)
+
+
+def check_score(score: str, randomized: bool, penalty: float, free: int) -> None:
+    """The options of :func:`class_scores`."""
+    checks.option("score", score, SCORES)
+    checks.flag("randomized", randomized)
+    checks.positive("penalty", penalty, "It is what each further class adds to the score.")
+    checks.count("free", free, 1)
+
+
+def unchecked_scores(probs: Tensor, score: str, randomized: bool, penalty: float, free: int, version: int) -> Tensor:
+    """:func:`class_scores` without a look at the values."""
+    if score == "lac":
+        return 1.0 - probs
+    if torch.compiler.is_compiling():  # ONNX has no stable sort, but its sort is one
+        ordered, place = probs.sort(dim=1, descending=True)
+    else:
+        ordered, place = probs.sort(dim=1, descending=True, stable=True)
+    rank = torch.ones_like(probs).cumsum(1)
+    step = ordered
+    found = ordered.cumsum(1)
+    if score == "raps":
+        found = found + penalty * (rank - free).clamp_min(0.0)
+    elif score == "saps":
+        found = ordered[:, :1] + penalty * (rank - 1.0)
+        step = torch.where(rank == 1.0, ordered, torch.full_like(rank, penalty))
+    elif score == "topk":
+        found, step = rank, torch.ones_like(rank)
     if randomized:
-        mass = mass - ordered * (hashing.keys(probs, version) / 4194304.0).to(probs.dtype)[:, None]
-    return torch.zeros_like(mass).scatter(1, place, mass)
+        found = found - step * (hashing.keys(probs, version) / 4194304.0).to(probs.dtype)[:, None]
+    return torch.zeros_like(found).scatter(1, place, found)
 
 
-def _probs(probs: Tensor) -> Tensor:
+def covgap(covered: Tensor, labels: Tensor, target: float) -> float:
+    """Mean over the classes that occur of |coverage - target|.
+
+    Args:
+        covered: is the truth in the set? ``(n,)``, bool or 0 and 1.
+        labels: class ids, ``(n,)``.
+        target: coverage asked for.
+
+    Example:
+        >>> covgap(torch.tensor([True, True, True, False]), torch.tensor([0, 0, 1, 1]), 0.9)
+        0.25
+    """
+    labels, gap = checks.numbers("labels", labels), _gaps(covered, labels, "labels", target)
+    return float(gap.mean())
+
+
+def sscv(covered: Tensor, size: Tensor, target: float, edges: Sequence[float] = (1, 3, 10, 100)) -> float:
+    """Size-stratified coverage violation: the largest |coverage - target| among sets of similar size.
+
+    Args:
+        covered: is the truth in the set, or in the interval? ``(n,)``.
+        size: number of classes, or width, ``(n,)``.
+        target: coverage asked for.
+        edges: largest size of each stratum but the last.
+
+    Example:
+        >>> round(sscv(torch.tensor([True, False, True]), torch.tensor([1.0, 1.0, 5.0]), 0.9), 4)
+        0.4
+    """
+    size = checks.numbers("size", size)
+    if size.dim() != 1 or bool(size.isnan().any()):
+        raise ValueError(f"`size` must have shape (n,), without NaN, got {tuple(size.shape)}.")
+    place = torch.bucketize(size.double(), torch.tensor(edges, dtype=torch.float64, device=size.device))
+    return float(_gaps(covered, place, "size", target).max())
+
+
+def _gaps(covered: Tensor, place: Tensor, name: str, target: float) -> Tensor:
+    """|coverage - target| of each stratum that occurs."""
+    hit = checks.numbers("covered", covered)
+    wrong = place.is_floating_point() or place.dtype == torch.bool or (place.numel() and int(place.min()) < 0)
+    if wrong or place.dim() != 1 or hit.shape != place.shape or hit.device != place.device or not len(hit):
+        raise ValueError(
+            f"`covered` and `{name}` must have the same shape (n,) on one device, with n > 0, and labels be class ids; got "
+            f"{tuple(hit.shape)} and {place.dtype} {tuple(place.shape)}."
+        )
+    if not bool(((hit == 0) | (hit == 1)).all()):
+        raise ValueError("`covered` must be bool, or hold only 0 and 1.")
+    values, group = torch.unique(place, return_inverse=True)  # of any size
+    count = torch.bincount(group, minlength=len(values))
+    return (torch.bincount(group, hit.double(), minlength=len(values)) / count - checks.fraction("target", target)).abs()
+
+
+def check_probs(probs: Tensor) -> Tensor:
     probs = checks.ordinary("probs", probs)
     if probs.dim() != 2 or not probs.is_floating_point():
         raise ValueError(f"`probs` must be floating point of shape (n, C), got {probs.dtype} {tuple(probs.shape)}.")
@@ -154,8 +278,13 @@ def _probs(probs: Tensor) -> Tensor:
                 "NaN" if low != low else f"numbers from {low:.3g} to {high:.3g} and sums that differ from 1 by up to {off:.3g}"
             )
             raise ValueError(
-                f"`probs` must hold probabilities, with rows that sum to 1, got {found}; pass logits as "
-                "`logits.softmax(1)`, and treat labels that are not mutually exclusive (sigmoid outputs) one at a time."
+                f"`probs` must hold probabilities, with rows that sum to 1, got {found}; "
+                + (
+                    "labels of which several may hold (sigmoid outputs) have no sets: calibrate them with "
+                    "ProbabilityHead(multilabel=True)."
+                    if low >= 0.0 and high <= 1.001
+                    else "pass logits as `logits.softmax(1)`, or attach with Adapter(activation='softmax')."
+                )
             )
     return probs
 
@@ -179,7 +308,8 @@ def _not_nan(**tensors: Tensor) -> None:
             raise ValueError(f"`{name}` must not be NaN, but {name}[{row}] is; look for overflow in the model.")
 
 
-def _of_label(scores: Tensor, labels: Tensor) -> Tensor:
+def of_label(scores: Tensor, labels: Tensor) -> Tensor:
+    """The entry of each row that belongs to its label, ``(n,)``."""
     labels = checks.numbers("labels", checks.ordinary("labels", labels))
     if labels.device != scores.device:
         raise ValueError(f"`labels` is on {labels.device} but `probs` is on {scores.device}; move them to one device.")

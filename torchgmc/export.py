@@ -67,8 +67,9 @@ def export(
     if not isinstance(model, CalibratedModel):
         alone = " (for a head without a model: gmc.save it, then `torchgmc export`)" if isinstance(model, Head) else ""
         raise TypeError(f"`model` must come from torchgmc.attach, got {type(model).__name__}{alone}.")
-    if not model.head.is_fitted:
-        raise RuntimeError("the head is not fitted; fit it before exporting.")
+    for name, head in model.heads().items():
+        if not head.is_fitted:
+            raise RuntimeError(f"the head{' ' + repr(name) if name else ''} is not fitted; fit it before exporting.")
     target = asked.path("path", path)
     flat, tensors = flatten(model, example_inputs)
     if checks:
@@ -125,22 +126,17 @@ def _read_archive(path: Path) -> bytes:
 def _describe(flat: Flat, format: str) -> str:
     from torchgmc import __version__
 
-    head = flat.head
+    about = {name: _about(part.head) for name, part in flat.each().items()}
+    own = about.get("", {"heads": about})
+    file = {"version": __version__, "format": format, "inputs": flat.names, "outputs": flat.outputs, "checks": flat.guarded}
+    return json.dumps(own | file, sort_keys=True)
+
+
+def _about(head: Head) -> dict[str, Any]:
     config = json.loads(json.dumps(head.config(), default=str))
-    return json.dumps(
-        {
-            "version": __version__,
-            "format": format,
-            "head": type(head).__name__,
-            "alpha": head.alpha,
-            "target": config.get("target"),
-            "groups": list(head.groups) if head.grouped else None,
-            "config": config,
-            "inputs": flat.names,
-            "checks": flat.guarded,
-        },
-        sort_keys=True,
-    )
+    groups = list(head.groups) if head.grouped else None
+    kind = {"head": type(head).__name__, "alpha": head.alpha, "target": config.get("target")}
+    return kind | {"groups": groups, "config": config}
 
 
 # -- torch.export and ONNX ---------------------------------------------------------------------------------------------------
@@ -182,10 +178,11 @@ def _open_export(path: Path) -> Program:
 
 def _write_onnx(flat: Flat, tensors: tuple[Tensor, ...], path: Path, body: str) -> None:
     require("onnxscript", extra="onnx")
-    outputs = ["scores", "threshold"] if flat.threshold_only else ["output"]
 
     def convert(program: Any) -> Any:
-        return torch.onnx.export(program, tensors, dynamo=True, input_names=flat.names, output_names=outputs, verbose=False)
+        return torch.onnx.export(
+            program, tensors, dynamo=True, input_names=flat.names, output_names=flat.outputs, verbose=False
+        )
 
     try:
         program = _freest(flat, tensors, convert)
@@ -240,12 +237,20 @@ def _compare(flat: Flat, example: tuple[Tensor, ...], found: Any, format: str) -
     Another program computes the model's scores up to rounding. So numbers must agree within RTOL; of answers (masks, nodes)
     those must agree that no change of the scores by so much (and by the jitter, which such a change re-draws) can turn.
     """
-    inputs = flat.inputs(example)
-    scores = flat.scores(inputs)
-    member = flat.groups(example)
-    features = flat.features(example)
-    expected = flat.finish(scores, member, inputs, features)
-    pairs = list(zip(_tuple(expected), _tuple(found), strict=True))
+    inputs, member = flat.inputs(example), flat.groups(example)
+    raw = flat.raw(inputs, member)
+    for name, part in flat.each().items():
+        scores = part.adapter.scores(raw)
+        expected = part.finish(scores, member, inputs, part.features(example))
+        got = found
+        if name:  # one of several heads; ONNX returns all in order
+            by_name = found if isinstance(found, dict) else dict(zip(flat.outputs, _tuple(found), strict=True))
+            expected, got = expected[1] if isinstance(expected, tuple) else expected, by_name[name]
+        _compare_part(part, (scores, member, inputs), list(zip(_tuple(expected), _tuple(got), strict=True)), format)
+
+
+def _compare_part(part: Flat, given: tuple[Any, ...], pairs: list[tuple[Tensor, Tensor]], format: str) -> None:
+    scores, member, inputs = given
     for want, got in pairs:
         if want.shape != got.shape or want.dtype != got.dtype:
             raise RuntimeError(
@@ -258,7 +263,7 @@ def _compare(flat: Flat, example: tuple[Tensor, ...], found: Any, format: str) -
         else:
             off = want != got
             if bool(off.any()):
-                off &= _settled(flat, scores, member, inputs, want)
+                off &= _settled(part, scores, member, inputs, want)
         if bool(off.any()):
             raise RuntimeError(
                 f"the {format} file disagrees with the model in {int(off.sum())} of {off.numel()} values on {len(inputs[0])} "

@@ -1,24 +1,27 @@
 """Calibration as part of training with Lightning (extra ``lightning``)."""
 
 import contextlib
+import itertools
 import json
 import logging
 import os
 import pickle
+import re
 import shutil
 import tempfile
 import warnings
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
 from torchgmc.deploy import io
 from torchgmc.deploy.adapters import Adapter, Batch, adapt
-from torchgmc.deploy.attach import CalibratedModel
+from torchgmc.deploy.attach import CalibratedModel, ManyHeads
 from torchgmc.deploy.loaders import checkpoints_of_now, figure, progress, shard
 from torchgmc.engine import checks
 from torchgmc.engine.extras import require
@@ -31,7 +34,7 @@ if TYPE_CHECKING:
 else:
     Callback = require("lightning.pytorch", extra="lightning").Callback
 
-__all__ = ["CalibrationCallback", "MonitorCallback", "head_from_checkpoint"]
+__all__ = ["CalibrationCallback", "MonitorCallback", "head_from_checkpoint", "restore"]
 
 #: Violations are logged one by one up to this many; the worst always.
 MAX_LOGGED = 64
@@ -44,7 +47,11 @@ class CalibrationCallback(Callback):
     The calibration loader goes through the module in eval and inference mode, under the trainer's precision, on every rank of
     the strategy (each example once); ``head`` observes, calibrates, and is attached: ``pl_module.calibrated``. Violations
     before and after go to every logger, with a figure if the logger takes one. The head is saved in and restored from
-    checkpoints; checkpoints that already hold the final weights are rewritten with the fitted head.
+    checkpoints; checkpoints that already hold the final weights are rewritten with the fitted head. Without a trainer,
+    ``gmc.lightning.restore(Module.load_from_checkpoint(path), path)`` attaches it again.
+
+    Several callbacks need different names: ``pl_module.calibrated`` then has all heads (as :func:`torchgmc.attach` of several),
+    ``pl_module.calibrations[name]`` each. One batch is read before training starts, so that a wrong adapter is found then.
 
     It runs in ``on_train_end``, where the module is still on its device and the process group is alive.
 
@@ -135,8 +142,23 @@ class CalibrationCallback(Callback):
 
     def on_fit_start(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
         """Raise early if something is missing."""
-        self._find_loader(trainer, pl_module)
+        loader = self._find_loader(trainer, pl_module)
         self._head.to(pl_module.device)
+        self._try(trainer, pl_module, loader)
+
+    def _try(self, trainer: "Trainer", pl_module: "LightningModule", loader: Iterable[Any]) -> None:
+        """One batch as far as the statistics; of a loader that can be read again."""
+        if not isinstance(loader, DataLoader | Sequence) or type(trainer.strategy).__name__ not in (
+            "SingleDeviceStrategy",
+            "DDPStrategy",
+        ):
+            return
+        twin = self._head.twin()
+        twin.reset()
+        with torch.random.fork_rng(devices=[]), evaluating(pl_module):
+            for batch in itertools.islice(iter(loader), 1):
+                source = self.groups.to(pl_module.device) if isinstance(self.groups, nn.Module) else self.groups
+                twin.observe(**self._observation(trainer, pl_module, batch, source))
 
     def on_validation_start(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
         """A restored head follows the module to its device."""
@@ -179,8 +201,7 @@ class CalibrationCallback(Callback):
         if groups is None and isinstance(self.adapter.groups, str):
             groups = self.adapter.groups
         model = CalibratedModel(_Plain(pl_module), self.head, groups, adapt(pl_module, self.head, self.adapter))
-        # Not a submodule: it would be part of the module's own state, which must load without this callback.
-        pl_module.__dict__["calibrated"] = model
+        _remember(pl_module, self.name, model)
         if self.replace_forward:
             pl_module.__dict__["forward"] = model.forward
         return model
@@ -303,7 +324,8 @@ class CalibrationCallback(Callback):
     def state_dict(self) -> dict[str, Any]:
         """The head: kind, configuration and fitted state; plain types and tensors only."""
         body, tensors = io.pack(self._head)
-        return body | {"config": json.dumps(body["config"], default=str), "state": tensors}
+        about = {"adapter": self.adapter.options(), "groups": self.groups if isinstance(self.groups, str) else None}
+        return body | {"config": json.dumps(body["config"], default=str), "state": tensors, "attached": json.dumps(about)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """The head of a checkpoint into this callback's own."""
@@ -420,6 +442,54 @@ def head_from_checkpoint(path: str | os.PathLike[str], name: str = "calibration"
     except (TypeError, KeyError, ValueError, RecursionError) as error:
         raise ValueError(f"{Path(path).name!r} holds no usable head: {type(error).__name__}: {error}") from error
     return io.unpack(body, tensors, Path(path).name, **options)
+
+
+def restore(
+    module: "LightningModule",
+    path: str | os.PathLike[str],
+    adapter: Adapter | None = None,
+    groups: str | nn.Module | None = None,
+    **options: Any,
+) -> CalibratedModel:
+    """Attach the heads of a checkpoint to a module that was loaded from it; returns ``module.calibrated``.
+
+    Args:
+        module: the result of ``load_from_checkpoint(path)``.
+        path: the ``.ckpt`` file; read without unpickling code.
+        adapter, groups: as for :class:`CalibrationCallback`, if not those it was saved with (no functions or modules are).
+        options: arguments that a file cannot hold, as for :func:`torchgmc.load`.
+
+    Example:
+        >>> module = Segmenter.load_from_checkpoint("last.ckpt")  # doctest: +SKIP
+        >>> mask = gmc.lightning.restore(module, "last.ckpt")(images, groups)  # doctest: +SKIP
+    """
+    saved = {
+        key: state for key, state in _callbacks(checks.path("path", path)).items() if key.startswith("CalibrationCallback[")
+    }
+    if not saved:
+        raise ValueError(f"{Path(path).name!r} holds no head of a CalibrationCallback.")
+    for key, state in saved.items():
+        name = key.removeprefix("CalibrationCallback[").removesuffix("]")
+        head = head_from_checkpoint(path, name, **options).to(module.device)
+        about = json.loads(state.get("attached", "{}"))
+        own = adapter or Adapter(**about.get("adapter", {}))
+        key_of_groups = groups or about.get("groups") or (own.groups if isinstance(own.groups, str) else None)
+        _remember(module, name, CalibratedModel(_Plain(module), head, key_of_groups, adapt(module, head, own)))
+    found: CalibratedModel = module.__dict__["calibrated"]
+    return found
+
+
+def _remember(module: "LightningModule", name: str, model: CalibratedModel) -> None:
+    """``module.calibrations`` and ``module.calibrated``."""
+    # Not submodules: they would be part of the module's own state, which must load without this callback.
+    known = module.__dict__.setdefault("calibrations", {})
+    known[name] = model
+    if len(known) > 1:
+        heads = {re.sub(r"\W", "_", one): part.head for one, part in known.items()}
+        adapters = {re.sub(r"\W", "_", one): part.adapter for one, part in known.items()}
+        sources = {part.group_key: part.group_source or part.group_key for part in known.values()}
+        model = ManyHeads(_Plain(module), heads, adapters, next(iter(sources.values())) if len(sources) == 1 else None)
+    module.__dict__["calibrated"] = model
 
 
 class _Plain(nn.Module):

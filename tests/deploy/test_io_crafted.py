@@ -27,7 +27,8 @@ def outcome(entry: Entry, path: Path, inputs: tuple[torch.Tensor, ...], want: to
             head = gmc.load(path, **entry.loading)
     except ValueError:
         return "error"
-    if not head.is_fitted or head.needs_groups != entry.make().needs_groups:
+    made = entry.make()
+    if not head.is_fitted or (head.needs_groups, head.exclusive) != (made.needs_groups, made.exclusive):
         return "right"  # another head, which says what it is
     found = head(*inputs)
     assert found.shape == want.shape and not (found.is_floating_point() and bool(found.isnan().any())), "a silent NaN"

@@ -337,3 +337,61 @@ def test_cells_are_the_patterns_of_the_membership(columns: dict[str, list[Any]])
     for ids, patterns in (groups.cells(), pattern_ids(groups.membership)):
         assert torch.equal(patterns[ids], groups.membership)
         assert torch.equal(patterns, torch.unique(groups.membership, dim=0))
+
+
+# -- frames as people have them ------------------------------------------------------------------------------------------------
+
+
+def test_ordered_categoricals_keep_their_order_and_integers_with_gaps_are_labels():
+    pandas = pytest.importorskip("pandas")
+    sizes = pandas.Categorical(["L", "S", "M", "S"], categories=["S", "M", "L", "XL"], ordered=True)
+    frame = pandas.DataFrame({"size": sizes, "site": [3, np.nan, 12, 3]})
+    groups = Groups.from_columns(frame, missing="level")
+    assert groups.names == ("size=S", "size=M", "size=L", "site=3", "site=12", "site=missing")
+    assert groups.transform(frame.iloc[[1]]).membership.int().tolist() == [[1, 0, 0, 0, 0, 1]]
+    whole = pandas.DataFrame({"size": sizes[:1], "site": [12]})  # integers again where nothing is missing
+    assert groups.transform(whole).membership.int().tolist() == [[0, 0, 1, 0, 1, 0]]
+    unordered = frame.assign(size=frame["size"].astype(str))
+    assert Groups.from_columns(unordered, missing="level").names[:3] == ("size=L", "size=M", "size=S")
+    with pytest.raises(ValueError, match="decimal numbers"):
+        Groups.from_columns({"x": np.array([0.5, np.nan])}, missing="level")
+    polars = pytest.importorskip("polars")
+    frame = polars.DataFrame({"size": polars.Series(["L", "S"], dtype=polars.Enum(["S", "M", "L"]))})
+    assert Groups.from_columns(frame).names == ("size=S", "size=L")
+
+
+def test_groups_of_levels_without_rows(tmp_path):
+    groups = Groups.from_levels({"sex": ["m", "f"], "site": [7, 3]}, intersections=2, bins={"age": [30, 50]})
+    assert groups.num_rows == 0 and groups.names[:7] == (
+        "sex=m",
+        "sex=f",
+        "site=7",
+        "site=3",
+        "age<30",
+        "30<=age<50",
+        "age>=50",
+    )
+    assert len(groups.names) == 7 + 4 + 6 + 6
+    rows = {"sex": ["m", "m", "f"] * 40, "site": [3, 3, 7] * 40, "age": [20.0, 40.0, 60.0] * 40}
+    want = Groups.from_columns(rows, intersections=2, bins={"age": [30, 50]})
+    found = groups.transform(rows)
+    for k, name in enumerate(want.names):
+        assert torch.equal(found.membership[:, found.names.index(name)], want.membership[:, k])
+    head = gmc.ProbabilityHead(None, groups, bins=None)
+    with pytest.raises(ValueError, match=r"group 'sex=m & site=7' has no examples.*Groups.drop_small"):
+        head.fit(torch.rand(120), torch.rand(120) < 0.5, found)
+    with pytest.warns(UserWarning, match="left out groups with fewer than 1 rows: sex=m & site=7"):
+        kept = found.drop_small()
+    assert sorted(kept.names) == sorted(want.names) and bool((kept.sizes > 0).all())
+    head = gmc.ProbabilityHead(None, kept, bins=None).fit(torch.rand(120), torch.rand(120) < 0.5, kept)
+    loaded = gmc.load(gmc.save(head, tmp_path / "h.safetensors", groups=kept))
+    new = {"sex": ["m"], "site": [3], "age": [70.0]}
+    probs = torch.rand(1)
+    assert torch.equal(loaded(probs, new), head(probs, kept.transform(new).membership))
+    strange = {"sex": ["x"], "site": [3], "age": [70.0]}
+    with pytest.raises(ValueError, match="unknown='none'"):
+        loaded(probs, strange)
+    assert loaded.transform(strange, unknown="none").sum() == 2  # site and age; their combination was dropped
+    for wrong in ({"sex": []}, {"sex": "mf"}):
+        with pytest.raises(TypeError, match="`levels` must map the name of each column to a list"):
+            Groups.from_levels(wrong)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torchgmc.audits.audit import Audit
+from torchgmc.audits.audit import MAX_SHOWN, Audit
 from torchgmc.audits.tabular import Tabular
 from torchgmc.engine.files import write_json
 
@@ -54,10 +54,13 @@ class Comparison(Tabular):
         names = list(self.audits)
         wide = [max(len(name), 19) for name in names]
         lines = [" ".join([f"{'group':28s}", *(f"{name:>{w}s}" for name, w in zip(names, wide, strict=True))])]
-        for k, label in enumerate(map(_label, self.table["group"], self.table["what"])):
+        labels = list(map(_label, self.table["group"], self.table["what"]))
+        for k, label in enumerate(labels[:MAX_SHOWN]):  # the largest estimates come first
             cells = [(self.table[f"{name} estimate"][k], self.table[f"{name} verdict"][k]) for name in names]
             shown = ["-" if value is None else f"{value:+.4f} {verdict:9s}" for value, verdict in cells]
             lines.append(" ".join([f"{label[:28]:28s}", *(f"{text:>{w}s}" for text, w in zip(shown, wide, strict=True))]))
+        if len(labels) > MAX_SHOWN:
+            lines.append(f"... and {len(labels) - MAX_SHOWN} more with smaller estimates: all are in `comparison.table`.")
         rows = list(dict.fromkeys(key for values in self.summary.values() for key in values))
         for row in rows:
             shown = [_text(self.summary[name].get(row)) for name in names]

@@ -103,6 +103,12 @@ class Adapter:
         self.inputs, self.target, self.groups = inputs, target, groups
         self.ignore_index, self.pixel_weight = ignore_index, pixel_weight
 
+    def options(self) -> dict[str, Any]:
+        """Arguments that make this adapter again; without functions, which no file holds."""
+        names = ("field", "channel", "activation", "inputs", "target", "groups", "position", "mask_token_id", "ignore_index")
+        found = {name: getattr(self, name) for name in (*names, "pixel_weight")}
+        return {name: value for name, value in found.items() if value is not None and not callable(value)}
+
     def __repr__(self) -> str:
         set_options = {k: v for k, v in vars(self).items() if v is not None and v is not False and v != "auto"}
         return f"{type(self).__name__}({', '.join(f'{k}={v!r}' for k, v in set_options.items())})"
@@ -318,6 +324,13 @@ class Adapter:
             (torch.Size([2, 3, 5, 6]), tensor([  1,   1,   1,   1,   1, 255]))
         """
         checks.count("multiple", multiple, 1)
+        kinds = {type(sample) for sample in samples} if isinstance(samples, Sequence) else set()
+        if (
+            len(kinds) != 1
+            or not issubclass(next(iter(kinds)), Mapping | tuple | list)
+            or len({len(one) for one in samples}) > 1
+        ):
+            raise TypeError(f"`samples` must be tuples, or dicts, all alike, as a data set returns them, got {samples!r:.80}.")
         first = samples[0]
         names = list(first) if isinstance(first, Mapping) else list(range(len(first)))
         usual = next((name for name in TARGETS if name in names), None) if isinstance(first, Mapping) else 1
@@ -445,6 +458,8 @@ def gives_logits(model: nn.Module) -> bool:
 
 
 def _activation(model: nn.Module, head: Head, channel: int | None) -> str:
+    if not head.exclusive:
+        return "sigmoid"
     if type(model).__module__.split(".")[0] == "segmentation_models_pytorch":
         classes = model.segmentation_head[0].out_channels  # type: ignore[index, union-attr]  # its first layer is a convolution
         if classes == 1:

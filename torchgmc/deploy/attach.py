@@ -1,7 +1,7 @@
 """From a trained model and a fitted head to one module."""
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,31 +14,34 @@ from torchgmc.groups.columns import is_frame
 from torchgmc.groups.groups import Groups
 from torchgmc.heads.base import Head
 
-__all__ = ["Adapter", "CalibratedModel", "attach"]
+__all__ = ["Adapter", "CalibratedModel", "ManyHeads", "attach"]
 
 
 def attach(
     model: nn.Module,
-    head: Head,
+    head: Head | Sequence[Head] | Mapping[str, Head],
     groups: str | nn.Module | Callable[..., Tensor] | None = None,
-    adapter: Adapter | None = None,
+    adapter: Any = None,
     mode: str = "hard",
     temperature: float = 0.1,
     features: nn.Module | Callable[..., Tensor] | None = None,
 ) -> "CalibratedModel":
-    """Attach a head to a trained model.
+    """Attach a head to a trained model, or several.
 
     Args:
         model: any module whose output is scores: a tensor, a dict with ``"out"`` (torchvision segmentation), a transformers
-            ``ModelOutput``, a LightningModule's output.
-        head: a head, fitted, or to be fitted on this model's output.
+            ``ModelOutput``, a LightningModule's output. A model that was attached already is gone on from: the new head sees
+            the result of the first, and both get the groups.
+        head: a head, fitted, or to be fitted on this model's output. Several, as a list or by name, see the output of one pass
+            of the model; the result is a dict from their names ("threshold", "probability", ... of a list) to their results.
         groups: where the membership ``(n, a)`` comes from at a call:
 
             - None: an argument, the last positional one or ``groups=`` (for a :class:`~torchgmc.GMCHead` whose sets depend on f
               only ``groups=``: what its ``who`` looks at);
             - a str: the key of a batch, ``model(**batch)`` or ``model(batch)``;
             - a module or function: computed from the model's own (first) input, e.g. ``TokenGroups`` or a classifier.
-        adapter: how to read scores from the output and put the result back; automatic for the models above.
+        adapter: how to read scores from the output and put the result back; automatic for the models above. Of several heads
+            one for all, or one each (a list, or by name).
         mode: what the head returns: ``"hard"`` (its answer), ``"soft"`` or ``"straight_through"`` (see its ``forward``),
             through which the model can be trained. :meth:`CalibratedModel.soften` changes it later. Files hold ``"hard"``.
         temperature: of the soft modes.
@@ -50,7 +53,9 @@ def attach(
         A module with the head's result in the model's own type of output: the mask of a
         :class:`~torchgmc.ThresholdHead`, calibrated probabilities or log-probabilities, node ids of a tree;
         for a :class:`~torchgmc.QuantileHead`, which does not change the output, the pair (output, threshold), ``(n, 1)`` for
-        an output ``(n, 1)``.
+        an output ``(n, 1)`` (among several heads the threshold).
+        Several heads may have different groups: the membership then has a column for each name, in the order of first mention
+        (``model.reader.groups``).
 
     Example:
         >>> unet = torch.nn.Sequential(torch.nn.Conv2d(3, 1, 3, padding=1), torch.nn.Sigmoid())
@@ -71,14 +76,73 @@ def attach(
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"`model` must be an nn.Module, got {type(model).__name__}.")
-    if not isinstance(head, Head):
-        raise TypeError(f"`head` must be a torchgmc head, got {type(head).__name__}.")
+    several = isinstance(head, Sequence | Mapping) and not isinstance(head, str)
+    for one in (head.values() if isinstance(head, Mapping) else head) if several else [head]:  # type: ignore[union-attr]
+        if not isinstance(one, Head):
+            raise TypeError(f"`head` must be a torchgmc head, or several in a list, got {type(one).__name__}.")
     if groups is not None and not isinstance(groups, str) and not callable(groups):
         raise TypeError(
             f"`groups` must be None (passed at each call), a batch key, or a module that computes the membership from "
             f"the input, got {type(groups).__name__}; pass a fixed membership when you call the model."
         )
+    if several and features is not None:
+        raise TypeError("`features` are for one head made with `learn`, which is attached by itself.")
+    if several:
+        return ManyHeads(model, *_named(model, head, adapter), groups).soften(mode, temperature)
+    assert isinstance(head, Head)
     return CalibratedModel(model, head, groups, adapt(model, head, adapter), features).soften(mode, temperature)
+
+
+def _named(model: nn.Module, heads: Any, adapter: Any) -> tuple[dict[str, Head], dict[str, Adapter]]:
+    """Heads and adapters by name."""
+    if not len(heads):
+        raise ValueError("`head` must be a head, or at least one in a list, got none.")
+    if isinstance(heads, Mapping):
+        named = {checks.text("head", name): one for name, one in heads.items()}
+    else:
+        kinds = [type(one).__name__.removesuffix("Head").lower() for one in heads]
+        named = {
+            kind + (f"_{kinds[:k].count(kind) + 1}" if kind in kinds[:k] else ""): heads[k] for k, kind in enumerate(kinds)
+        }
+    if isinstance(adapter, Sequence):
+        adapter = dict(zip(named, adapter, strict=False)) if len(adapter) == len(named) else {}
+    if isinstance(adapter, Mapping) and set(adapter) != set(named):
+        raise ValueError(f"`adapter` must be one Adapter, or one for each of {', '.join(map(repr, named))}.")
+    return named, {
+        name: adapt(model, one, adapter[name] if isinstance(adapter, Mapping) else adapter) for name, one in named.items()
+    }
+
+
+class Readers:
+    """Groups of several heads: a membership has a column for each name, in the order of first mention."""
+
+    groups: list[str]
+    grouped: bool
+
+    def __init__(self, heads: "Sequence[Head | Readers]") -> None:
+        self.heads = [head for head in heads if head.grouped]
+        self.groups = list(dict.fromkeys(name for head in self.heads for name in head.groups))
+        self.num_groups, self.grouped = len(self.groups), bool(self.heads)
+
+    def columns(self, head: "Head | Readers") -> list[int] | None:
+        """Places of a head's groups among all; None for all of them in order."""
+        if not head.grouped or head.groups == self.groups:
+            return None
+        return [self.groups.index(name) for name in head.groups]
+
+    def members_of(self, groups: Any) -> Tensor:
+        """From Groups that have all names, or from columns by the Groups that each head was made with."""
+        if isinstance(groups, Groups):
+            lost = [name for name in self.groups if name not in groups.names]
+            if lost:
+                raise ValueError(
+                    f"`groups` lacks {checks.listing(map(repr, lost), 4)}; the heads need {checks.listing(self.groups, 8)}."
+                )
+            return groups.membership[:, [groups.names.index(name) for name in self.groups]]
+        found: dict[str, Tensor] = {}
+        for head in self.heads:
+            found |= dict(zip(head.groups, head.members_of(groups).T, strict=True))
+        return torch.stack([found[name] for name in self.groups], 1)
 
 
 class CalibratedModel(nn.Module):
@@ -89,9 +153,14 @@ class CalibratedModel(nn.Module):
         mode, temperature: what the head returns, see :meth:`soften`.
     """
 
+    reader: Any  # a head, or Readers
+
     def __init__(self, model: nn.Module, head: Head, groups: Any, adapter: Adapter, features: Any = None) -> None:
         super().__init__()
         self.model, self.head, self.adapter = model, head, adapter
+        self.__dict__["reader"] = head  # whose groups a call passes
+        self.ending: Any = None  # from scores and thresholds to an answer, and thresholds by class: see torchgmc.deploy.sets
+        self.by_class: Any = None
         self.group_key = groups if isinstance(groups, str) else None
         self.group_source = groups if callable(groups) else None
         self.takes_groups, self.may_take_groups = head.needs_groups, head.may_take_groups
@@ -102,6 +171,15 @@ class CalibratedModel(nn.Module):
             )
             raise TypeError(f"`features` must {why}, got {type(features).__name__}.")
         self.feature_source = features
+        if isinstance(model, CalibratedModel) and model.takes_features:
+            raise TypeError("a head made with `learn` needs features, which a head after it does not pass on; attach it last.")
+        self.columns: list[int] | None = None  # of the membership that the head takes
+        self.below_columns: list[int] | None = None
+        self.below = isinstance(model, CalibratedModel) and model.takes_groups and model.group_source is None
+        if isinstance(model, CalibratedModel) and self.below:
+            self.__dict__["reader"] = reader = Readers([model.reader, head] if head.needs_groups else [model.reader])
+            self.columns, self.below_columns = reader.columns(head), reader.columns(model.reader)
+            self.takes_groups = True
         self.wants = head.takes
         self.mode, self.temperature = "hard", 0.1
         self._looked = False  # at the range of the first scores
@@ -126,8 +204,14 @@ class CalibratedModel(nn.Module):
         features = kwargs.pop("features", None) if self.takes_features else None
         if self.takes_features and features is None and self.feature_source is not None:
             features = self.feature_source(_first(args, kwargs))
-        output = self.model(*args, **kwargs)
+        output = self.run(args, kwargs, member)
         return self.adapter.replace(output, self.apply_head(output, member, named(args, kwargs), features))
+
+    def run(self, args: tuple[Any, ...], kwargs: dict[str, Any], member: Tensor | None) -> Any:
+        """The model's output; a model with a head of its own gets its groups too."""
+        if not self.below:
+            return self.model(*args, **kwargs)
+        return self.model(*args, groups=some(member, self.below_columns), **kwargs)
 
     def scores(self, *inputs: Any, **kwargs: Any) -> Tensor:
         """What the head sees of the model's output for these inputs (without groups)."""
@@ -136,6 +220,7 @@ class CalibratedModel(nn.Module):
     def apply_head(self, output: Any, member: Tensor | None, inputs: Mapping[str, Any], features: Any = None) -> Any:
         """The head's result for a model's output."""
         more = self._softness() | ({"features": features} if self.takes_features else {})
+        member = some(member, self.columns) if self.head.needs_groups or self.head.may_take_groups else None
         if self.wants == "groups":
             scores = self.adapter.scores(output)
             return scores, beside(scores, self.head(member, **more))
@@ -180,10 +265,12 @@ class CalibratedModel(nn.Module):
             raise ValueError(self._missing(inputs, kwargs))
         member = groups
         if isinstance(groups, Groups) or is_frame(groups):
-            member = self.head.members_of(groups)
+            member = self.reader.members_of(groups)
         member = checks.tensor_of(member)
         if not isinstance(member, Tensor):
-            raise TypeError(f"`groups` must be a membership tensor of shape (n, {self.head.num_groups}), got {_shape(member)}.")
+            raise TypeError(
+                f"`groups` must be a membership tensor of shape (n, {self.reader.num_groups}), got {_shape(member)}."
+            )
         if self.group_source is not None and self.takes_groups and member.is_floating_point():
             kind = f"got {member.dtype}; threshold its scores"
             raise TypeError(f"the module that computes groups must return a bool membership, {kind}.")
@@ -191,7 +278,7 @@ class CalibratedModel(nn.Module):
 
     def _missing(self, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
         given = [_shape(value) for value in inputs] + [f"{name}={_shape(value)}" for name, value in kwargs.items()]
-        names = self.head.groups
+        names = self.reader.groups
         return (
             f"`groups` is missing: the head needs a membership of shape (n, {len(names)}) for the groups "
             f"{checks.listing(names, 4)}. Pass it as the last positional argument or as `groups=`"
@@ -211,6 +298,10 @@ class CalibratedModel(nn.Module):
                 "attach with adapter=Adapter(activation='sigmoid') or 'softmax', or fit a head with logits=True on them."
             )
         self._looked = True
+
+    def heads(self) -> dict[str, Head]:
+        """By name; the only one has none."""
+        return {"": self.head}
 
     def export(
         self,
@@ -233,6 +324,53 @@ class CalibratedModel(nn.Module):
             source = type(self.group_source).__name__
         softness = "" if self.mode == "hard" else f", mode={self.mode!r}, temperature={self.temperature:g}"
         return f"groups from {source}, {self.adapter}{softness}"
+
+
+class ManyHeads(CalibratedModel):
+    """Several heads behind one pass of a model; made by :func:`attach`. Its result is a dict from names to results.
+
+    Attributes:
+        parts: a :class:`CalibratedModel` per name, which share the model.
+        reader: ``reader.groups`` are the names of the columns of a membership.
+    """
+
+    def __init__(self, model: nn.Module, heads: Mapping[str, Head], adapters: Mapping[str, Adapter], groups: Any) -> None:
+        if any("." in name or not name.isidentifier() for name in heads):
+            raise ValueError(f"names of heads must be words, as they name outputs, got {', '.join(map(repr, heads))}.")
+        first = next(iter(heads))
+        if any(getattr(one, "learns", False) for one in heads.values()):
+            raise TypeError("a head made with `learn` needs features, and is attached by itself; attach the others as a list.")
+        super().__init__(model, heads[first], groups, adapters[first])
+        self.parts = nn.ModuleDict({name: CalibratedModel(model, one, None, adapters[name]) for name, one in heads.items()})
+        below = [model.reader] if isinstance(model, CalibratedModel) and self.below else []
+        self.__dict__["reader"] = reader = Readers([*below, *heads.values()])
+        self.takes_groups, self.may_take_groups = reader.grouped, any(one.may_take_groups for one in heads.values())
+        self.below_columns = reader.columns(below[0]) if below else None
+        for name, part in self.parts.items():
+            part.__dict__["columns"] = reader.columns(heads[name])
+
+    def soften(self, mode: str = "straight_through", temperature: float = 0.1) -> "ManyHeads":
+        """See :meth:`CalibratedModel.soften`; of all heads."""
+        super().soften(mode, temperature)
+        for part in self.parts.values():
+            part.soften(mode, temperature)  # type: ignore[operator]
+        return self
+
+    def heads(self) -> dict[str, Head]:
+        """By name."""
+        return {name: part.head for name, part in self.parts.items()}  # type: ignore[misc]
+
+    def forward(self, *inputs: Any, groups: Any = None, **kwargs: Any) -> dict[str, Any]:
+        """The result of every head, by name."""
+        args, kwargs, member = self.divide(inputs, groups, kwargs)
+        output = self.run(args, kwargs, member)
+        found = {name: part.apply_head(output, member, named(args, kwargs)) for name, part in self.parts.items()}  # type: ignore[operator]
+        return {name: value[1] if isinstance(value, tuple) else value for name, value in found.items()}
+
+
+def some(member: Tensor | None, columns: list[int] | None) -> Tensor | None:
+    """Columns of a membership."""
+    return member if member is None or columns is None else member[:, columns]
 
 
 def _first(inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

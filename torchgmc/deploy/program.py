@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from torchgmc.deploy.adapters import beside
-from torchgmc.deploy.attach import CalibratedModel
+from torchgmc.deploy.attach import CalibratedModel, ManyHeads, some
 from torchgmc.engine.scripting import is_scripting
 from torchgmc.heads.base import ROOM
 
@@ -51,6 +51,12 @@ class Flat(nn.Module):
     def __init__(self, calibrated: CalibratedModel, names: list[str], keywords: bool, grouped: bool, featured: bool) -> None:
         super().__init__()
         self.model, self.adapter, self.keywords = calibrated.model, calibrated.adapter, keywords
+        inner = calibrated.model
+        self.below = Flat(inner, names, keywords, grouped, False) if isinstance(inner, CalibratedModel) else None
+        self.columns, self.below_columns = calibrated.columns, calibrated.below_columns
+        self.parts = nn.ModuleDict()
+        if isinstance(calibrated, ManyHeads):
+            self.parts.update({name: Flat(part, names, keywords, grouped, False) for name, part in calibrated.parts.items()})  # type: ignore[arg-type]
         self.head = copy.deepcopy(calibrated.head)
         self.head.statistics = None  # a file holds the state, not the data
         self.head.report = None
@@ -60,9 +66,13 @@ class Flat(nn.Module):
         self.head.largest_cluster = torch.zeros_like(self.head.largest_cluster)
         self.source = None if grouped else calibrated.group_source
         self.main = names.index("input_ids") if "input_ids" in names else 0
+        self.takes_member = calibrated.head.needs_groups or calibrated.head.may_take_groups or calibrated.by_class is not None
         self.grouped, self.threshold_only = grouped, calibrated.wants == "groups"
         self.featured, self.feature_source = featured, None if featured else calibrated.feature_source
         self.names = [*names, *(["groups"] if grouped else []), *(["features"] if featured else [])]
+        self.ending, self.by_class = calibrated.ending, calibrated.by_class
+        named = ["scores", "threshold"] if self.threshold_only else ["output"]
+        self.outputs: list[str] = list(self.parts) or (named if self.ending is None else [self.ending.output])
         self.guarded = False
         self.of_scores: nn.Module = nn.Identity()
         self.of_groups: nn.Module = nn.Identity()
@@ -70,23 +80,36 @@ class Flat(nn.Module):
     def guard(self) -> None:
         """Keep checks of values in the graph."""
         self.guarded = True
+        for part in (self.below, *self.parts.values()):
+            if part is not None:
+                part.guard()  # type: ignore[operator]
         if not self.threshold_only:  # else the head does not look at them
             self.of_scores = Guard("the scores", *self.head.input_range())
         if self.head.static or "groups" in self.head.arguments:
             self.of_groups = Guard("`groups`", 0.0, 1.0, binary=True)
 
     def forward(self, *tensors: Tensor) -> Any:
-        inputs = self.inputs(tensors)
-        return self.finish(self.scores(inputs), self.groups(tensors), inputs, self.features(tensors))
+        inputs, member = self.inputs(tensors), self.groups(tensors)
+        raw = self.raw(inputs, member)
+        if not len(self.parts):
+            return self.finish(self.adapter.scores(raw), member, inputs, self.features(tensors))
+        found = {name: part.finish(part.adapter.scores(raw), member, inputs) for name, part in self.parts.items()}  # type: ignore[operator, union-attr]
+        return {name: value[1] if isinstance(value, tuple) else value for name, value in found.items()}
 
     def inputs(self, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """What the model takes."""
         return tensors[: len(tensors) - self.grouped - self.featured]
 
-    def scores(self, inputs: tuple[Tensor, ...]) -> Tensor:
-        """What the head sees of the model's output."""
-        output = self.model(**dict(zip(self.names, inputs, strict=False))) if self.keywords else self.model(*inputs)
-        return self.adapter.scores(output)
+    def raw(self, inputs: tuple[Tensor, ...], member: Tensor | None) -> Any:
+        """The model's output; that of a model with a head of its own is its result."""
+        if self.below is None:
+            return self.model(**dict(zip(self.names, inputs, strict=False))) if self.keywords else self.model(*inputs)
+        below, own = self.below, some(member, self.below_columns)
+        return below.finish(below.adapter.scores(below.raw(inputs, own)), own, inputs)
+
+    def each(self) -> dict[str, "Flat"]:
+        """The parts that answer, by name; the only one has none."""
+        return {name: part for name, part in self.parts.items()} or {"": self}  # type: ignore[misc]
 
     def groups(self, tensors: tuple[Tensor, ...]) -> Tensor | None:
         """The membership: passed last, computed, or not needed."""
@@ -104,7 +127,14 @@ class Flat(nn.Module):
         """The head's result."""
         more = {} if features is None else {"features": features}
         scores = self.of_scores(scores)
+        member = some(member, self.columns) if self.takes_member else None
         member = None if member is None else self.of_groups(member)
+        if self.ending is not None:
+            rows = scores.shape[0]
+            if self.by_class is not None:
+                member = torch.ones_like(scores[:, :1]) if member is None else member
+                return self.ending(scores, self.by_class(member))
+            return self.ending(scores, self.head(member).expand(rows))
         if self.threshold_only:
             return scores, beside(scores, self.head(member, **more))
         return self.adapter.apply(self.head, scores, member, dict(zip(self.names, inputs, strict=False)), **more)

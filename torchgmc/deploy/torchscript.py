@@ -29,10 +29,10 @@ def _deprecated_jit() -> Iterator[None]:
 
 def write_torchscript(flat: Flat, tensors: tuple[Tensor, ...], path: Path, body: str) -> None:
     with _deprecated_jit():
-        parts = {"head": torch.jit.script(flat.head), "source": _script(flat.source)}
-        if flat.guarded:
-            parts |= {"of_scores": torch.jit.script(flat.of_scores), "of_groups": torch.jit.script(flat.of_groups)}
+        parts = _parts(flat) | {"source": _script(flat.source)}
         try:
+            if flat.below is not None:
+                raise TypeError("a model with a head of its own is joined from its parts")
             module = _join(flat, tensors, model=torch.jit.script(flat.model), **parts)
         except Exception as error:  # the compiler raises many kinds
             log.info("%s is traced, not scripted: %s", type(flat.model).__name__, first_line(error))
@@ -40,6 +40,27 @@ def write_torchscript(flat: Flat, tensors: tuple[Tensor, ...], path: Path, body:
         buffer = io.BytesIO()  # torch's own writer ends the process when the disk is full
         torch.jit.save(module, buffer, _extra_files={KEY: body})
     path.write_bytes(buffer.getbuffer())
+
+
+def _parts(flat: Flat) -> dict[str, Any]:
+    """What is scripted in place of a program's own parts, those of its heads below and beside it too."""
+    parts: dict[str, Any] = {"head": torch.jit.script(flat.head)}
+    if flat.guarded:
+        parts |= {"of_scores": torch.jit.script(flat.of_scores), "of_groups": torch.jit.script(flat.of_groups)}
+    if flat.below is not None:
+        parts["below"] = _with(flat.below, _parts(flat.below))
+    if len(flat.parts):
+        parts["parts"] = torch.nn.ModuleDict({name: _with(one, _parts(one)) for name, one in flat.each().items()})
+    return parts
+
+
+def _with(flat: Flat, parts: dict[str, Any]) -> Flat:
+    """A copy with other parts; those not replaced are shared."""
+    joined = copy.copy(flat)
+    joined._modules = dict(flat._modules)  # its own table of modules
+    for name, part in parts.items():
+        setattr(joined, name, part)
+    return joined
 
 
 def _script(source: Any) -> Any:
@@ -55,10 +76,7 @@ def _join(flat: Flat, tensors: tuple[Tensor, ...], **parts: Any) -> Any:
     """A trace of the program with these parts in place of its own; scripted ones keep their branches and loops."""
     from torch.jit._trace import TracerWarning
 
-    joined = copy.copy(flat)  # its own table of modules; those not replaced are shared
-    joined._modules = dict(flat._modules)
-    for name, part in parts.items():
-        setattr(joined, name, part)
+    joined = _with(flat, parts)
 
     def forward(*tensors: Tensor) -> Any:
         return Flat.forward(joined, *tensors)
@@ -68,7 +86,7 @@ def _join(flat: Flat, tensors: tuple[Tensor, ...], **parts: Any) -> Any:
     joined.forward = forward  # type: ignore[method-assign]
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", TracerWarning)
-        traced = torch.jit.trace(joined, tensors, check_trace=False)  # type: ignore[no-untyped-call]
+        traced = torch.jit.trace(joined, tensors, check_trace=False, strict=not len(flat.parts))  # type: ignore[no-untyped-call]
     for one in caught:
         if not issubclass(one.category, TracerWarning):
             warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)

@@ -201,21 +201,23 @@ def finite(name: str, value: Tensor) -> None:
     )
 
 
-def binary(name: str, given: Any, like: Tensor) -> Tensor:
-    """A bool tensor of the shape of ``like``, from bool or from numbers that are only 0 and 1."""
+def binary(name: str, given: Any, like: Tensor, other: str = "scores") -> Tensor:
+    """A bool tensor of the shape of ``like`` (the argument ``other``), from bool or from numbers that are only 0 and 1."""
     value = ordinary(name, given)
     if value.shape != like.shape:
         raise ValueError(
-            f"`{name}` must have the shape of `scores`, {tuple(like.shape)}, got {tuple(value.shape)}"
+            f"`{name}` must have the shape of `{other}`, {tuple(like.shape)}, got {tuple(value.shape)}"
             f"{_about_channels(name, value, like)}."
         )
     if value.device != like.device:
-        raise ValueError(f"`{name}` is on {value.device} but `scores` is on {like.device}; move them to one device.")
+        raise ValueError(f"`{name}` is on {value.device} but `{other}` is on {like.device}; move them to one device.")
     if value.dtype == torch.bool:
         return value
     one = value == 1
     if not bool((one | (value == 0)).all()):
         wrong = value[~(one | (value == 0))][0]
+        if other != "scores":
+            raise ValueError(f"`{name}` must be bool, or hold only 0 and 1, but it holds {wrong.item()}.")
         raise ValueError(
             f"`{name}` must be bool, or hold only 0 and 1, but it holds {wrong.item()}; compare it with the value that is "
             f"positive, e.g. `{name} == {wrong.item():g}`. If it marks pixels to leave out, pass those that are 1 and "

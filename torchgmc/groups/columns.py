@@ -253,7 +253,19 @@ def _is_number(label: Any) -> bool:
     return isinstance(label, int | float | np.number | np.bool_)
 
 
-def fit_labels(name: str, array: npt.NDArray[Any], merge_below: int, missing: str) -> tuple[Column, Codes]:
+def ordered_levels(values: Any) -> list[Any]:
+    """Levels of an ordered categorical of pandas, or an Enum of polars, in their order; empty for anything else."""
+    kind = getattr(values, "dtype", None)
+    ordered = getattr(kind, "ordered", type(kind).__name__ == "Enum")
+    return list(getattr(kind, "categories", ())) if ordered else []
+
+
+def fit_labels(
+    name: str, array: npt.NDArray[Any], merge_below: int, missing: str, given: Sequence[Any] = ()
+) -> tuple[Column, Codes]:
+    """A level per label: in the order ``given``, else sorted."""
+    if array.dtype.kind == "f" and np.isnan(array).any() and np.all(np.mod(array[~np.isnan(array)], 1) == 0):
+        array = np.array([None if v != v else int(v) for v in array.tolist()], dtype=object)  # integers, but for missing ones
     labels, inverse = factorize(name, array)
     known = [label for label in labels if label is not None]
     refuse_floats(name, array, known)
@@ -261,6 +273,7 @@ def fit_labels(name: str, array: npt.NDArray[Any], merge_below: int, missing: st
         _raise_missing(name, inverse == labels.index(None))
     with contextlib.suppress(TypeError):  # labels of a type without an order keep their order
         known.sort(key=lambda label: (type(label).__name__, label))
+    known.sort(key=lambda label: given.index(label) if label in given else len(given))
     order = known + [None] * (len(known) < len(labels))
     levels = [f"{name}=missing" if label is None else f"{name}={label}" for label in order]
     coded = {label: i for i, label in enumerate(order)}

@@ -1,5 +1,7 @@
 """Groups: from columns of labels and numbers to names and memberships (the *who* of every test function)."""
 
+import itertools
+import math
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -22,6 +24,7 @@ from torchgmc.groups.columns import (
     fit_labels,
     fit_numbers,
     num_rows,
+    ordered_levels,
     read,
     to_numbers,
 )
@@ -87,11 +90,13 @@ class Groups:
         small: str = "error",
         missing: str = "error",
         overall: bool = False,
+        given: Mapping[str, Sequence[Any]] | None = None,
     ) -> "Groups":
         """Groups from columns: one per level of each column, and the intersections that occur.
 
-        Columns of strings, integers and booleans are labels; columns of floats are cut by ``bins`` or ``quantiles``.
-        Levels are sorted, so that the order of the rows does not matter.
+        Columns of strings, integers and booleans are labels; columns of floats are cut by ``bins`` or ``quantiles`` (but whole
+        numbers among missing values are labels: pandas makes floats of such integers). Levels are sorted, so that the order of
+        the rows does not matter; those of an ordered categorical (or a polars Enum) keep their order.
 
         Args:
             columns: a mapping from name to n values (list, tuple, array, tensor, series), or a pandas or polars frame.
@@ -104,6 +109,7 @@ class Groups:
                 small. Dropping and merging warn.
             missing: None and NaN: "error" raises, "level" makes the group "column=missing".
             overall: add a group "all" of all rows, first.
+            given: the order of the labels of a column, if it is not theirs.
 
         Returns:
             Groups of n rows.
@@ -125,7 +131,9 @@ class Groups:
                 edges = bins.get(name, quantiles.get(name))
                 column, codes[j] = fit_numbers(name, to_numbers(name, array), edges, merge_below, missing)
             else:
-                column, codes[j] = fit_labels(name, array, merge_below, missing)
+                column, codes[j] = fit_labels(
+                    name, array, merge_below, missing, (given or {}).get(name) or ordered_levels(values)
+                )
             fitted.append(column)
 
         orders = range(0 if overall else 1, intersections + 1)
@@ -194,6 +202,63 @@ class Groups:
         data = few_rows(blocks, options["bins"], min_size, missing, spelled, check)
         groups = cls.from_columns(data, overall=overall, **options)[:0]
         return groups.as_spelled() if spelled else groups
+
+    @classmethod
+    def from_levels(
+        cls, levels: Mapping[str, Sequence[Any]], intersections: int = 1, bins: Mapping[str, Sequence[float]] | None = None
+    ) -> "Groups":
+        """Groups of levels that are known in advance, without rows, in the order given; :meth:`transform` makes them of rows.
+
+        Args:
+            levels: the labels of each column.
+            intersections: as in :meth:`from_columns`; every combination is a group.
+            bins: edges of numeric columns, which need no levels.
+
+        Example:
+            >>> groups = Groups.from_levels({"size": ["S", "M", "L"]}, bins={"age": [50]})
+            >>> groups.names, groups.transform({"size": ["L"], "age": [61]}).membership.int().tolist()
+            (('size=S', 'size=M', 'size=L', 'age<50', 'age>=50'), [[0, 0, 1, 0, 1]])
+        """
+        for option, value in (("levels", levels), ("bins", bins or {})):
+            listed_well = isinstance(value, Mapping) and all(isinstance(v, list | tuple | np.ndarray) for v in value.values())
+            if not listed_well or not all(len(v) for v in value.values()):
+                raise TypeError(f"`{option}` must map the name of each column to a list, got {value!r:.80}.")
+        cuts = {name: list(edges) for name, edges in (bins or {}).items()}
+        if not all(isinstance(edge, int | float | np.number) for edges in cuts.values() for edge in edges):
+            raise TypeError(f"`bins` must hold numbers, got {bins!r:.80}.")
+        listed = {name: list(dict.fromkeys(one)) for name, one in levels.items()}
+        listed |= {name: [edges[0] - 1.0, *edges] for name, edges in cuts.items()}
+        count = math.prod(len(one) for one in listed.values())
+        if count > 1 << 20:
+            raise ValueError(f"`levels` have {count} combinations; make groups of so many from rows, with `learn`.")
+        rows = zip(*itertools.product(*listed.values()), strict=True)  # every combination once
+        found = cls.from_columns(dict(zip(listed, map(list, rows), strict=True)), intersections, cuts, given=listed)
+        return found[:0]
+
+    def drop_small(self, min_size: int = 1) -> "Groups":
+        """Without the groups that have fewer rows here than ``min_size``; a warning names them.
+
+        Example:
+            >>> groups = Groups.from_levels({"size": ["S", "M", "L"]}).transform({"size": ["L", "S"]})
+            >>> import warnings
+            >>> with warnings.catch_warnings():
+            ...     warnings.simplefilter("ignore")
+            ...     groups.drop_small().names
+            ('size=S', 'size=L')
+        """
+        checks.count("min_size", min_size, 1)
+        blocks, left_out, start = [], [], 0
+        for combo, keys in self._blocks:
+            kept = (self.sizes[start : start + len(keys)] >= min_size).cpu().numpy()
+            left_out += [self.name(start + k) for k in np.flatnonzero(~kept).tolist()]
+            start += len(keys)
+            if kept.any():
+                blocks.append((combo, keys[kept]))
+        if not blocks:
+            raise ValueError(f"no group has `min_size` = {min_size} of the {self.num_rows} rows; lower `min_size`.")
+        if left_out:
+            warnings.warn(f"left out groups with fewer than {min_size} rows: {checks.listing(left_out)}.", stacklevel=2)
+        return Groups(self.columns, self.codes, blocks, self._gaps)
 
     def as_spelled(self) -> "Groups":
         """The same groups, where :meth:`transform` compares values as text: "3" matches the label 3 and the number 3.

@@ -98,6 +98,8 @@ class Head(Float64Module):
     two_valued: ClassVar[bool] = False
     #: ``forward`` takes the probability of one event, ``(n,)``.
     one_event: bool = False
+    #: The columns of ``probs (n, C)`` are classes, of which one holds; False: labels, of which several may.
+    exclusive: bool = True
     #: Buffers that grow in a fit along their first dimension (a log); a saved state may be of any length.
     growing: ClassVar[tuple[str, ...]] = ()
     #: Buffers that older files do not have; 0 there.

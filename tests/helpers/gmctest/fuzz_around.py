@@ -193,7 +193,59 @@ def an_audit() -> gmc.Audit:
     return common.audit_batches(**common.image_data(24, 1), delta=0.1, alpha=0.1)
 
 
+def set_data(n: int, seed: int) -> Arguments:
+    probs, labels, groups = heads_zoo.events(n, seed, 4).observe
+    options = {"score": "aps", "class_conditional": bool(seed % 2), "clusters": 2 if seed % 4 == 1 else None}
+    return {"probs": probs, "labels": labels, "groups": groups} | options
+
+
+def sets_of(probs: Any, labels: Any, groups: Any, score: Any, class_conditional: Any, clusters: Any) -> Any:
+    head = gmc.QuantileHead(0.8, None, heads_zoo.GROUPS, finite_sample=True)
+    sets = gmc.PredictionSets(None, head, score, None, None, class_conditional, clusters).fit(probs, labels, groups)
+    sets.audit(probs, labels, groups)
+    sets.measure(probs, labels, groups)
+    return sets(probs, groups)
+
+
+def check_sets(data: Arguments, answer: Any) -> None:
+    assert answer.dtype == torch.bool and answer.shape == data["probs"].shape
+
+
+def interval_data(n: int, seed: int) -> Arguments:
+    scores, groups = heads_zoo.residuals(n, seed).observe
+    return {"output": torch.stack([-scores, scores], 1), "y": scores / 2, "groups": groups, "score": "cqr"}
+
+
+def intervals_of(output: Any, y: Any, groups: Any, score: Any) -> Any:
+    intervals = gmc.Intervals(None, gmc.QuantileHead(0.8, None, heads_zoo.GROUPS, finite_sample=True), score)
+    intervals.fit(output, y, groups).measure(output, y, groups)
+    return intervals(output, groups)
+
+
 ENTRIES = [
+    Entry("PredictionSets", set_data, sets_of, check_sets),
+    Entry("Intervals", interval_data, intervals_of, lambda d, v: None),
+    Entry(
+        "Adapter.collate",
+        lambda n, s: {
+            "samples": [(torch.rand(1, 4, 3 + k % 2), torch.ones(4, 3 + k % 2).long()) for k in range(4)],
+            "multiple": 2,
+        },
+        gmc.Adapter(ignore_index=255).collate,
+        lambda d, v: None,
+    ),
+    Entry(
+        "Groups.from_levels",
+        lambda n, s: {"levels": {"sex": ["f", "m"], "site": [1, 2]}, "intersections": 2, "bins": {"age": [30, 50]}},
+        gmc.Groups.from_levels,
+        lambda d, v: None,
+    ),
+    Entry(
+        "Groups.drop_small",
+        lambda n, s: {"min_size": 1},
+        lambda min_size: gmc.Groups.from_columns({"sex": ["f", "m", "m"]}).drop_small(min_size),
+        lambda d, v: None,
+    ),
     Entry("Adapter", adapter_data, adapted, check_adapted),
     Entry(
         "CalibratedModel.soften",

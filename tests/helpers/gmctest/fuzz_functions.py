@@ -393,6 +393,27 @@ ENTRIES = [
     Entry("conformity.absolute_residual", pair, conformity.absolute_residual, finite_if_plain),
     Entry("conformity.cqr", triple, conformity.cqr, finite_if_plain),
     Entry("conformity.lac", classes, conformity.lac, check_aps),
+    Entry(
+        "conformity.class_scores",
+        lambda n, s: (
+            {"probs": classes(n, s)["probs"], "score": conformity.SCORES[s % 5], "randomized": bool(s % 2)}
+            | {"penalty": 0.1, "free": 1}
+        ),
+        conformity.class_scores,
+        finite_if_plain,
+    ),
+    Entry(
+        "conformity.covgap",
+        lambda n, s: {"covered": torch.rand(n, generator=rng(s)) < 0.8, "labels": classes(n, s)["labels"], "target": 0.9},
+        conformity.covgap,
+        lambda d, v: finite((v,)),
+    ),
+    Entry(
+        "conformity.sscv",
+        lambda n, s: {"covered": torch.rand(n, generator=rng(s)) < 0.8, "size": torch.rand(n, generator=rng(s)), "target": 0.9},
+        conformity.sscv,
+        lambda d, v: finite((v,)),
+    ),
     Entry("conformity.aps", lambda n, s: classes(n, s) | {"randomized": bool(s % 2)}, conformity.aps, check_aps),
     Entry(
         "conformity.aps_set",

@@ -22,12 +22,15 @@ EXEMPT = {
     "abstract": "Head.calibrate Head.observe Head.solve_differentiably Head.values Mapping.potential Mapping.value",
     "called by the package, on arguments that are checked before; public so that it can be overridden, scripted or read": (
         "Adapter.activate Adapter.apply Adapter.at_position Adapter.find Adapter.last Adapter.replace Adapter.scores "
+        "Adapter.raw CalibratedModel.run PredictionSets.check_output _Conformal.__init__ _Conformal.check_output "
+        "_Conformal.thresholds "
         "CalibratedModel.__init__ CalibratedModel.apply_head CalibratedModel.divide DistributionHead.shift GMCHead.direction "
         "Head.same_state Watch.__init__ "
         "Groups.__init__ Head.__init__ Head.membership MonotoneRisk.curves MonotoneRisk.values ProbabilityHead.calibrated "
         "ProbabilityHead.coordinates TreeHead.answer_levels Centered.potential Centered.value MissRate.potential "
         "MissRate.value Pinball.potential Pinball.value Residual.potential Residual.value mappings.mean"
     ),
+    "a checkpoint of a whole training run, read as by head_from_checkpoint": "lightning.restore",
     "called by Lightning's trainer": (
         "MonitorCallback.load_state_dict MonitorCallback.on_test_batch_end MonitorCallback.on_test_epoch_end "
         "CalibrationCallback.attach CalibrationCallback.calibrate CalibrationCallback.load_state_dict "

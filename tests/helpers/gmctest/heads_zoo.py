@@ -77,6 +77,14 @@ def events(n: int, seed: int, classes: int | None = None) -> Data:
     return Data((logits.softmax(1), y, member), (logits.softmax(1), member))
 
 
+def tags(n: int, seed: int) -> Data:
+    """Three labels of which several may hold."""
+    g = torch.Generator().manual_seed(seed)
+    member, logits = membership(n, g), torch.randn(n, 3, generator=g)
+    y = torch.rand(n, 3, generator=g) < torch.sigmoid(logits + member[:, 1:2] * torch.linspace(1.0, -1.0, 3))
+    return Data((torch.sigmoid(2.0 * logits), y, member), (torch.sigmoid(2.0 * logits), member))
+
+
 def means(n: int, seed: int) -> Data:
     probs, y, member = events(n, seed).observe
     return Data((probs, y.float(), member), (probs, member))
@@ -158,6 +166,11 @@ ZOO = [
         "probability-classes",
         lambda: gmc.ProbabilityHead(0.02, GROUPS, bins=3, num_classes=3, noise_floor=False),
         lambda n, s: events(n, s, 3),
+    ),
+    Entry(
+        "probability-labels",
+        lambda: gmc.ProbabilityHead(0.02, GROUPS, bins=3, num_classes=3, multilabel=True, noise_floor=False),
+        tags,
     ),
     Entry("quantile", lambda: gmc.QuantileHead(0.8, 0.02, GROUPS, noise_floor=False), residuals),
     Entry("quantile-bins", lambda: gmc.QuantileHead(0.8, 0.02, GROUPS, bins=4, noise_floor=False), residuals),

@@ -28,6 +28,7 @@ class LevelProblem:
         conditional: divide by P(A).
         euclidean: project f after every step; None if f is free (quantiles).
         unit: steps are rounded to multiples of it.
+        apart: the columns are events that do not exclude one another.
     """
 
     def __init__(
@@ -40,7 +41,9 @@ class LevelProblem:
         conditional: bool,
         euclidean: bool | None,
         unit: float,
+        apart: bool = False,
     ) -> None:
+        self.apart = apart
         self.z, self.member, self.edges, self.names = z, member, edges, names
         self.euclidean, self.unit, self.bins = euclidean, unit, len(edges) + 1
         self.dynamic = self.bins > 1
@@ -82,7 +85,7 @@ class LevelProblem:
         """Level set of each coordinate."""
         if z.shape[1] == 1 and z.device.type == "cpu":
             return torch.bucketize(z, self.edges, right=True)
-        return levels(z, self.edges, bool(self.euclidean))
+        return levels(z, self.edges, bool(self.euclidean), self.apart)
 
     def violations(self, split: Pair | None = None) -> Tensor:
         """Signed violations at the current f, ``(a, b C)``; column k C + c is level set k of class c."""
@@ -110,7 +113,7 @@ class LevelProblem:
         inside, here = self.cell(who, what)
         length = self.length(who, step)
         if not self.sparse:
-            moved = project(self.z - length * (inside[:, None] & here), bool(self.euclidean))
+            moved = project(self.z - length * (inside[:, None] & here), bool(self.euclidean), self.apart)
             self.z = torch.where(inside[:, None], moved, self.z)
             self.place = self.level(self.z)
             self.table.recompute()
@@ -118,7 +121,7 @@ class LevelProblem:
         rows = inside.nonzero()[:, 0]
 
         def apply() -> None:
-            moved = project(self.z[rows] - length * here, bool(self.euclidean))
+            moved = project(self.z[rows] - length * here, bool(self.euclidean), self.apart)
             self.z = self.z.index_copy(0, rows, moved)
             self.place = self.place.index_copy(0, rows, self.level(moved))
 
@@ -143,7 +146,9 @@ def check_masses(mass: Tensor, names: list[str]) -> None:
     empty = (mass <= 0).nonzero()
     if len(empty):
         name = names[int(empty[0])]
-        raise ValueError(f"group {name!r} has no examples, so nothing can be fitted for it. Drop it, or add data.")
+        raise ValueError(
+            f"group {name!r} has no examples, so nothing can be fitted for it. Drop it (`Groups.drop_small`), or add data."
+        )
 
 
 class ResidualProblem(LevelProblem):
@@ -161,7 +166,7 @@ class ResidualProblem(LevelProblem):
 
     def mapping(self, z: Tensor, rows: Tensor | None) -> Tensor:
         """s = f - y."""
-        return levelsets.probabilities(z, bool(self.euclidean)) - (self.y if rows is None else self.y[rows])
+        return levelsets.probabilities(z, bool(self.euclidean), self.apart) - (self.y if rows is None else self.y[rows])
 
     def line_search(self, who: Tensor, what: Tensor, violation: Tensor) -> Tensor:
         """The step with the largest guaranteed fall of the potential: violation / (K E g^2)."""

@@ -32,27 +32,27 @@ def snap(x: Tensor, unit: float = FINE) -> Tensor:
     return x + (torch.round(x.detach() * (1.0 / unit)) * unit - x.detach())
 
 
-def coordinates(probs: Tensor, euclidean: bool, tiny: float = TINY) -> Tensor:
-    """z of probabilities ``(n, C)``, float64; C = 1 for one event, else the classes of a simplex."""
-    p = probs.to(torch.float64)
+def coordinates(probs: Tensor, euclidean: bool, apart: bool = False, tiny: float = TINY) -> Tensor:
+    """z of probabilities ``(n, C)``, float64: events if C = 1 or ``apart`` (several may happen), else classes of a simplex."""
+    p, apart = probs.to(torch.float64), apart or probs.shape[1] == 1
     if euclidean:
         return snap(p)
-    p = p.clamp(tiny, 1.0 - tiny) if p.shape[1] == 1 else p.clamp(tiny, 1.0)
-    return snap(torch.log(p) - torch.log1p(-p) if p.shape[1] == 1 else torch.log(p))
+    p = p.clamp(tiny, 1.0 - tiny) if apart else p.clamp(tiny, 1.0)
+    return snap(torch.log(p) - torch.log1p(-p) if apart else torch.log(p))
 
 
-def probabilities(z: Tensor, euclidean: bool) -> Tensor:
+def probabilities(z: Tensor, euclidean: bool, apart: bool = False) -> Tensor:
     """f of coordinates ``(n, C)``: the inverse of :func:`coordinates`, with the projection onto [0, 1] or the simplex."""
-    if z.shape[1] == 1:
+    if apart or z.shape[1] == 1:
         return z.clamp(0.0, 1.0) if euclidean else torch.sigmoid(z)
     return projections.simplex(z) if euclidean else torch.softmax(z, 1)
 
 
-def project(z: Tensor, euclidean: bool) -> Tensor:
+def project(z: Tensor, euclidean: bool, apart: bool = False) -> Tensor:
     """Nearest coordinates of a probability; logits all are."""
     if not euclidean:
         return z
-    return z.clamp(0.0, 1.0) if z.shape[1] == 1 else snap(projections.simplex(z))
+    return z.clamp(0.0, 1.0) if apart or z.shape[1] == 1 else snap(projections.simplex(z))
 
 
 def equal_width(bins: int, one_event: bool, euclidean: bool) -> Tensor:
@@ -61,13 +61,13 @@ def equal_width(bins: int, one_event: bool, euclidean: bool) -> Tensor:
     return coordinates(inner[:, None], euclidean)[:, 0] if one_event else inner
 
 
-def levels(z: Tensor, edges: Tensor, euclidean: bool) -> Tensor:
+def levels(z: Tensor, edges: Tensor, euclidean: bool, apart: bool = False) -> Tensor:
     """Level set of each coordinate, int64 ``(n, C)``: the number of inner edges at or below it."""
-    x = z.detach() if z.shape[1] == 1 else snap(probabilities(z.detach(), euclidean))
+    x = z.detach() if apart or z.shape[1] == 1 else snap(probabilities(z.detach(), euclidean))
     return (x.unsqueeze(-1) >= edges).to(torch.int64).sum(-1)
 
 
-def apply_tables(z: Tensor, member: Tensor, tables: Tensor, edges: Tensor, euclidean: bool) -> Tensor:
+def apply_tables(z: Tensor, member: Tensor, tables: Tensor, edges: Tensor, euclidean: bool, apart: bool = False) -> Tensor:
     r"""Rounds that move every cell at once: :math:`z_c \leftarrow \mathrm{Proj}(z)_c - \sum_{A \ni x} \Delta_t[A, k_c(z), c]`.
 
     Args:
@@ -76,15 +76,25 @@ def apply_tables(z: Tensor, member: Tensor, tables: Tensor, edges: Tensor, eucli
         tables: steps of each round, ``(T, a, b, C)``, float64.
         edges: inner edges of the b level sets.
         euclidean: geometry.
+        apart: the columns are events that do not exclude one another.
     """
     for t in range(tables.shape[0]):
-        z = project(z, euclidean)
+        z = project(z, euclidean, apart)
         moves = (member @ tables[t].flatten(1)).view(-1, tables.shape[2], tables.shape[3])  # (n, b, C)
-        z = z - moves.gather(1, levels(z, edges, euclidean).unsqueeze(1)).squeeze(1)
+        z = z - moves.gather(1, levels(z, edges, euclidean, apart).unsqueeze(1)).squeeze(1)
     return z
 
 
-def apply_log(z: Tensor, member: Tensor, who: Tensor, step: Tensor, column: Tensor, edges: Tensor, euclidean: bool) -> Tensor:
+def apply_log(
+    z: Tensor,
+    member: Tensor,
+    who: Tensor,
+    step: Tensor,
+    column: Tensor,
+    edges: Tensor,
+    euclidean: bool,
+    apart: bool = False,
+) -> Tensor:
     """Rounds that move at most one group per level set, as :func:`merge_log` returns them; f is projected after each.
 
     Args:
@@ -94,13 +104,14 @@ def apply_log(z: Tensor, member: Tensor, who: Tensor, step: Tensor, column: Tens
         column: the column of z that a round moves, ``(T,)``.
         edges: inner edges of the b level sets.
         euclidean: project z after each round (onto [0, 1] or the simplex).
+        apart: the columns are events that do not exclude one another.
     """
     place = torch.arange(z.shape[1], device=z.device)
     for t in range(who.shape[0]):
         here = place == column[t]  # (C,)
-        level = (levels(z, edges, euclidean) * here).sum(1)  # (n,)
+        level = (levels(z, edges, euclidean, apart) * here).sum(1)  # (n,)
         inside = member.gather(1, who[t][level].unsqueeze(1)).squeeze(1)
-        z = project(z - (step[t][level] * inside).unsqueeze(1) * here, euclidean)
+        z = project(z - (step[t][level] * inside).unsqueeze(1) * here, euclidean, apart)
     return z
 
 

@@ -40,7 +40,8 @@ class ProbabilityHead(Learning):
     :math:`\sigma(\mathrm{logit}\, h - \theta_0 - \sum_{A \ni x} \theta_A)`, all offsets found at once by Newton steps (with an
     l1 slack inside the noise), then rounds of steps on groups x level sets for what is left; ``"euclidean"`` does the same on
     the probabilities themselves, :math:`\mathrm{clip}(h - \theta_0 - \sum \theta_A)`. Neither ever raises the Brier score on
-    the calibration data. With classes, f and y are vectors on the simplex, and the promise holds for each class.
+    the calibration data. With classes, f and y are vectors on the simplex, and the promise holds for each class. With
+    ``multilabel=True`` the C columns are events that do not exclude one another (tags), each fitted like a single one.
 
     With ``"kl"`` slopes are fitted too, for everyone and for each group, to correct an overconfident model
     (:mod:`torchgmc.heads.probability.static`): where no group differs, this is Platt, temperature or vector
@@ -58,6 +59,7 @@ class ProbabilityHead(Learning):
             only alpha).
         learn: ``gmc.Trees(...)`` finds groups that nobody named, from ``features`` ``(n, d)`` passed to every call (NaN where a
             value is missing): after the named groups, before the rounds that keep the promises of these.
+        multilabel: probabilities ``(n, C)`` that need not sum to 1, and y ``(n, C)`` of 0 and 1; C is ``num_classes``.
 
     Shapes: ``fit(probs (n,) or (n, C), y (n,), groups (n, a))``; ``head(probs, groups)`` has the shape of ``probs``.
     ``report.violations_after`` has a row per group and one for everyone, and a column per level set (and class) and one for all
@@ -83,7 +85,7 @@ class ProbabilityHead(Learning):
     log_column: Tensor
     edges: Tensor
     settings: ClassVar[tuple[str, ...]] = (
-        *("alpha", "groups", "bins", "num_classes", "geometry", "conditional", "range", "noise_floor", "learn"),
+        *("alpha", "groups", "bins", "num_classes", "geometry", "conditional", "range", "noise_floor", "learn", "multilabel"),
     )
     fit_only: ClassVar[tuple[str, ...]] = ("alpha", "conditional", "noise_floor")
     arguments: ClassVar[tuple[str, ...]] = ("probs", "y", "groups", "weight", "clusters", "features")
@@ -111,8 +113,15 @@ class ProbabilityHead(Learning):
         range: tuple[float, float] | None = None,
         noise_floor: bool = True,
         learn: Any = None,
+        multilabel: bool = False,
     ) -> None:
         super().__init__(alpha, groups, conditional, noise_floor=noise_floor)
+        self.multilabel = checks.flag("multilabel", multilabel)
+        self.exclusive = not self.multilabel
+        if self.multilabel and num_classes is None:
+            raise ValueError("`multilabel` needs `num_classes`, the number of labels: columns of `probs` and of `y`.")
+        if self.multilabel and learn is not None:
+            raise ValueError("`learn` finds groups of one event or of classes; fit one head per label with it.")
         self.bins = None if bins is None else checks.count("bins", bins, 1)
         self.num_bins = self.bins or 1
         self.num_classes = None if num_classes is None else checks.count("num_classes", num_classes, 1)
@@ -136,7 +145,7 @@ class ProbabilityHead(Learning):
         self.register_buffer("log_who", torch.zeros(0, self.num_bins, dtype=torch.int64))
         self.register_buffer("log_step", torch.zeros(0, self.num_bins, dtype=torch.float64))
         self.register_buffer("log_column", torch.zeros(0, dtype=torch.int64))
-        edges = levelsets.equal_width(self.num_bins, self.columns == 1, self.euclidean)
+        edges = levelsets.equal_width(self.num_bins, self.columns == 1 or self.multilabel, self.euclidean)
         self.register_buffer("edges", edges)
         self.prepare_learning(learn, self.columns)
         self.reset()
@@ -175,14 +184,15 @@ class ProbabilityHead(Learning):
         probs = checks.scores("probs", probs).detach()
         wanted = "(n,)" if self.num_classes is None else f"(n, {self.num_classes})"
         if probs.dim() != (2 if self.per_class else 1) or (self.per_class and probs.shape[1] != self.num_classes):
-            hint = "; for classes make the head with num_classes=C" if probs.dim() == 2 and not self.per_class else ""
+            more = "; for classes make the head with num_classes=C, for labels that may hold together with multilabel=True too"
+            hint = more if probs.dim() == 2 and not self.per_class else ""
             raise ValueError(f"`probs` must have shape {wanted}, got {tuple(probs.shape)}{hint}.")
         if probs.numel():
             low, high = (float(v) for v in probs.aminmax())
             if low < self.low - 1e-6 or high > self.high + 1e-6:
                 hint = "apply sigmoid or softmax to logits" if self.range is None else "widen `range`"
                 raise ValueError(f"`probs` must lie in [{self.low:g}, {self.high:g}], got {low:.4g} to {high:.4g}; {hint}.")
-        if self.per_class:
+        if self.per_class and self.exclusive:
             self._check_sums(probs)
         outcome = self._outcome(y, probs)
         member = self.check_groups(groups, len(probs), probs.device)
@@ -201,12 +211,22 @@ class ProbabilityHead(Learning):
             return
         off = float((probs.detach().sum(1, dtype=torch.float32) - 1).abs().max())
         if off > (2e-2 if probs.dtype in (torch.float16, torch.bfloat16) else 1e-2):
-            raise ValueError(f"`probs` must sum to 1 over the classes, got sums off by {off:.3g}; apply softmax to logits.")
+            raise ValueError(
+                f"`probs` must sum to 1 over the classes, got sums off by {off:.3g}; for labels of which several may hold "
+                "(tags, the outputs of a sigmoid) make the head with multilabel=True."
+            )
 
     def _outcome(self, y: Any, probs: Tensor) -> Tensor:
         """y in [0, 1], float64 ``(n, C)``."""
         y = checks.ordinary("y", y)
+        if self.multilabel:
+            return checks.binary("y", y, probs, "probs").double()
         if y.shape != probs.shape[:1]:
+            if y.shape == probs.shape and self.per_class:
+                raise ValueError(
+                    f"`y` must hold one class id per row, ({len(probs)},), got {tuple(y.shape)}; for labels of which several "
+                    "may hold make the head with multilabel=True."
+                )
             raise ValueError(f"`y` must have shape ({len(probs)},), one outcome per row of `probs`, got {tuple(y.shape)}.")
         if y.device != probs.device:
             raise ValueError(f"`y` is on {y.device} but `probs` is on {probs.device}; move them to one device.")
@@ -258,7 +278,10 @@ class ProbabilityHead(Learning):
                 everyone = self.lacks_everyone(examples.member)
                 promise, width = self._promise(examples.z.device, everyone), self.high - self.low
                 names = Names([*self.groups, EVERYONE] if everyone else self.groups, self._cells(True))
-                found = probabilities.fit(examples, promise, max_iter or 100, names, self._grow if self.learns else None)
+                if self.multilabel:
+                    found = probabilities.fit_each(examples, promise, max_iter or 100, names)
+                else:
+                    found = probabilities.fit(examples, promise, max_iter or 100, names, self._grow if self.learns else None)
                 self._write(found.offsets, found.tables, None)
                 self.slopes.copy_(found.slopes)
                 self.write_trees(found.trees, examples.features.shape[1])
@@ -326,7 +349,7 @@ class ProbabilityHead(Learning):
         )
 
     def _problem(self, examples: ProbabilityStatistics) -> ResidualProblem:
-        smoothness = 1.0 if self.euclidean else 0.25 if self.columns == 1 else 0.5
+        smoothness = 1.0 if self.euclidean else 0.25 if self.columns == 1 or self.multilabel else 0.5
         return ResidualProblem(
             examples.y,
             smoothness,
@@ -338,13 +361,17 @@ class ProbabilityHead(Learning):
             conditional=self.conditional,
             euclidean=self.euclidean,
             unit=levelsets.UNIT,
+            apart=self.multilabel,
         )
 
     def _fixed_step(self, problem: ResidualProblem, eta: float | None) -> tuple[float, int]:
         """The step of Theorem 1, and its bound on the number of steps."""
         alpha = self.goal() / (self.high - self.low)
         norm = float((problem.mass / problem.scale.square()).max())  # E||g||^2 is at most P(A) / scale^2
-        start = static.loss(problem.z, levelsets.probabilities(problem.z, self.euclidean), problem.y, self.euclidean)
+        parts = torch.split(problem.z, 1, 1) if self.multilabel else [problem.z]
+        outcomes = torch.split(problem.y, 1, 1) if self.multilabel else [problem.y]
+        f = [levelsets.probabilities(z, self.euclidean) for z in parts]
+        start = sum(static.loss(z, p, y, self.euclidean) for z, p, y in zip(parts, f, outcomes, strict=True))
         height = max(float((start * problem.share).sum()) + 1.0, 1.0)
         bound = theory.iteration_bound(alpha, problem.smoothness, norm, height)
         return eta or theory.step_size(alpha, problem.smoothness, norm), min(MAX_FIXED_STEPS, max(1, bound))
@@ -369,7 +396,11 @@ class ProbabilityHead(Learning):
     def coordinates(self, probs: Tensor) -> Tensor:
         """Coordinates (n, C) of the inputs, float64."""
         scaled = (probs.to(torch.float64) - self.low) / (self.high - self.low)
-        return levelsets.coordinates(scaled if self.per_class else scaled.unsqueeze(1), self.euclidean)
+        return levelsets.coordinates(scaled if self.per_class else scaled.unsqueeze(1), self.euclidean, self.multilabel)
+
+    def _f(self, z: Tensor) -> Tensor:
+        """f of coordinates."""
+        return levelsets.probabilities(z, self.euclidean, self.multilabel)
 
     def calibrated(
         self,
@@ -386,11 +417,12 @@ class ProbabilityHead(Learning):
         if self.learns:
             z = z - self.learned_move(own, member, features)
         if temperature > 0.0:
-            z = soft_levels.apply_tables(z, everyone, self.rounds, self.edges, self.euclidean, temperature)
+            z = soft_levels.apply_tables(z, everyone, self.rounds, self.edges, self.euclidean, temperature, self.multilabel)
             log = (self.log_who, self.log_step, self.log_column)
-            return soft_levels.apply_log(z, member, log, self.edges, self.euclidean, temperature)
-        z = levelsets.apply_tables(z, everyone, self.rounds, self.edges, self.euclidean)
-        return levelsets.apply_log(z, member, self.log_who, self.log_step, self.log_column, self.edges, self.euclidean)
+            return soft_levels.apply_log(z, member, log, self.edges, self.euclidean, temperature, self.multilabel)
+        z = levelsets.apply_tables(z, everyone, self.rounds, self.edges, self.euclidean, self.multilabel)
+        log_of = (self.log_who, self.log_step, self.log_column)
+        return levelsets.apply_log(z, member, log_of[0], log_of[1], log_of[2], self.edges, self.euclidean, self.multilabel)
 
     def forward(
         self,
@@ -423,13 +455,11 @@ class ProbabilityHead(Learning):
             self.check_input("probs", probs, groups, hint)
         if probs.dim() != (2 if self.per_class else 1) or (self.per_class and probs.shape[1] != self.columns):
             raise ValueError(f"`probs` must have shape (n,), or (n, C) with classes, got {probs.shape}")
-        if self.per_class and not is_scripting():
+        if self.per_class and self.exclusive and not is_scripting():
             self._check_sums(probs)
-        z = self.calibrated(probs, groups, temperature if mode == "soft" else 0.0, features)
-        f = levelsets.probabilities(z, self.euclidean)
+        f = self._f(self.calibrated(probs, groups, temperature if mode == "soft" else 0.0, features))
         if mode == "straight_through":
-            z = self.calibrated(probs, groups, temperature, features)
-            f = soft.straight_through(f, levelsets.probabilities(z, self.euclidean))
+            f = soft.straight_through(f, self._f(self.calibrated(probs, groups, temperature, features)))
         f = f if self.per_class else f.squeeze(1)
         return (f * (self.high - self.low) + self.low).to(probs.dtype)
 
@@ -480,7 +510,8 @@ class ProbabilityHead(Learning):
 
     def _cells(self, means: bool) -> list[str]:
         """Names of the columns of a table."""
-        classes = [f"class {c}" for c in range(self.columns)] if self.per_class else [""]
+        kind = "label" if self.multilabel else "class"
+        classes = [f"{kind} {c}" for c in range(self.columns)] if self.per_class else [""]
         if self.num_bins == 1:
             return classes
         edges = [self.low + (self.high - self.low) * k / self.num_bins for k in range(self.num_bins + 1)]
@@ -524,10 +555,10 @@ class ProbabilityHead(Learning):
                 inside = torch.cat([inside, torch.ones_like(s)[:, None]], 1)
             return Values((inside * s[:, None]).flatten(1), self.promised(batch.member))
         z = self.calibrated(probs.detach(), member, 0.0, columns) if self.is_fitted else batch.z
-        level = levelsets.levels(z, self.edges, self.euclidean)
+        level = levelsets.levels(z, self.edges, self.euclidean, self.multilabel)
         place = torch.arange(self.columns, device=z.device)
         column = level * self.columns + place
-        s = (levelsets.probabilities(z, self.euclidean) - batch.y) * width
+        s = (self._f(z) - batch.y) * width
         if self.with_means:
             column = torch.cat([column, (self.num_bins * self.columns + place).expand(len(z), -1)], 1)
             s = torch.cat([s, s], 1)
@@ -539,15 +570,14 @@ class ProbabilityHead(Learning):
         found = self.check_batch(**batch)
         columns = found.features if self.learns else None
         z = self.calibrated(batch["probs"].detach(), found.member if self.grouped else None, 0.0, columns)
-        before, after = (levelsets.probabilities(x, self.euclidean) for x in (found.z, z))
-        return {"before": before, "p": after, "y": found.y}
+        return {"before": self._f(found.z), "p": self._f(z), "y": found.y}
 
     def audit_measures(self, tally: Tally) -> dict[str, tuple[Tensor, tuple[float, float] | None]]:
         """Rates of the decision p >= 1/2, or for the most probable class."""
         p, y = tally.rows["p"], tally.rows["y"] > 0.5
         if self.range is not None:
             return {}
-        chosen = p == p.amax(1, keepdim=True) if self.per_class else p >= 0.5
+        chosen = p == p.amax(1, keepdim=True) if self.per_class and self.exclusive else p >= 0.5
         return rates(chosen, y, self.per_class)
 
     def audit_summary(self, tally: Tally) -> dict[str, Any]:
@@ -574,7 +604,7 @@ class ProbabilityHead(Learning):
             cost[f"{name} {when}"] = square @ weight
             if self.range is None:
                 p = f.clamp(1e-12, 1.0 - 1e-12)
-                chosen = outcome * p.log() + (0.0 if self.per_class else (1 - outcome) * torch.log1p(-p))
+                chosen = outcome * p.log() + (0.0 if self.per_class and self.exclusive else (1 - outcome) * torch.log1p(-p))
                 cost[f"log loss {when}"] = -(chosen.sum(1) @ weight)
         return cost
 
@@ -584,6 +614,6 @@ class ProbabilityHead(Learning):
 
     def extra_repr(self) -> str:
         """Options and state."""
-        kind = f"num_classes={self.num_classes}, " if self.per_class else ""
+        kind = f"num_classes={self.num_classes}, {'multilabel, ' if self.multilabel else ''}" if self.per_class else ""
         rounds = len(self.rounds) + len(self.log_who)
         return f"bins={self.bins}, {kind}geometry={self.geometry}, {super().extra_repr()}, rounds={rounds}"

@@ -270,6 +270,44 @@ def fit(examples: ProbabilityStatistics, promise: Promise, max_iter: int, names:
     return Solution(offsets, found.slopes, tables, found.z, report, found.trees)
 
 
+def fit_each(examples: ProbabilityStatistics, promise: Promise, max_iter: int, names: Names) -> Solution:
+    """:func:`fit` of every column by itself, as the probability of one event."""
+    count = examples.z.shape[1]
+    found = []
+    for k in range(count):
+        one = replace(examples, z=examples.z[:, [k]], y=examples.y[:, [k]])
+        found.append(fit(one, promise, max_iter, Names(names.who, names.what[k::count])))
+    rounds = max(len(part.tables) for part in found)  # those of 0 change nothing
+    tables = [
+        torch.cat([part.tables, part.tables.new_zeros(rounds - len(part.tables), *part.tables.shape[1:])]) for part in found
+    ]
+    reports = [part.report for part in found]
+    worst = max(range(count), key=lambda k: (("alpha", "noise", "no").index(reports[k].reached), reports[k].history[-1]))
+    steps = max(report.iterations for report in reports)
+
+    def side_by_side(name: str) -> Tensor:
+        return torch.stack([getattr(report, name) for report in reports], -1).flatten(1)  # (a, b' C)
+
+    ends = [torch.cat([r.history, r.history[-1:].expand(steps + 1 - len(r.history))]) for r in reports]
+    details = {key: reports[worst].details[key] for key in ("examples", "alpha_asked", "alpha_met")}
+    details |= {key: sum(r.details[key] for r in reports) for key in ("noise_limited", "brier_before", "brier_after")}
+    details |= {key: [r.details[key] for r in reports] for key in ("slack", "alike")}
+    details["tolerance"] = torch.stack([r.details["tolerance"] for r in reports], -1).flatten(1)
+    report = Report(
+        all(r.converged for r in reports),
+        steps,
+        side_by_side("violations_before"),
+        side_by_side("violations_after"),
+        torch.stack(ends).amax(0),
+        sum(r.seconds for r in reports),
+        f"{count} labels, each fitted by itself; the worst: {reports[worst].message}",
+        details,
+        reports[worst].reached,
+    )
+    offsets, slopes, z = (torch.cat([getattr(part, name) for part in found], 1) for name in ("offsets", "slopes", "z"))
+    return Solution(offsets, slopes, torch.cat(tables, 3), z, report)
+
+
 class _Attempt(NamedTuple):
     """What :func:`_attempt` found, and the largest |violation| / tolerance of it."""
 

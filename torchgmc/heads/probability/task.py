@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from torchgmc.heads.task import CONDITIONAL, NOISE_FLOOR, PAIR, Option, Reader, Task, choice, whole
+from torchgmc.heads.task import CONDITIONAL, NOISE_FLOOR, PAIR, SWITCH, Option, Reader, Task, choice, whole
 
 
 def _with_classes(given: dict[str, Any], reader: Reader) -> dict[str, Any]:
@@ -25,6 +25,7 @@ TASK = Task(
         CONDITIONAL,
         Option("range", PAIR, "Range of a bounded outcome; the scores then predict its mean."),
         NOISE_FLOOR,
+        Option("multilabel", SWITCH, "The columns are labels of which several may hold; y is a matrix of 0 and 1."),
     ),
     complete=_with_classes,
 )

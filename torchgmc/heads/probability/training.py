@@ -20,28 +20,31 @@ class LogLoss(CellProblem):
         y: outcomes, ``(n, C)``.
         member: bool ``(n, a)``; offset 0 is everyone's.
         weight: ``(n,)``.
+        apart: the columns are events that do not exclude one another.
     """
 
-    def __init__(self, y: Tensor, member: Tensor, weight: Tensor) -> None:
+    def __init__(self, y: Tensor, member: Tensor, weight: Tensor, apart: bool = False) -> None:
+        self.apart = apart or y.shape[1] == 1
         self.y, self.share = y, (weight / weight.sum())[:, None]
         self.cell, patterns = pattern_ids(member)
         everyone = torch.ones(len(patterns), 1, dtype=torch.float64, device=member.device)
         super().__init__(torch.cat([everyone, patterns.to(torch.float64)], 1), y.shape[1])
 
     def _probs(self, z: Tensor) -> Tensor:
-        return torch.sigmoid(z) if self.columns == 1 else torch.softmax(z, 1)
+        return torch.sigmoid(z) if self.apart else torch.softmax(z, 1)
 
     def measure(self, shift: Tensor, *inputs: Tensor) -> tuple[Tensor, Tensor]:
         """Mean log loss, and minus the sums of f - y in each cell."""
         z = inputs[0] - shift[self.cell]
-        normal = torch.nn.functional.softplus(z) if self.columns == 1 else torch.logsumexp(z, 1, keepdim=True)
+        normal = torch.nn.functional.softplus(z) if self.apart else torch.logsumexp(z, 1, keepdim=True)
         value = ((normal.sum(1) - (self.y * z).sum(1)) * self.share[:, 0]).sum()
         return value, cell_sums((self.y - self._probs(z)) * self.share, self.cell, shift)
 
     def spread(self, shift: Tensor, *inputs: Tensor) -> Tensor:
         """Covariance of the outcome under f, summed over the examples of a cell."""
         f = self._probs(inputs[0] - shift[self.cell])
-        values = (torch.diag_embed(f) - f[:, :, None] * f[:, None, :]) * self.share[:, :, None]
+        together = torch.diag_embed(f.square()) if self.apart else f[:, :, None] * f[:, None, :]
+        values = (torch.diag_embed(f) - together) * self.share[:, :, None]
         return cell_sums(values.flatten(1), self.cell, shift).view(-1, self.columns, self.columns)
 
     def error(self, z: Tensor) -> Tensor:
@@ -65,7 +68,7 @@ def solve(head: "ProbabilityHead", probs: Tensor, y: Tensor, groups: Any, weight
         )
     batch = head.check_batch(checks.detached(probs), y, groups, weight)
     check_some("probs", probs)
-    problem = LogLoss(batch.y, batch.member, batch.weight)
+    problem = LogLoss(batch.y, batch.member, batch.weight, head.multilabel)
     mass = problem.tilt.T @ problem.share.new_zeros(len(problem.tilt), 1).index_add(
         0, problem.cell, problem.share
     )  # (1 + a, 1)
