@@ -4,7 +4,7 @@ import signal
 import sys
 import threading
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from typing import Annotated, Any
@@ -29,22 +29,30 @@ class Commands(TyperGroup):
         return sorted(self.commands, key=lambda name: ("calibrate", "observe", name).index(name))
 
 
-def application() -> typer.Typer:
-    """Every command; those of ``calibrate`` are made from the heads there are."""
+def application(wanted: str = "") -> typer.Typer:
+    """Every command, or only the one that is wanted; some are made from the heads there are."""
     app = typer.Typer(name="torchgmc", cls=Commands, add_completion=False, rich_markup_mode=None, invoke_without_command=True)
     app.callback()(root)
-    app.add_typer(calibrate.commands(), name="calibrate", short_help="Fit a head on the arrays of a file and save it.")
-    app.add_typer(merge.observing(), name="observe", short_help="Write what a head keeps of a file, for merge.")
-    for name, function, line in (
-        ("merge", options.command(merge.merge), "Add up the statistics of several files and fit the head."),
-        ("audit", audit.command(), "Measure a head's promise on held-out data: a gate for CI."),
-        ("monitor", monitor.command(), "Watch a head's promise over batches after deployment: an alarm."),
-        ("apply", apply.command(), "Apply a fitted head to new data."),
-        ("export", export.export, "Write a fitted head to a file that runs without torchgmc."),
-        ("demo", demo.demo, "Train a small model on drawn data, calibrate it, write a report."),
-        ("reproduce", reproduce.reproduce, "Run the paper's experiments and compare with its figures."),
-    ):
-        app.command(name, cls=options.Command, short_help=line)(function)
+    families = {
+        "calibrate": (calibrate.commands, "Fit a head on the arrays of a file and save it."),
+        "observe": (merge.observing, "Write what a head keeps of a file, for merge."),
+    }
+    single: dict[str, tuple[Callable[[], Callable[..., None]], str]] = {
+        "merge": (lambda: options.command(merge.merge), "Add up the statistics of several files and fit the head."),
+        "audit": (audit.command, "Measure a head's promise on held-out data: a gate for CI."),
+        "monitor": (monitor.command, "Watch a head's promise over batches after deployment: an alarm."),
+        "apply": (apply.command, "Apply a fitted head to new data."),
+        "export": (lambda: export.export, "Write a fitted head to a file that runs without torchgmc."),
+        "demo": (lambda: demo.demo, "Train a small model on drawn data, calibrate it, write a report."),
+        "reproduce": (lambda: reproduce.reproduce, "Run the paper's experiments and compare with its figures."),
+    }
+    names = {wanted} if wanted in {*families, *single} else {*families, *single}
+    for name, (make, line) in families.items():
+        if name in names:
+            app.add_typer(make(), name=name, short_help=line)
+    for name, (command, line) in single.items():
+        if name in names:
+            app.command(name, cls=options.Command, short_help=line)(command())
     return app
 
 
@@ -65,20 +73,21 @@ def root(
         typer.echo(context.get_help())
 
 
-@lru_cache(maxsize=1)
-def _program(_: tuple[type[Any], ...]) -> Any:
-    """Made once for the heads there are: a program that calls several commands need not wait for it each time."""
-    return typer.main.get_command(application())
+@lru_cache(maxsize=16)
+def _program(wanted: str, _: tuple[type[Any], ...]) -> Any:
+    """Made once for the heads there are: a program that calls a command often need not wait for it each time."""
+    return typer.main.get_command(application(wanted))
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
     """Runs a command and returns its exit code."""
     try:
-        words = None if arguments is None else list(arguments)
+        words = list(sys.argv[1:] if arguments is None else arguments)
         with _ended_gently(), warnings.catch_warnings():
             warnings.simplefilter("always", UserWarning)
             warnings.showwarning = _show_warning
-            code = _program(tuple(tasks().values())).main(words, prog_name="torchgmc", standalone_mode=False)
+            program = _program("".join(words[:1]), tuple(tasks().values()))
+            code = program.main(words, prog_name="torchgmc", standalone_mode=False)
         return _fail("interrupted", 130) if code == 130 else code if isinstance(code, int) else 0
     except UsageErrors as error:
         return _fail(_explained(error))
