@@ -20,8 +20,8 @@ from torchgmc.heads.tree.solver import TreeProblem, TreeStatistics, descend
 from torchgmc.heads.tree.task import TASK
 from torchgmc.heads.tree.tree import Tree, answers, path_levels, replay, rounds
 
-#: Scores summed at a time while observing (64 MB in float64).
-CHUNK = 1 << 23
+#: Scores observed at a time (64 MB in float64), and of them in the cache of a processor.
+CHUNK, IN_CACHE = 1 << 23, 1 << 17
 
 
 class Batch(NamedTuple):
@@ -167,8 +167,12 @@ class TreeHead(Head):
             self.keep(self._summarize(part), part.probs, part.labels)
 
     def _summarize(self, batch: Batch) -> TreeStatistics:
-        leaves, levels = path_levels(batch.probs, *self._structure(batch.probs.device), self.jitter, self.noise_version)
-        paths = self.paths.to(batch.probs.device)
+        device = batch.probs.device
+        rows = max(1, IN_CACHE // self.num_leaves) if device.type == "cpu" else max(1, len(batch.probs))
+        options = (*self._structure(device), self.jitter, self.noise_version)
+        found = [path_levels(part, *options) for part in torch.split(batch.probs, rows)]
+        leaves, levels = (torch.cat(parts) for parts in zip(*found, strict=True))
+        paths = self.paths.to(device)
         common = (paths[leaves] == paths[batch.labels]).sum(1) - 1
         kept = (batch.labels, batch.member, batch.weight, batch.cluster)
         return TreeStatistics(levels, leaves, common, *(t.clone() for t in kept))
