@@ -238,7 +238,7 @@ def ecce_pvalue(sigma: float) -> float:
 
     Example:
         >>> [round(ecce_pvalue(x), 4) for x in (0.0, 1.5, 2.5)]
-        [1.0, 0.5436, 0.0497]
+        [1.0, 0.5129, 0.0497]
     """
     if sigma < 0.1 or sigma > 8.0:
         return 1.0 if sigma < 0.1 else torch.finfo(torch.float64).eps
