@@ -78,6 +78,8 @@ def test_codes_are_levels_of_numbers_and_categories() -> None:
     coded = trees.code(columns, torch.tensor([False, True]), 3)
     assert coded.codes[0].tolist() == [2, 0, 3, 1, 1]
     assert coded.codes[1].tolist() == [0, 2, 0, 3, 1]  # 7 and 8 (the first of those that occur once); the rest; missing
+    heavy = trees.code(torch.cat([torch.zeros(900), torch.arange(1.0, 101)])[:, None], torch.tensor([False]), 10)
+    assert torch.bincount(heavy.codes[0].long())[0] == 900 and len(torch.bincount(heavy.codes[0].long())) >= 8
     many = trees.code(torch.arange(1000.0)[:, None], torch.tensor([False]), 10)
     assert torch.bincount(many.codes[0].long()).tolist() == [100] * 10
 

@@ -110,10 +110,7 @@ def code(columns: Tensor, equal: Tensor, bins: int) -> Coded:
                 found = torch.cat([found[:1], (found[1:] + found[:-1]) / 2])
                 kept = found
             if len(found) > bins:
-                upto = count.cumsum(0)
-                ranks = torch.arange(1, bins, device=column.device) * (len(known) / bins)
-                first = torch.searchsorted(upto.double(), ranks.double(), right=True)
-                kept = found[torch.unique(torch.cat([torch.zeros_like(first[:1]), first]))]
+                kept = found[_spread(count, bins)]
             place = torch.searchsorted(kept, column, right=True).sub_(1).clamp_min_(0)
         cuts[j, : len(kept)] = kept
         codes[j] = torch.where(lacking, bins, place).to(torch.uint8)
@@ -121,6 +118,21 @@ def code(columns: Tensor, equal: Tensor, bins: int) -> Coded:
     bit = torch.arange(PACK, device=columns.device).to(torch.uint8)
     packs = [(codes[some] << bit[: len(some), None]).sum(0, dtype=torch.uint8) for some in torch.split(pairs, PACK)]
     return Coded(codes, cuts, equal, pairs, torch.stack(packs) if packs and len(pairs) else codes[:0])
+
+
+def _spread(count: Tensor, bins: int) -> Tensor:
+    """Which of the sorted values start a bin: frequent ones have a bin of their own, the others share bins of equal size."""
+    heavy = count * bins > count.sum()
+    rest = bins - 2 * int(heavy.sum())
+    if rest < 2:
+        heavy, rest = torch.zeros_like(heavy), bins
+    light = torch.where(heavy, 0, count).cumsum(0).double()
+    ranks = torch.arange(1, rest, device=count.device).double() * (light[-1] / rest)
+    first = torch.searchsorted(light, ranks, right=True)
+    own = heavy.nonzero()[:, 0]
+    starts = torch.cat([torch.zeros_like(first[:1]), first, own, own + 1])
+    found: Tensor = torch.unique(starts.clamp_max(len(count) - 1))
+    return found
 
 
 def histogram(coded: Coded, leaf: Tensor, leaves: int, values: Tensor) -> Tensor:
