@@ -195,6 +195,11 @@ ZOO = [
         lambda n, s: documents(n, s, True),
     ),
     Entry("tree-conformal", lambda: gmc.baselines.SplitConformalTree(TREE, 0.9), documents),
+    Entry(
+        "tree-mondrian",
+        lambda: gmc.baselines.MondrianConformalTree(TREE, 0.9, groups=["inside", "outside"]),
+        lambda n, s: apart(documents(n, s, True)),
+    ),
     Entry("tree-unprocessed", lambda: gmc.baselines.UnprocessedTree(TREE, 0.9), documents),
     Entry("gmc", lambda: gmc.GMCHead(Residual, 0.02, groups=GROUPS, noise_floor=False), means, {"mapping": Residual}),
     # The noise rule, with groups of which none is everyone.
