@@ -438,3 +438,10 @@ def test_a_fit_that_cannot_be_reached_ends_at_a_finite_state_no_worse_than_the_m
     assert not head.report.converged and bool(head.offsets.isfinite().all())
     assert not head(logits, member).isnan().any()
     assert head.report.violations_after.abs().max() <= head.report.violations_before.abs().max() + 1e-12
+
+
+def test_lists_with_next_to_no_mass_are_named():
+    logits, who = torch.randn(40, 12), torch.arange(40)[:, None] % 2 == torch.arange(2)
+    logits[:, 5] -= 30.0
+    with pytest.warns(UserWarning, match=r"next to no probability to 'rare' \("):
+        gmc.DistributionHead({"common": [1, 2], "rare": [5]}, None, ["even", "odd"]).fit(logits, who)

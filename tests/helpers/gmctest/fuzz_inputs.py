@@ -264,7 +264,9 @@ def _judge(entry: Entry, arguments: Arguments, spoiled: bool) -> str:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            warnings.filterwarnings("ignore", message="About \\d+ % of the audited|left out groups|`torch.jit")
+            warnings.filterwarnings(
+                "ignore", message="About \\d+ % of the audited|left out groups|the model gives next to no|`torch.jit"
+            )
             answer = entry.call(**arguments)
     except Exception as error:
         if not spoiled:

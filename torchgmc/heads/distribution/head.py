@@ -1,6 +1,7 @@
 """De-biased distributions: a language model that gives every group the same chance of the words on each list."""
 
 import time
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, NamedTuple
@@ -26,6 +27,8 @@ from torchgmc.heads.distribution.task import TASK
 from torchgmc.heads.distribution.tilt import CHUNK, Dual, Projection, atoms, log_masses, project
 
 GEOMETRIES = ("kl", "euclidean")
+#: A list with a smaller mean probability is hardly ever written.
+NO_MASS = 1e-6
 
 
 class Batch(NamedTuple):
@@ -233,6 +236,7 @@ class DistributionHead(Head):
         member, weight = statistics.member, statistics.weight
         dual = Dual(statistics.log_mass, self.atom_lists.to(device), member, weight, self.conditional)
         self._check_share(dual.mean, statistics.rows)
+        self._look_at_mass(statistics)
         spread = spread_of(dual, statistics)
         if not self.euclidean and solver == "exact":
             if self.noise_floor:
@@ -263,6 +267,18 @@ class DistributionHead(Head):
             report = replace(report, reached=reached(report.violations_after, self.alpha, tolerance))
         theta = problem.theta if isinstance(problem, TiltProblem) else None
         return self._finish(dual, spread, theta, log, report)
+
+    def _look_at_mass(self, statistics: MassStatistics) -> None:
+        """Warn of lists that the model hardly ever predicts: about these any promise holds."""
+        share = (statistics.weight / statistics.weight.sum()) @ statistics.log_mass.exp()
+        mass = (share @ self.atom_lists.to(share)).tolist()
+        rare = [f"{name!r} ({value:.1g})" for name, value in zip(self.attributes, mass, strict=True) if value < NO_MASS]
+        if rare:
+            warnings.warn(
+                f"the model gives next to no probability to {checks.listing(rare, 4)}, so a promise about it says nothing: "
+                "are these the tokens the model would write here (with a space before, in the right case)?",
+                stacklevel=4,
+            )
 
     def _check_share(self, share: Tensor, n: int) -> None:
         empty = (share <= 0).nonzero()
