@@ -30,7 +30,8 @@ SETS = ("made-up", "adult, logistic", "adult, bayes", "adult, tree", "compas, tr
 SIZES = (2000, 10000, 30000)
 OURS, STATIC = "ours, learned", "ours, named only"
 RESULTS = Path(__file__).parent / "results"
-NOTE = """n is the number of calibration rows, or all that a set has. What is not reached: where a heading says one seed these are
+NOTE = """\
+n is the number of calibration rows, or all that a set has. What is not reached: where a heading says one seed, these are
 single draws without standard errors, and flights and n = 30,000 to 1e6 have not run. On these small sets ours takes longer
 than mcgrad (`time` below 1). One thing was changed after looking at the first seed of Adult: a frequent value (no capital
 gain) has a bin to itself; everything else was chosen on made-up data."""
