@@ -197,7 +197,7 @@ ZOO = [
     Entry("tree-conformal", lambda: gmc.baselines.SplitConformalTree(TREE, 0.9), documents),
     Entry(
         "tree-mondrian",
-        lambda: gmc.baselines.MondrianConformalTree(TREE, 0.9, groups=["inside", "outside"]),
+        lambda: gmc.baselines.MondrianConformalTree(TREE, 0.6, groups=["inside", "outside"]),
         lambda n, s: apart(documents(n, s, True)),
     ),
     Entry("tree-unprocessed", lambda: gmc.baselines.UnprocessedTree(TREE, 0.9), documents),
