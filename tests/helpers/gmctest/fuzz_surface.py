@@ -38,7 +38,11 @@ EXEMPT = {
         "CalibrationCallback.on_validation_batch_end CalibrationCallback.on_validation_epoch_end "
         "CalibrationCallback.on_validation_epoch_start CalibrationCallback.on_validation_start CalibrationCallback.setup"
     ),
-    "between processes": "distributed.agree distributed.from_first distributed.pooled distributed.reduce distributed.signature",
+    "between processes": (
+        "distributed.agree distributed.from_first distributed.moved distributed.pack distributed.pooled distributed.reduce "
+        "distributed.signature distributed.unpack"
+    ),
+    "no entry yet": ("Head.forget Head.merge Learning.divide Trees.of _Conformal.fit_batches plots.reliability"),
     "parts of figures and pages, for those who build their own": (
         "plots.new_figure plots.png plots.set_legend plots.set_title report.fitted report.picture report.remake "
         "report.write_file report.write_html"
@@ -49,7 +53,8 @@ EXEMPT = {
 CONTRACT = (
     "audit_rows audit_summary audit_sums bind bind_batch check_batch check_clusters check_groups check_input "
     "check_member check_solver figures flat group_thresholds keep lacks_everyone mark_fitted measure members_of "
-    "prepare promised register_buffer set_extra_state soft start tables write"
+    "prepare promised register_buffer set_extra_state soft start tables write "
+    "audit_measures check_features check_use grow_trees learned_move prepare_learning shown_output write_rules write_trees"
 )
 #: Frames between a caller and the function called: they pass arguments on as they are.
 WRAPPERS = ("over_all_ranks", "__call__")
