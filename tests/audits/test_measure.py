@@ -66,7 +66,7 @@ def test_a_small_group_gains_by_it_and_calibration_data_do_not():
 
 def test_exported_programs_do_not_hold_it():
     head = gmc.ThresholdHead(0.1, 0.01, groups=["half", "few"]).fit(*problem(100, 0))
-    flat = Flat(gmc.attach(torch.nn.Identity(), head), ["x"], False, True)
+    flat = Flat(gmc.attach(torch.nn.Identity(), head), ["x"], False, True, False)
     assert flat.head.variance.numel() == 0 and head.variance.numel() == 3
 
 

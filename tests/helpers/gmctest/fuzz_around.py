@@ -207,6 +207,17 @@ def sets_of(probs: Any, labels: Any, groups: Any, score: Any, class_conditional:
     return sets(probs, groups)
 
 
+def sets_of_batches(probs: Any, labels: Any, groups: Any, score: Any, class_conditional: Any, clusters: Any) -> Any:
+    head = gmc.QuantileHead(0.8, None, heads_zoo.GROUPS, finite_sample=True)
+    sets = gmc.PredictionSets(None, head, score, None, None, class_conditional, clusters)
+    good = set_data(24, 5)
+    return sets.fit_batches([tuple(good[k] for k in ("probs", "labels", "groups")), (probs, labels, groups)])(probs, groups)
+
+
+def reliability_audit() -> gmc.Audit:
+    return gmc.audit(head_of("probability"), [heads_zoo.events(60, 77).observe])
+
+
 def check_sets(data: Arguments, answer: Any) -> None:
     assert answer.dtype == torch.bool and answer.shape == data["probs"].shape
 
@@ -224,6 +235,14 @@ def intervals_of(output: Any, y: Any, groups: Any, score: Any) -> Any:
 
 ENTRIES = [
     Entry("PredictionSets", set_data, sets_of, check_sets),
+    Entry("PredictionSets.fit_batches", set_data, sets_of_batches, check_sets, share=0.5),
+    Entry(
+        "plots.reliability",
+        lambda n, s: LOOK | {"audit": reliability_audit(), "top": 2},
+        plots.reliability,
+        drawn,
+        share=0.3,
+    ),
     Entry("Intervals", interval_data, intervals_of, lambda d, v: None),
     Entry(
         "Adapter.collate",

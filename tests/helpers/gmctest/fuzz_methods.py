@@ -122,6 +122,24 @@ def figure(data: Arguments, drawn: Any) -> None:
     assert drawn.axes and (data.get("drawn") is None or png(drawn).startswith(b"\x89PNG"))
 
 
+def observed_head(n: int, seed: int) -> gmc.Head:
+    head = gmc.QuantileHead(0.8, 0.1, heads_zoo.GROUPS)
+    head.observe(*heads_zoo.residuals(n, seed).observe)
+    return head
+
+
+def check_joined(data: Arguments, head: gmc.Head) -> None:
+    assert head.calibrate().report.details["examples"] == 40 + len(data["other"].statistics.scores)
+
+
+def check_forgotten(data: Arguments, head: gmc.Head) -> None:
+    assert abs(float(head.statistics.weight.sum()) - 40 * data["factor"]) < 1e-6
+
+
+def check_trees(data: Arguments, trees: gmc.Trees) -> None:
+    assert gmc.Trees.of(trees.to_dict()) == trees
+
+
 LOOK = {"title": None, "dark": False}
 
 
@@ -335,6 +353,20 @@ ENTRIES = [
     ),
     Entry("Audit.examples_needed", lambda n, s: {"alpha": 0.4}, lambda alpha: an_audit(1).examples_needed(alpha), check_needed),
     Entry("Audit.merge", lambda n, s: {"other": an_audit(1)}, lambda other: an_audit(1).merge(other), check_merged),
+    Entry(
+        "Head.merge",
+        lambda n, s: {"other": observed_head(n, s)},
+        lambda other: observed_head(40, 1).merge(other),
+        check_joined,
+    ),
+    Entry("Head.forget", lambda n, s: {"factor": 0.5}, lambda factor: observed_head(40, 1).forget(factor), check_forgotten),
+    Entry(
+        "Trees",
+        lambda n, s: {"depth": 2, "trees": 9, "rate": 0.5, "bins": 8, "ridge": 2.0, "smallest": 1.0, "names": ["x", "y"]},
+        gmc.Trees,
+        check_trees,
+    ),
+    Entry("Trees.of", lambda n, s: {"value": gmc.Trees(depth=2)}, gmc.Trees.of, lambda d, v: None),
     Entry("Monitor", watched, monitored, check_evidence),
     Entry("Monitor.plot", lambda n, s: LOOK, lambda **a: monitored(**watched(40, 1)).plot(**a), figure, share=0.3),
     Entry("plots.evidence", lambda n, s: LOOK, lambda **a: gmc.plots.evidence(monitored(**watched(40, 1)), **a), figure),

@@ -24,7 +24,7 @@ EXEMPT = {
         "Adapter.activate Adapter.apply Adapter.at_position Adapter.find Adapter.last Adapter.replace Adapter.scores "
         "Adapter.raw CalibratedModel.run PredictionSets.check_output _Conformal.__init__ _Conformal.check_output "
         "_Conformal.thresholds "
-        "CalibratedModel.__init__ CalibratedModel.apply_head CalibratedModel.divide DistributionHead.shift GMCHead.direction "
+        "CalibratedModel.__init__ CalibratedModel.apply_head DistributionHead.shift GMCHead.direction "
         "Head.same_state Watch.__init__ "
         "Groups.__init__ Head.__init__ Head.membership MonotoneRisk.curves MonotoneRisk.values ProbabilityHead.calibrated "
         "ProbabilityHead.coordinates TreeHead.answer_levels Centered.potential Centered.value MissRate.potential "
@@ -42,7 +42,6 @@ EXEMPT = {
         "distributed.agree distributed.from_first distributed.moved distributed.pack distributed.pooled distributed.reduce "
         "distributed.signature distributed.unpack"
     ),
-    "no entry yet": ("Head.forget Head.merge Learning.divide Trees.of _Conformal.fit_batches plots.reliability"),
     "parts of figures and pages, for those who build their own": (
         "plots.new_figure plots.png plots.set_legend plots.set_title report.fitted report.picture report.remake "
         "report.write_file report.write_html"
@@ -54,7 +53,8 @@ CONTRACT = (
     "audit_rows audit_summary audit_sums bind bind_batch check_batch check_clusters check_groups check_input "
     "check_member check_solver figures flat group_thresholds keep lacks_everyone mark_fitted measure members_of "
     "prepare promised register_buffer set_extra_state soft start tables write "
-    "audit_measures check_features check_use grow_trees learned_move prepare_learning shown_output write_rules write_trees"
+    "audit_measures check_features check_use divide grow_trees learned_move prepare_learning shown_output write_rules "
+    "write_trees"
 )
 #: Frames between a caller and the function called: they pass arguments on as they are.
 WRAPPERS = ("over_all_ranks", "__call__")

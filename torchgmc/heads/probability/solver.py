@@ -292,7 +292,7 @@ def fit_each(examples: ProbabilityStatistics, promise: Promise, max_iter: int, n
     details = {key: reports[worst].details[key] for key in ("examples", "alpha_asked", "alpha_met")}
     details |= {key: sum(r.details[key] for r in reports) for key in ("noise_limited", "brier_before", "brier_after")}
     details |= {key: [r.details[key] for r in reports] for key in ("slack", "alike")}
-    details["tolerance"] = torch.stack([r.details["tolerance"] for r in reports], -1).flatten(1)
+    details |= {key: torch.stack([r.details[key] for r in reports], -1).flatten(1) for key in ("tolerance", "variance")}
     report = Report(
         all(r.converged for r in reports),
         steps,
