@@ -120,7 +120,7 @@ def test_overhead_same_output():
     pytest.importorskip("segmentation_models_pytorch")
     pytest.importorskip("transformers")
     rows, errors, _ = collect(["overhead"], small=True, tiny=True)
-    assert not errors and len(rows) == 2 and all(0 < row.ours < 100 for row in rows)
+    assert not errors and len(rows) == 3 and all(0 < row.ours < 100 for row in rows)
 
 
 def test_command_writes_page_and_json(tmp_path, capsys):
