@@ -226,8 +226,7 @@ def covgap(covered: Tensor, labels: Tensor, target: float) -> float:
         >>> covgap(torch.tensor([True, True, True, False]), torch.tensor([0, 0, 1, 1]), 0.9)
         0.25
     """
-    labels, gap = checks.numbers("labels", labels), _gaps(covered, labels, "labels", target)
-    return float(gap.mean())
+    return float(_gaps(covered, checks.numbers("labels", labels), "labels", target).mean())
 
 
 def sscv(covered: Tensor, size: Tensor, target: float, edges: Sequence[float] = (1, 3, 10, 100)) -> float:

@@ -246,7 +246,7 @@ class Groups:
             ...     groups.drop_small().names
             ('size=S', 'size=L')
         """
-        checks.count("min_size", min_size, 1)
+        min_size = checks.count("min_size", min_size, 1)
         blocks, left_out, start = [], [], 0
         for combo, keys in self._blocks:
             kept = (self.sizes[start : start + len(keys)] >= min_size).cpu().numpy()

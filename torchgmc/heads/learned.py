@@ -69,9 +69,11 @@ class Trees:
     smallest: float = 3.0
 
     def __post_init__(self) -> None:
-        for name, least, most in (("depth", 1, 8), ("trees", 1, 10_000), ("bins", 2, 255)):
-            if checks.count(name, getattr(self, name), least) > most:
-                raise ValueError(f"`{name}` must be at most {most}, got {getattr(self, name)}.")
+        for name, least, usual, most in (("depth", 1, 3, 8), ("trees", 1, 400, 10_000), ("bins", 2, 32, 255)):
+            value = checks.count(name, getattr(self, name), usual)
+            if not least <= value <= most:
+                raise ValueError(f"`{name}` must be from {least} to {most}, got {value}.")
+            object.__setattr__(self, name, value)
         for name in ("rate", "ridge", "smallest"):
             checks.positive(name, getattr(self, name), "See gmc.Trees.")
         if self.rate > 1:

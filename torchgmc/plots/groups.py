@@ -134,8 +134,8 @@ def thresholds(
     for name, head in named.items():
         if not isinstance(head, Head) or type(head).group_thresholds is Head.group_thresholds:
             raise TypeError(
-                f"`heads`[{name!r}] must be a head with a threshold per combination of groups, such as ThresholdHead or "
-                f"QuantileHead, got {type(head).__name__}."
+                f"`heads`[{name!r}] must be a head with a threshold per combination of groups (of masks, of quantiles), got "
+                f"{type(head).__name__}."
             )
     if not named:
         raise ValueError("`heads` must have at least one head, as in {'GMC': head}, got none.")

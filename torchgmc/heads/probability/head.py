@@ -450,11 +450,12 @@ class ProbabilityHead(Learning):
         """
         soft.check(mode, temperature)
         if not is_scripting():
-            self.check_use(features, probs)
             hint = "apply sigmoid or softmax to logits" if self.range is None else "widen `range`"
             self.check_input("probs", probs, groups, hint)
         if probs.dim() != (2 if self.per_class else 1) or (self.per_class and probs.shape[1] != self.columns):
             raise ValueError(f"`probs` must have shape (n,), or (n, C) with classes, got {probs.shape}")
+        if not is_scripting():
+            self.check_use(features, probs)
         if self.per_class and self.exclusive and not is_scripting():
             self._check_sums(probs)
         f = self._f(self.calibrated(probs, groups, temperature if mode == "soft" else 0.0, features))
