@@ -117,7 +117,7 @@ def test_an_infinite_threshold_is_named() -> None:
 
 
 def test_thresholds_of_another_head_are_refused() -> None:
-    with pytest.raises(TypeError, match="ThresholdHead or QuantileHead, got ProbabilityHead"):
+    with pytest.raises(TypeError, match="of masks, of quantiles\\), got ProbabilityHead"):
         plots.thresholds(gmc.ProbabilityHead(0.1))
     with pytest.raises(ValueError, match="at least one head"):
         plots.thresholds({})

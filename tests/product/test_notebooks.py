@@ -96,8 +96,13 @@ def test_notebook_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
     assert [cell.source for cell in fresh.cells] == [cell.source for cell in committed.cells]
     noisy = [text(output) for output in outputs(fresh) if output.output_type == "error" or output.get("name") == "stderr"]
-    assert not noisy
+    assert not [line for line in noisy if not line.startswith("findfont:")]  # fonts are the machine's
     for again, before in zip(fresh.cells, committed.cells, strict=True):
         if before.cell_type == "code":
-            kinds = [[sorted(set(o.get("data", {})) - {"text/plain"}) for o in cell.outputs] for cell in (again, before)]
+            # How often a busy machine flushes what is printed is not compared.
+            kinds = [
+                [o.output_type == "stream" or sorted(set(o.get("data", {})) - {"text/plain"}) for o in cell.outputs]
+                for cell in (again, before)
+            ]
+            kinds = [[kind for k, kind in enumerate(row) if kind is not True or row[k - 1 : k] != [True]] for row in kinds]
             assert kinds[0] == kinds[1], before.source
