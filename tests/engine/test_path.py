@@ -55,7 +55,7 @@ def test_thresholds_are_those_of_a_linear_program(n, groups, seed, ties, heavy, 
             assert (lam - one.scores.mean()) * (1 if covers else -1) > 4 * width
         elif lam != pytest.approx(direct, abs=1e-7):  # minima may lie side by side, as with groups of equal size
             values = [objective(one, weight, linear, row, gain, v) for v in (lam, direct)]
-            assert values[0] == pytest.approx(values[1], abs=1e-9)
+            assert values[0] == pytest.approx(values[1], abs=1e-7)  # the precision of the linear program
 
 
 def objective(one, weight, linear, row, gain, lam):
