@@ -31,6 +31,8 @@ from torchgmc.heads.probability.static import HALVINGS, SAMPLE, Columns, Found, 
 CELL_SLACK = 2.0 / 3.0
 #: A membership with fewer entries is kept in float64.
 SMALL = 1 << 20
+#: Ridge of the Hessian of a level set, as a share of its mean diagonal.
+RIDGE = 1e-8
 
 
 @dataclass
@@ -258,9 +260,8 @@ def fit(examples: ProbabilityStatistics, promise: Promise, max_iter: int, names:
     kept = not promise.noise_floor and start <= 1
     static = None if kept else static_stage(sample)
     found = _attempt(sample, before, max_iter, static, None if grow is None else lambda z: grow(examples, sample, static, z))
-    if (
-        found.excess > max(1.0, start) and found.trees is None
-    ):  # a tiny sample: the offsets moved examples between level sets for the worse
+    # A tiny sample: the offsets moved examples between level sets for the worse.
+    if found.excess > max(1.0, start) and found.trees is None:
         found = _attempt(sample, before, max_iter, None)
     offsets, tables = found.offsets, found.tables
     if promise.bins == 1 and not promise.euclidean:  # one level set and no projection: the rounds are offsets too
@@ -435,7 +436,9 @@ class _Rounds:
         member = self.sample.member[some]
         factor = len(rows) / max(1, len(some))
         member = member.double()  # collinear columns need it
-        return (member.T @ (member * weight[some, None].double())) * factor
+        found = (member.T @ (member * weight[some, None].double())) * factor
+        # Along collinear columns a step is as long as this says, not as rounding (the order of the examples) does.
+        return found + RIDGE * found.diagonal().mean() * torch.eye(len(found), dtype=found.dtype, device=found.device)
 
     def _search(self, z: Tensor, measure: Measure, table: Tensor) -> tuple[Tensor, Measure] | None:
         """The whole step, or the first of its halves, quarters, ... that lowers the potential with a Brier score allowed."""
