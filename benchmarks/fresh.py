@@ -33,6 +33,7 @@ from torch import Tensor
 import torchgmc as gmc
 from benchmarks import real
 from benchmarks.timing import machine
+from torchgmc.engine.extras import find_paper
 
 RESULTS = Path(__file__).parent / "results" / "fresh.json"
 SEEDS = 30
@@ -512,7 +513,9 @@ MASKS = Part(
 @functools.lru_cache(maxsize=1)
 def faces() -> Any:
     from torchgmc.demo.progress import Bar
-    from torchgmc.reproduce import fnr
+
+    find_paper()
+    from torchgmc_paper import fnr
 
     folder = Path(os.environ["TORCHGMC_DATA"])
     kept = Path(os.environ.get("TORCHGMC_FRESH_KEPT", Path(__file__).parent / "results" / ".kept"))
@@ -521,7 +524,8 @@ def faces() -> Any:
 
 
 def make_faces(name: str, seed: int) -> Split:
-    from torchgmc.reproduce import fnr
+    find_paper()
+    from torchgmc_paper import fnr
 
     prepared = faces()
     tensors = prepared.tensors

@@ -22,7 +22,7 @@ import torchgmc  # noqa: E402
 
 #: What users import: the package, and its public modules. What lies in folders is documented where it is imported from.
 MODULES = ["torchgmc", *(f"torchgmc.{name}" for name in torchgmc._MODULES)]
-INTERNAL = [r"!torchgmc\.(audits|cli|demo|deploy|engine|groups|reproduce|__main__).*", r"!torchgmc\.\w+\..*"]
+INTERNAL = [r"!torchgmc\.(audits|cli|demo|deploy|engine|groups|__main__).*", r"!torchgmc\.\w+\..*"]
 FRAME = """<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title>
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <script>window.MathJax = {{tex: {{inlineMath: [["$", "$"], ["\\\\(", "\\\\)"]]}}}};</script>

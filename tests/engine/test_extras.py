@@ -1,10 +1,14 @@
 """Optional packages: the error names the extra to install."""
 
+import importlib.util
+import sys
 from pathlib import Path
 
 import pytest
 
-from torchgmc.engine.extras import require
+from gmctest import PAPER
+from torchgmc.engine import extras
+from torchgmc.engine.extras import find_paper, require
 
 
 def test_require_passes_on_what_it_cannot_explain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -14,3 +18,13 @@ def test_require_passes_on_what_it_cannot_explain(tmp_path: Path, monkeypatch: p
         require("broken_inside", extra="report")
     with pytest.raises(ImportError, match=r'`surely_not_installed_anywhere` .* pip install "torchgmc\[text\]"'):
         require("surely_not_installed_anywhere.part", extra="text")
+
+
+def test_the_second_package_is_found_or_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path != str(PAPER)])
+    find_paper()  # in a checkout that was not installed
+    assert sys.path[0] == str(PAPER)
+    monkeypatch.setattr(extras, "__file__", str(tmp_path / "torchgmc/engine/extras.py"))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    with pytest.raises(ImportError, match=r"`torchgmc_paper`.* pip install --force-reinstall"):
+        find_paper()

@@ -136,7 +136,7 @@ def commands(folder: Path, name: str) -> dict[str, tuple[Callable[[], int], Call
     if not texts.exists():
         texts.mkdir()
         made_up_data.hierarchy(texts)
-    for module in ("matplotlib.pyplot", "torchgmc.reproduce.figures", "torchgmc.reproduce.tree") if name == "reproduce" else ():
+    for module in ("matplotlib.pyplot", "torchgmc_paper.figures", "torchgmc_paper.tree") if name == "reproduce" else ():
         importlib.import_module(module)  # here once, not in every child
     return {
         "calibrate": (lambda: main([*words, "--out", str(head)]), heads),

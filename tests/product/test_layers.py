@@ -1,6 +1,7 @@
 """A layer of the drawing in CONTRIBUTING.md imports what is below it, never what is above."""
 
 import ast
+import re
 from pathlib import Path
 
 import torchgmc
@@ -58,6 +59,14 @@ def test_imports_go_down():
             if layer(target) > layer(module) and not (later and target.split(".")[0] in ON_DEMAND):
                 wrong.append(f"{module} imports {target}")
     assert not wrong
+
+
+def test_only_two_doors_lead_to_the_second_package():
+    """`torchgmc_paper` imports torchgmc; the way back is `torchgmc.datasets` and the command, both through `find_paper`."""
+    doors = [
+        module for path, module in files() if re.search(r"^\s*(from|import) torchgmc_paper", path.read_text(), re.MULTILINE)
+    ]
+    assert doors == ["cli.reproduce", "datasets"]
 
 
 def test_the_drawing_has_every_part_of_the_package():

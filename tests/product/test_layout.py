@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gmctest import HELPERS, ROOT
+from gmctest import HELPERS, PAPER, ROOT
 
 TESTS = ROOT / "tests"
 FILES = sorted(path for path in TESTS.rglob("test_*.py") if path.parent.name != "product")
@@ -23,7 +23,9 @@ SAMPLE = [
 
 def module_of(file: Path) -> str | None:
     """Of ``tests/audits/test_audit_files.py``: ``audit``, if ``torchgmc/audits`` has it. What follows is a topic."""
-    modules = {path.stem.lstrip("_") for path in (ROOT / "torchgmc" / file.parent.relative_to(TESTS)).glob("*.py")}
+    paper = file.is_relative_to(TESTS / "paper")  # the second package
+    folder = PAPER / "torchgmc_paper" / file.parent.relative_to(TESTS / "paper") if paper else None
+    modules = {path.stem.lstrip("_") for path in (folder or ROOT / "torchgmc" / file.parent.relative_to(TESTS)).glob("*.py")}
     words = file.stem.split("_")[1:]
     return next((name for k in range(len(words), 0, -1) if (name := "_".join(words[:k])) in modules), None)
 
@@ -44,6 +46,7 @@ def test_every_file_lies_where_its_module_lies() -> None:
     lost = [str(file.relative_to(ROOT)) for file in FILES if module_of(file) is None]
     assert not lost, f"{lost}: name them after a module of the same folder in torchgmc, or move them to tests/product"
     assert module_of(TESTS / "audits/test_story.py") is None and module_of(TESTS / "audits/test_audit_story.py") == "audit"
+    assert module_of(TESTS / "paper/test_story.py") is None and module_of(TESTS / "paper/datasets/test_faces.py") == "faces"
 
 
 @pytest.mark.parametrize("folder", ["tests", "benchmarks"])

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import torchgmc
-from gmctest import ROOT
+from gmctest import PAPER, ROOT
 
 OPTIONAL = [
     "lightning",
@@ -30,7 +30,7 @@ OPTIONAL = [
 ]
 
 
-SOURCE = {path: path.read_text(encoding="utf-8") for path in (ROOT / "torchgmc").rglob("*.py")}
+SOURCE = {path: path.read_text(encoding="utf-8") for folder in (ROOT / "torchgmc", PAPER) for path in folder.rglob("*.py")}
 
 
 def shell_commands(readme: str) -> list[str]:

@@ -14,7 +14,7 @@ from torchgmc.mappings import Centered, Pinball
 from torchgmc.theory import distribution_constants, iteration_bound, sample_size, split_size, step_size
 
 PAGE = (ROOT / "notebooks/paper.md").read_text(encoding="utf-8")
-NAMES = sorted(set(re.findall(r"`((?:gmc|torchgmc)\.[\w.]+)", PAGE)))
+NAMES = sorted(set(re.findall(r"`((?:gmc|torchgmc|torchgmc_paper)\b[\w.]*)`", PAGE)))
 TESTS = sorted(set(re.findall(r"`(tests/[\w/]+\.py)::(\w+)", PAGE)))
 
 

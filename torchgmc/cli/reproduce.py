@@ -1,4 +1,4 @@
-"""``torchgmc reproduce``: the paper's experiments on real data."""
+"""``torchgmc reproduce``: the paper's experiments on real data, which are in a second package, ``torchgmc_paper``."""
 
 import shlex
 from pathlib import Path
@@ -6,11 +6,11 @@ from typing import Annotated
 
 import typer
 
-from torchgmc.reproduce import EXPERIMENTS
+from torchgmc.engine.extras import find_paper, require
 
 
 def reproduce(
-    name: Annotated[str, typer.Argument(help=f"Which experiment: {', '.join(EXPERIMENTS)} or all.")],
+    name: Annotated[str, typer.Argument(help="Which experiment: fnr, tree, text or all.")],
     data: Annotated[Path | None, typer.Option(help="Data folder; TORCHGMC_DATA by default.", show_default=False)] = None,
     seeds: Annotated[
         int | None, typer.Option(min=1, help="Number of random splits; by default the paper's 50, 50 and 10.")
@@ -31,8 +31,8 @@ def reproduce(
     """
     from rich.console import Console
 
-    from torchgmc.engine.extras import require
-    from torchgmc.reproduce import figures, frame, tables
+    find_paper()
+    from torchgmc_paper import EXPERIMENTS, figures, frame, tables
 
     require("matplotlib", extra="report")  # raise before the work, not after it
     if out.exists() and not out.is_dir():

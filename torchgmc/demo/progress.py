@@ -1,4 +1,4 @@
-"""Long work of the demos and of :mod:`torchgmc.reproduce`: a progress bar with a clock, and a training loop."""
+"""Long work of the demos and of :mod:`torchgmc_paper`: a progress bar with a clock, and a training loop."""
 
 import sys
 import time

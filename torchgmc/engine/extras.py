@@ -1,6 +1,9 @@
 """Optional packages, imported where they are used, with an error that says what to install."""
 
 import importlib
+import importlib.util
+import sys
+from pathlib import Path
 from types import ModuleType
 
 
@@ -26,3 +29,20 @@ def require(module: str, *, extra: str = "") -> ModuleType:
             raise
         wanted = f'"torchgmc[{extra}]"' if extra else package
         raise ImportError(f"`{package}` is needed here and is not installed: pip install {wanted}", name=package) from error
+
+
+def find_paper() -> None:
+    """Makes ``torchgmc_paper`` importable: the paper's experiments and data, installed with torchgmc or in its checkout.
+
+    Raises:
+        ImportError: it is not there.
+    """
+    checkout = Path(__file__).parents[2] / "benchmarks" / "paper"
+    if (checkout / "torchgmc_paper").is_dir() and str(checkout) not in sys.path:
+        sys.path.insert(0, str(checkout))
+    if importlib.util.find_spec("torchgmc_paper") is None:
+        raise ImportError(
+            "`torchgmc_paper`, the paper's experiments and data, is needed here and comes with torchgmc, but is not there: "
+            "pip install --force-reinstall --no-deps torchgmc, or pip install -e . in a checkout.",
+            name="torchgmc_paper",
+        )

@@ -22,10 +22,10 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensor, FakeTensorMode
 
 import torchgmc as gmc
-from gmctest import ROOT
+from gmctest import PAPER, ROOT
 from gmctest.fake_device import AWAY
 
-PACKAGE = str(ROOT / "torchgmc")
+PACKAGES = (str(ROOT / "torchgmc"), str(PAPER))
 FAKE = FakeTensorMode(allow_non_fake_inputs=True)
 FOLDER = tempfile.TemporaryDirectory(prefix="fuzz")
 Arguments = dict[str, Any]
@@ -302,7 +302,7 @@ def _unclear(error: Exception, arguments: Arguments) -> str:
     file = frame.tb_frame.f_code.co_filename
     if file == __file__ or Path(file).name.startswith(("test_", "fuzz_")):
         return "" if isinstance(error, TypeError) else "raised by the test"  # Python's own check of a signature
-    if not file.startswith(PACKAGE):
+    if not file.startswith(PACKAGES):
         return f"raised in {Path(file).name}"
     if not _on_purpose(error):
         return f"not raised on purpose ({Path(file).name}:{frame.tb_lineno})"
@@ -323,7 +323,7 @@ def _on_purpose(error: Exception) -> bool:
     """By a ``raise`` of the package."""
     frame = _last(error)
     code = frame.tb_frame.f_code
-    return code.co_filename.startswith(PACKAGE) and dis.opname[code.co_code[frame.tb_lasti]] == "RAISE_VARARGS"
+    return code.co_filename.startswith(PACKAGES) and dis.opname[code.co_code[frame.tb_lasti]] == "RAISE_VARARGS"
 
 
 def has_fake(value: Any) -> bool:

@@ -6,7 +6,7 @@ import os
 import numpy as np
 import pytest
 
-from torchgmc.datasets import FASSEG, GenderPrompts, HierarchicalText, _files, prepare
+from torchgmc_paper.datasets import FASSEG, GenderPrompts, HierarchicalText, _files, prepare
 
 
 def test_root_from_the_environment(compact, monkeypatch):

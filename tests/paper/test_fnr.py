@@ -15,7 +15,7 @@ import torchgmc as gmc
 from torchgmc.cli import main
 from torchgmc.demo.progress import Bar
 from torchgmc.engine import hashing
-from torchgmc.reproduce import fnr
+from torchgmc_paper import fnr
 
 ALPHA = 0.05  # fits of a few steps
 

@@ -20,7 +20,7 @@ pytest.importorskip("typer")
 pytest.importorskip("matplotlib")
 
 from torchgmc.cli import main
-from torchgmc.reproduce import EXPERIMENTS, frame, tree
+from torchgmc_paper import EXPERIMENTS, frame, tree
 
 
 @pytest.fixture(scope="module")

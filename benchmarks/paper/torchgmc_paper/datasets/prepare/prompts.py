@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from torchgmc.datasets._files import write_lines
 from torchgmc.engine.files import write_json
 from torchgmc.text import words
+from torchgmc_paper.datasets._files import write_lines
 
 #: What the published files are called below the root.
 ORIGINAL = ("sent_debias/debias-BERT/text_corpus", "examples/word_language_model/data/wikitext-2")

@@ -28,7 +28,7 @@ import torchgmc as gmc
 from torchgmc.demo.progress import Bar, progress_bar
 from torchgmc.engine.files import write_atomically, write_json
 from torchgmc.engine.threads import one_thread
-from torchgmc.reproduce import EXPERIMENTS
+from torchgmc_paper import EXPERIMENTS
 
 #: Version of the rows; files of another version are not mixed in.
 ROWS = 1
@@ -79,7 +79,7 @@ class Experiment(Protocol):
         """Trains what is needed once (see :func:`cached`); with everything cached it takes a moment: each process calls it."""
 
     def run_seed(self, prepared: Prepared, seed: int) -> list[dict[str, Any]]:
-        """Rows of one seed, see :func:`torchgmc.reproduce.measures.measure`; the same on every call."""
+        """Rows of one seed, see :func:`torchgmc_paper.measures.measure`; the same on every call."""
 
     # Optional: ``figures(summary, setting) -> dict[str, Figure]``, a name and a figure each; bars of the deviations if missing.
 

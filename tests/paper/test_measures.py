@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from torchgmc.reproduce.measures import measure
+from torchgmc_paper.measures import measure
 
 
 def measure_loop(who, s):

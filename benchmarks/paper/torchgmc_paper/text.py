@@ -9,7 +9,7 @@ and the same one made biased on purpose) make four parts. Each part's alpha is t
 of the worst bias of the unprocessed model over all prompts, and that half (two digits), the paper's own rule, where it is not.
 
 Sampling noise. The target, P(o in U), is estimated on the same prompts, so a prompt contributes :math:`(1_A - P(A)) (q - E q)`
-to a deviation, where q is its probability of U; the spread of that is what :func:`torchgmc.reproduce.measures.noise` is given.
+to a deviation, where q is its probability of U; the spread of that is what :func:`torchgmc_paper.measures.noise` is given.
 Beside it, ``oracle`` is ``kl`` fitted on *all* prompts, calibration and test: it knows the distribution of the splits.
 """
 
@@ -26,16 +26,16 @@ import torch
 from torch import Tensor
 
 import torchgmc as gmc
-from torchgmc.datasets import GenderPrompts
 from torchgmc.demo.progress import Bar
-from torchgmc.reproduce.frame import Prepared, cached, digest
-from torchgmc.reproduce.masked_lm import list_tokens, load_model, read, stereotype
-from torchgmc.reproduce.measures import MEASURES, measure, noise
+from torchgmc_paper.datasets import GenderPrompts
+from torchgmc_paper.frame import Prepared, cached, digest
+from torchgmc_paper.masked_lm import list_tokens, load_model, read, stereotype
+from torchgmc_paper.measures import MEASURES, measure, noise
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from torchgmc.reproduce.tables import Summary
+    from torchgmc_paper.tables import Summary
 
 NAME = "text"
 TITLE = "De-biased text generation"
@@ -381,7 +381,7 @@ def deviations(
     """Rows of one method: every group and list, with the sampling noise of a target that is estimated too.
 
     Args:
-        method, part, cost: see :func:`torchgmc.reproduce.measures.measure`.
+        method, part, cost: see :func:`torchgmc_paper.measures.measure`.
         q: probability of each list in the test prompts, ``(n, u)``.
         member: their membership, bool, ``(n, a)``.
         groups, lists: names.
@@ -438,8 +438,8 @@ def contributions(q: Tensor, member: Tensor) -> Tensor:
 
 def figures(summary: Summary, setting: Setting) -> dict[str, Figure]:
     """A figure for each part in the paper's form: lists side by side, a panel for the prompts about women and about men."""
-    from torchgmc.reproduce import figures as frame
-    from torchgmc.reproduce.tables import slug
+    from torchgmc_paper import figures as frame
+    from torchgmc_paper.tables import slug
 
     found: dict[str, Figure] = {}
     for part in summary.parts():

@@ -20,8 +20,8 @@ from torchgmc.demo.progress import Bar
 from torchgmc.demo.progress import train as train_model
 from torchgmc.engine import hashing
 from torchgmc.engine.extras import require
-from torchgmc.reproduce.frame import Prepared, cached, digest
-from torchgmc.reproduce.measures import measure
+from torchgmc_paper.frame import Prepared, cached, digest
+from torchgmc_paper.measures import measure
 
 NAME, TITLE, SEEDS = "fnr", "Miss rate of every group in face segmentation", 50
 PACKAGES = ("segmentation-models-pytorch",)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import torchgmc as gmc
-from torchgmc.datasets import FASSEG, _files, prepare
+from torchgmc_paper.datasets import FASSEG, _files, prepare
 
 
 def test_fasseg_pads_and_masks(compact):

@@ -14,9 +14,9 @@ import pytest
 
 pooch = pytest.importorskip("pooch")
 
-from torchgmc.datasets import FASSEG, GenderPrompts, HierarchicalText, _files  # noqa: E402
-from torchgmc.datasets._files import DownloadError, fetch  # noqa: E402
-from torchgmc.datasets.prepare import faces, prompts, texts  # noqa: E402
+from torchgmc_paper.datasets import FASSEG, GenderPrompts, HierarchicalText, _files  # noqa: E402
+from torchgmc_paper.datasets._files import DownloadError, fetch  # noqa: E402
+from torchgmc_paper.datasets.prepare import faces, prompts, texts  # noqa: E402
 
 CONTENT = bytes(range(256)) * 1200  # 300 kB: several chunks
 

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from torchgmc.datasets._files import data_root, locate, read_npz, read_table, typed
-from torchgmc.datasets.prepare import faces as prepare
 from torchgmc.engine import checks
+from torchgmc_paper.datasets._files import data_root, locate, read_npz, read_table, typed
+from torchgmc_paper.datasets.prepare import faces as prepare
 
 #: Label of what lies outside the image (images are placed top left).
 OUTSIDE = 255

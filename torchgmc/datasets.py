@@ -5,8 +5,10 @@ Every class takes ``root`` (or the environment variable ``TORCHGMC_DATA``) and `
 converted to the compact layout once. Nothing is downloaded unless asked for.
 """
 
-from torchgmc.datasets.faces import FASSEG
-from torchgmc.datasets.hierarchy import HierarchicalText, Scores
-from torchgmc.datasets.prompts import GenderPrompts, WordList
+from torchgmc.engine.extras import find_paper
+
+find_paper()  # the classes are in a second package, which comes with this one
+
+from torchgmc_paper.datasets import FASSEG, GenderPrompts, HierarchicalText, Scores, WordList  # noqa: E402
 
 __all__ = ["FASSEG", "GenderPrompts", "HierarchicalText", "Scores", "WordList"]

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from torchgmc import plots
 from torchgmc.plots import LIGHT
-from torchgmc.reproduce.measures import MEASURES
-from torchgmc.reproduce.tables import WORST, Summary, slug
+from torchgmc_paper.measures import MEASURES
+from torchgmc_paper.tables import WORST, Summary, slug
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from gmctest import made_up_data
-from torchgmc.reproduce import tree
+from torchgmc_paper import tree
 
 
 def test_a_classifier_is_trained_once_where_scores_are_missing(tmp_path, monkeypatch):

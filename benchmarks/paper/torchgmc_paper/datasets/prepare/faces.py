@@ -5,9 +5,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from torchgmc.datasets._files import write_table
 from torchgmc.engine.extras import require
 from torchgmc.engine.files import write_atomically
+from torchgmc_paper.datasets._files import write_table
 
 FOLDER = "FASSEG-repository"
 #: What the published files are called below the root.

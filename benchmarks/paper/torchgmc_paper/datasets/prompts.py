@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchgmc.datasets._files import Texts, data_root, locate, read_npz
-from torchgmc.datasets.prepare import prompts as prepare
 from torchgmc.engine import checks
+from torchgmc_paper.datasets._files import Texts, data_root, locate, read_npz
+from torchgmc_paper.datasets.prepare import prompts as prepare
 
 PARTS = ("prompts", "templates", "random_mask")
 

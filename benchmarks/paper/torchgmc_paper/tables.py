@@ -21,7 +21,7 @@ import torch
 
 import torchgmc as gmc
 from torchgmc.engine.files import harmless, write_file
-from torchgmc.reproduce.measures import MEASURES
+from torchgmc_paper.measures import MEASURES
 
 WORST = "(worst)"
 """The group that stands for the worst of all, in each seed by itself."""
@@ -34,7 +34,7 @@ class Summary:
     Attributes:
         groups: by part, measure, method and group (and :data:`WORST`): ``seeds`` with a value, ``mean``, ``sd`` and ``se`` of
             |deviation|, ``signed`` mean deviation, ``risk``, ``mass``, |violation| on ``calibration``, ``noise`` of an oracle
-            and ``noise_fitted`` (:mod:`torchgmc.reproduce.measures`), ``alpha``, ``beyond``: share of seeds with |deviation| >
+            and ``noise_fitted`` (:mod:`torchgmc_paper.measures`), ``alpha``, ``beyond``: share of seeds with |deviation| >
             alpha.
         pairs: by part, measure, one of ours and another method: mean over seeds of (other's worst - our worst), ``se``, and the
             ``verdict`` at two standard errors.

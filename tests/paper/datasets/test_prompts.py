@@ -3,7 +3,7 @@
 import pytest
 
 import torchgmc as gmc
-from torchgmc.datasets import GenderPrompts, prepare
+from torchgmc_paper.datasets import GenderPrompts, prepare
 
 
 def test_prompts(compact):

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchgmc.datasets._files import Texts, data_root, locate, read_npz
-from torchgmc.datasets.prepare import texts as prepare
 from torchgmc.engine import checks
+from torchgmc_paper.datasets._files import Texts, data_root, locate, read_npz
+from torchgmc_paper.datasets.prepare import texts as prepare
 
 NAMES = ("wos", "newsgroups", "amazon")
 KINDS = ("scores", "crossfit")

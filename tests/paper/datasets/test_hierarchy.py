@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import torchgmc as gmc
-from torchgmc.datasets import HierarchicalText, prepare
+from torchgmc_paper.datasets import HierarchicalText, prepare
 
 
 def test_hierarchy(compact):

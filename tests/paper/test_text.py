@@ -18,9 +18,9 @@ pytest.importorskip("matplotlib")
 
 from torchgmc.cli import main  # noqa: E402
 from torchgmc.demo.progress import Bar  # noqa: E402
-from torchgmc.reproduce import masked_lm, text  # noqa: E402
-from torchgmc.reproduce.measures import measure, noise  # noqa: E402
 from torchgmc.text import masked_logits, words  # noqa: E402
+from torchgmc_paper import masked_lm, text  # noqa: E402
+from torchgmc_paper.measures import measure, noise  # noqa: E402
 
 FILL = ["film", "music", "river", "house", "cold", "green", "slow", "very", "never", "often", "saw", "took", "with"]
 PEOPLE = {"female": ["she", "mother", "queen", "aunt"], "male": ["he", "father", "king", "uncle"], "both": ["she and he"]}

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from torchgmc.datasets._files import write_lines
 from torchgmc.engine.files import write_json
+from torchgmc_paper.datasets._files import write_lines
 
 #: What the published files are called below the root.
 ORIGINAL = {

@@ -22,8 +22,8 @@ from torch import Tensor, nn
 
 import torchgmc as gmc
 from torchgmc.demo.progress import Bar
-from torchgmc.reproduce.frame import Prepared, cached, digest
-from torchgmc.reproduce.measures import measure
+from torchgmc_paper.frame import Prepared, cached, digest
+from torchgmc_paper.measures import measure
 
 NAME, TITLE, SEEDS = "tree", "Coverage of every set of answers on a label tree", 50
 

@@ -6,8 +6,8 @@ import io
 import numpy as np
 import pytest
 
-from torchgmc.reproduce import tables
-from torchgmc.reproduce.tables import WORST, summarize
+from torchgmc_paper import tables
+from torchgmc_paper.tables import WORST, summarize
 
 
 def made_up_rows(seeds=8, part=""):
