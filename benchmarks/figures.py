@@ -12,6 +12,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from torchgmc.engine.extras import find_paper
+
 FOLDER = Path(__file__).parents[1] / "notebooks/figures"
 #: What each figure shows: the file, the method of the demonstration, the title.
 FIGURES = (
@@ -95,7 +97,8 @@ def main(arguments: list[str] | None = None) -> int:
     if options.results is not None:
         results = json.loads(options.results.read_text(encoding="utf-8"))
     else:
-        from torchgmc.demo import fnr
+        find_paper()
+        from torchgmc_paper.demo import fnr
 
         with tempfile.TemporaryDirectory() as scratch:
             results = fnr.run(scratch, seed=options.seed).to_dict()

@@ -512,10 +512,9 @@ MASKS = Part(
 
 @functools.lru_cache(maxsize=1)
 def faces() -> Any:
-    from torchgmc.demo.progress import Bar
-
     find_paper()
     from torchgmc_paper import fnr
+    from torchgmc_paper.demo.progress import Bar
 
     folder = Path(os.environ["TORCHGMC_DATA"])
     kept = Path(os.environ.get("TORCHGMC_FRESH_KEPT", Path(__file__).parent / "results" / ".kept"))

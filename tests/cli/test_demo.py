@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from torchgmc.cli import main
-from torchgmc.demo import fnr
+from torchgmc_paper.demo import fnr
 
 
 def test_demo_all_runs_each(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from torchgmc.demo import DEMOS
+    from torchgmc_paper.demo import DEMOS
 
     ran = {}
 

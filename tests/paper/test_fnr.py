@@ -13,9 +13,9 @@ pytest.importorskip("matplotlib")
 
 import torchgmc as gmc
 from torchgmc.cli import main
-from torchgmc.demo.progress import Bar
 from torchgmc.engine import hashing
 from torchgmc_paper import fnr
+from torchgmc_paper.demo.progress import Bar
 
 ALPHA = 0.05  # fits of a few steps
 

@@ -17,9 +17,9 @@ pytest.importorskip("typer")
 pytest.importorskip("matplotlib")
 
 from torchgmc.cli import main  # noqa: E402
-from torchgmc.demo.progress import Bar  # noqa: E402
 from torchgmc.text import masked_logits, words  # noqa: E402
 from torchgmc_paper import masked_lm, text  # noqa: E402
+from torchgmc_paper.demo.progress import Bar  # noqa: E402
 from torchgmc_paper.measures import measure, noise  # noqa: E402
 
 FILL = ["film", "music", "river", "house", "cold", "green", "slow", "very", "never", "often", "saw", "took", "with"]

@@ -8,7 +8,7 @@ from torchgmc_paper import tree
 
 
 def test_a_classifier_is_trained_once_where_scores_are_missing(tmp_path, monkeypatch):
-    from torchgmc.demo.progress import Bar
+    from torchgmc_paper.demo.progress import Bar
 
     data = made_up_data.hierarchy(tmp_path / "data")
     (data / "hierarchy/scores.npz").unlink()

@@ -12,7 +12,7 @@ import torchgmc as gmc
 from gmctest.browser import CHROMIUM, Browser
 from gmctest.heads_zoo import ENTRIES
 from torchgmc.audits.page import Picture, Section, Table, write_html
-from torchgmc.demo import DEMOS
+from torchgmc_paper.demo import DEMOS
 
 pytestmark = pytest.mark.skipif(
     CHROMIUM is None, reason="no Chromium here (chromium, chromium-browser or google-chrome): apt-get install chromium"

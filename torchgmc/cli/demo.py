@@ -1,4 +1,4 @@
-"""``torchgmc demo``: whole applications, no download, a report at the end of each.
+"""``torchgmc demo``: whole applications (of the package ``torchgmc_paper``), no download, a report at the end of each.
 
     $ torchgmc demo fnr --out torchgmc-demo --seed 1
     $ torchgmc demo all --out torchgmc-demo
@@ -13,11 +13,11 @@ from typing import Annotated, Any
 import typer
 
 from torchgmc.cli import show
-from torchgmc.demo import DEMOS
+from torchgmc.engine.extras import find_paper
 
 
 def demo(
-    name: Annotated[str, typer.Argument(help=f"Which demo: {', '.join(DEMOS)}, or all.")] = "fnr",
+    name: Annotated[str, typer.Argument(help="Which demo: fnr, text, probability, tree, or all.")] = "fnr",
     out: Annotated[Path, typer.Option(help="Folder for the report, the figures and the fitted head.")] = Path("torchgmc-demo"),
     seed: Annotated[int, typer.Option(min=0, help="Random seed of the pictures and the model.")] = 0,
     quick: Annotated[bool, typer.Option("--quick", help="Tiny sizes, a few seconds: check that it runs here.")] = False,
@@ -30,6 +30,9 @@ def demo(
 
     Example: torchgmc demo fnr --out torchgmc-demo --seed 1
     """
+    find_paper()
+    from torchgmc_paper.demo import DEMOS
+
     if name not in (*DEMOS, "all"):
         raise ValueError(f"there is no demo {name!r}; choose from {', '.join(DEMOS)} or all.")
     if out.exists() and not out.is_dir():

@@ -32,7 +32,7 @@ def require(module: str, *, extra: str = "") -> ModuleType:
 
 
 def find_paper() -> None:
-    """Makes ``torchgmc_paper`` importable: the paper's experiments and data, installed with torchgmc or in its checkout.
+    """Makes ``torchgmc_paper`` importable: demos, experiments and data, installed with torchgmc or in its checkout.
 
     Raises:
         ImportError: it is not there.
@@ -42,7 +42,7 @@ def find_paper() -> None:
         sys.path.insert(0, str(checkout))
     if importlib.util.find_spec("torchgmc_paper") is None:
         raise ImportError(
-            "`torchgmc_paper`, the paper's experiments and data, is needed here and comes with torchgmc, but is not there: "
+            "`torchgmc_paper` (demos, the paper's experiments, data) is needed here; it comes with torchgmc, yet is missing: "
             "pip install --force-reinstall --no-deps torchgmc, or pip install -e . in a checkout.",
             name="torchgmc_paper",
         )

@@ -1,4 +1,4 @@
-"""The paper's three experiments on real data, in one command.
+"""The paper's three experiments on real data, in one command; their data sets; and demos on made-up data.
 
     $ torchgmc reproduce tree --data DIR --seeds 50 --out results
 

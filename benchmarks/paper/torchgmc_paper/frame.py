@@ -25,10 +25,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 import torchgmc as gmc
-from torchgmc.demo.progress import Bar, progress_bar
 from torchgmc.engine.files import write_atomically, write_json
 from torchgmc.engine.threads import one_thread
 from torchgmc_paper import EXPERIMENTS
+from torchgmc_paper.demo.progress import Bar, progress_bar
 
 #: Version of the rows; files of another version are not mixed in.
 ROWS = 1

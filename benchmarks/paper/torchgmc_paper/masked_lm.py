@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torchgmc.demo.progress import Bar
 from torchgmc.engine.extras import require
 from torchgmc.text import attributes_from_words
+from torchgmc_paper.demo.progress import Bar
 
 #: Lists that the biased model finds likelier in prompts about women (+1) and about men (-1).
 STEREOTYPES: dict[str, float] = {

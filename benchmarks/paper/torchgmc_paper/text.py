@@ -26,8 +26,8 @@ import torch
 from torch import Tensor
 
 import torchgmc as gmc
-from torchgmc.demo.progress import Bar
 from torchgmc_paper.datasets import GenderPrompts
+from torchgmc_paper.demo.progress import Bar
 from torchgmc_paper.frame import Prepared, cached, digest
 from torchgmc_paper.masked_lm import list_tokens, load_model, read, stereotype
 from torchgmc_paper.measures import MEASURES, measure, noise

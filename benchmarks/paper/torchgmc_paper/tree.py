@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import torchgmc as gmc
-from torchgmc.demo.progress import Bar
+from torchgmc_paper.demo.progress import Bar
 from torchgmc_paper.frame import Prepared, cached, digest
 from torchgmc_paper.measures import measure
 

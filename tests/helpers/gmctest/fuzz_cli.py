@@ -150,7 +150,7 @@ def reproduce(name: Any, **more: Any) -> Answer:
 
 
 def refused(data: Arguments, answer: Answer) -> None:
-    """Nothing is run here (tests/demo and tests/paper do): the folder given is a file, or has no data."""
+    """Nothing is run here (tests/paper does): the folder given is a file, or has no data."""
     assert answer[0] == 2
 
 

@@ -16,10 +16,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import torchgmc as gmc
-from torchgmc.demo.progress import Bar, train
-from torchgmc.demo.stage import Found, Page, Result, by_method, fit_and_audit, meaning, percent, show, trained
 from torchgmc.heads.tree.tree import Tree
 from torchgmc.report import Section, Table
+from torchgmc_paper.demo.progress import Bar, train
+from torchgmc_paper.demo.stage import Found, Page, Result, by_method, fit_and_audit, meaning, percent, show, trained
 
 METHODS = ("unprocessed", "conformal", "GMC")
 LIBRARY: dict[str, Any] = {

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from torchgmc.demo.faces import CHUNK, GROUPS, draw
+from torchgmc_paper.demo.faces import CHUNK, GROUPS, draw
 
 
 def test_pictures_have_the_promised_shapes() -> None:

@@ -15,13 +15,13 @@ import torch
 
 import torchgmc as gmc
 from gmctest import subprocess_env
-from torchgmc.demo.faces import GROUPS
+from torchgmc_paper.demo.faces import GROUPS
 
 pytest.importorskip("segmentation_models_pytorch")
 pytest.importorskip("matplotlib")
 pytest.importorskip("typer")
 from torchgmc.cli import main
-from torchgmc.demo import fnr
+from torchgmc_paper.demo import fnr
 
 FILES = {"report.html", "deviation.png", "masks.png", "thresholds.png", "results.json", "head.safetensors"}
 

@@ -18,12 +18,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import torchgmc as gmc
-from torchgmc.demo.progress import Bar, train
-from torchgmc.demo.sentences import JOBS, PEOPLE, Corpus, draw, vocabulary
-from torchgmc.demo.stage import Found, Page, Result, by_method, meaning, show, three
 from torchgmc.engine.extras import require
 from torchgmc.report import Section, Table
 from torchgmc.text import Quality, words
+from torchgmc_paper.demo.progress import Bar, train
+from torchgmc_paper.demo.sentences import JOBS, PEOPLE, Corpus, draw, vocabulary
+from torchgmc_paper.demo.stage import Found, Page, Result, by_method, meaning, show, three
 
 METHODS = ("unprocessed", "euclidean", "kl")
 
@@ -125,7 +125,7 @@ class TextResult(Result):
 
     @staticmethod
     def work(setting: Setting, seed: int, bar: Bar, model: str | Path | None = None) -> Found:
-        """See :meth:`torchgmc.demo.stage.Result.work`.
+        """See :meth:`torchgmc_paper.demo.stage.Result.work`.
 
         ``model``: folder of a masked language model of transformers with its tokenizer; its prompts are the paper's 22
         templates with the paper's words. Without it a small model is trained.

@@ -16,11 +16,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import torchgmc as gmc
-from torchgmc.demo.faces import GROUPS, Faces, draw
-from torchgmc.demo.progress import Bar, train
-from torchgmc.demo.stage import Found, Page, Result, by_method, fit_and_audit, meaning, percent, show, trained
 from torchgmc.engine.extras import require
 from torchgmc.report import Section, Table, picture
+from torchgmc_paper.demo.faces import GROUPS, Faces, draw
+from torchgmc_paper.demo.progress import Bar, train
+from torchgmc_paper.demo.stage import Found, Page, Result, by_method, fit_and_audit, meaning, percent, show, trained
 
 METHODS = ("unprocessed", "conformal", "GMC")
 _FACES = "The picture with the median miss rate under conformal risk control, for each of six combinations of groups."

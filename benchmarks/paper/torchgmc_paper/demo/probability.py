@@ -16,9 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import torchgmc as gmc
-from torchgmc.demo.progress import Bar, train
-from torchgmc.demo.stage import Found, Page, Result, marked, show, trained
 from torchgmc.report import Section, Table, picture
+from torchgmc_paper.demo.progress import Bar, train
+from torchgmc_paper.demo.stage import Found, Page, Result, marked, show, trained
 
 METHODS = ("unprocessed", "one curve", "GMC")
 GROUPS = ("all", "young", "rural", "night", "returning", "rural at night")

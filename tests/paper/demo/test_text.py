@@ -15,7 +15,7 @@ pytest.importorskip("rich")
 
 from rich.console import Console  # noqa: E402
 
-from torchgmc.demo import text  # noqa: E402
+from torchgmc_paper.demo import text  # noqa: E402
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from torchgmc.demo import sentences
+from torchgmc_paper.demo import sentences
 
 
 def test_sentences_have_the_planted_bias():

@@ -12,7 +12,7 @@ import torchgmc as gmc
 def result(tmp_path_factory):
     pytest.importorskip("matplotlib")
     pytest.importorskip("rich")
-    from torchgmc.demo import probability
+    from torchgmc_paper.demo import probability
 
     return probability.run(tmp_path_factory.mktemp("demo"), progress=False, setting=probability.QUICK)
 
@@ -29,7 +29,7 @@ def test_files_hold_what_was_measured(result):
 
 def test_the_audit_of_raw_probabilities_changes_nothing(result):
     """An audit by an identity head shows the probabilities' own Brier score."""
-    from torchgmc.demo import probability
+    from torchgmc_paper.demo import probability
 
     test = probability.draw(300, 5, 1.0)
     f = torch.rand(300, generator=torch.Generator().manual_seed(0))
@@ -42,8 +42,8 @@ def test_command_line_lists_it(result):
 
     from rich.console import Console
 
-    from torchgmc.demo import DEMOS
+    from torchgmc_paper.demo import DEMOS
 
     console = Console(width=80, record=True, file=io.StringIO())
     console.print(result)
-    assert "rural at night" in console.export_text() and DEMOS["probability"] == "torchgmc.demo.probability"
+    assert "rural at night" in console.export_text() and DEMOS["probability"] == "torchgmc_paper.demo.probability"

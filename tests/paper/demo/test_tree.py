@@ -13,7 +13,7 @@ import torchgmc as gmc
 def result(tmp_path_factory):
     pytest.importorskip("matplotlib")
     pytest.importorskip("rich")
-    from torchgmc.demo import tree
+    from torchgmc_paper.demo import tree
 
     return tree.run(tmp_path_factory.mktemp("demo"), progress=False, setting=tree.QUICK)
 
@@ -29,8 +29,8 @@ def test_files_hold_what_was_measured(result):
 
 
 def test_rows_are_the_coverage_of_the_saved_head(result):
-    from torchgmc.demo import tree
-    from torchgmc.demo.progress import Bar
+    from torchgmc_paper.demo import tree
+    from torchgmc_paper.demo.progress import Bar
 
     head = gmc.load(result.files["head.safetensors"])
     setting = result.setting
@@ -57,6 +57,6 @@ def test_terminal_table(result):
 
 
 def test_command_line_lists_it():
-    from torchgmc.demo import DEMOS
+    from torchgmc_paper.demo import DEMOS
 
-    assert DEMOS["tree"] == "torchgmc.demo.tree"
+    assert DEMOS["tree"] == "torchgmc_paper.demo.tree"

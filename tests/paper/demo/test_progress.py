@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from torchgmc.demo.progress import Bar, progress_bar, train
+from torchgmc_paper.demo.progress import Bar, progress_bar, train
 
 
 @pytest.mark.parametrize("cycle", [False, True])

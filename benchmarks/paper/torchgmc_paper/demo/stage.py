@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 
 import torchgmc as gmc
-from torchgmc.demo.progress import Bar, progress_bar
 from torchgmc.engine.extras import require
 from torchgmc.engine.files import plain, write_file, write_json
 from torchgmc.engine.threads import one_thread
 from torchgmc.heads.base import Head
 from torchgmc.report import write
+from torchgmc_paper.demo.progress import Bar, progress_bar
 
 T = TypeVar("T")
 Same = TypeVar("Same", bound="Result")
@@ -77,7 +77,7 @@ class Result:
             more: further options of :meth:`work`.
 
         Example:
-            >>> from torchgmc.demo import fnr
+            >>> from torchgmc_paper.demo import fnr
             >>> result = fnr.run("torchgmc-demo")  # doctest: +SKIP
             >>> result.audits["GMC"].max_violation  # doctest: +SKIP
             0.0021
