@@ -273,12 +273,41 @@ def _vertex(problem: Pinball, weight: Tensor, linear: Tensor, slack: Tensor, the
     order = size.argsort(stable=True)
     chosen = independent(rows[order])
     rows, goal = rows[order][chosen], goal[order][chosen]
-    if not len(rows):
-        return theta
-    met = theta + torch.linalg.lstsq(rows, goal[:, None]).solution[:, 0]
-    met[zeros[met[zeros].abs() <= 1e-12 * width]] = 0.0
-    after = problem.objective(weight, linear, slack, met)
-    return met if bool(after <= before + 1e-9 * (before.abs() + width)) else theta
+    if len(rows):
+        met = theta + torch.linalg.lstsq(rows, goal[:, None]).solution[:, 0]
+        met[zeros[met[zeros].abs() <= 1e-12 * width]] = 0.0
+        after = problem.objective(weight, linear, slack, met)
+        theta = met if bool(after <= before + 1e-9 * (before.abs() + width)) else theta
+    return _downhill(problem, weight, linear, slack, theta, rows)
+
+
+def _downhill(problem: Pinball, weight: Tensor, linear: Tensor, slack: Tensor, theta: Tensor, rows: Tensor) -> Tensor:
+    """Along an edge that falls, to its lowest kink: where an edge is nearly flat, the interior ends in the middle of it.
+
+    Args:
+        rows: ``x^T theta`` that stay as they are, linearly independent; fewer than K leave an edge (or a face).
+    """
+    eye = torch.eye(len(theta), dtype=theta.dtype, device=theta.device)
+    for _ in range(len(theta) - len(rows)):
+        over = problem.thresholds(theta)[problem.cell] - problem.scores
+        mass = weight.new_zeros(len(problem.design)).index_add_(0, problem.cell, weight * (over > 0))
+        slope = mass @ problem.design - linear + slack * theta.sign()
+        kept = torch.linalg.qr(rows.T).Q
+        way = kept @ (kept.T @ slope) - slope
+        way = way - kept @ (kept.T @ way)  # twice: it may be tiny beside the slope
+        speed, kink = torch.cat([problem.thresholds(way)[problem.cell], way]), torch.cat([-over, -theta])
+        rise = speed.abs() * torch.cat([weight, 2.0 * slack])
+        ahead = (rise > 0) & (kink * speed > 0)
+        if bool(way.norm() <= 1e-12 * linear.norm()) or not bool(ahead.any()):
+            break
+        time = torch.where(ahead, kink / speed, torch.inf)
+        order = time.argsort()[: int(ahead.sum())]
+        rises = (slope @ way + rise[order].cumsum(0) >= 0).nonzero()[:, 0]
+        first = int(order[rises[0] if len(rises) else -1])
+        theta = theta + time[first] * way
+        row = problem.design[problem.cell[first]] if first < len(over) else eye[first - len(over)]
+        rows = torch.cat([rows, row[None]])
+    return theta
 
 
 def independent(rows: Tensor) -> list[int]:
