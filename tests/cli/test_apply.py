@@ -80,3 +80,43 @@ def test_results_are_written_through_a_link(tmp_path, monkeypatch, capsys):
     before = (tmp_path / "d.npz").read_bytes()
     assert main(["apply", "h.safetensors", "d.npz", "--out", "in.npz"]) == 2  # the input, by another name
     assert "is also an input" in capsys.readouterr().err and (tmp_path / "d.npz").read_bytes() == before
+
+
+@pytest.mark.parametrize("task", ["probability", "quantile"])
+def test_learned_groups_are_those_of_python(task, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    x, p = rng.normal(size=(600, 2)), np.full(600, 0.4)
+    x[::20, 1] = np.nan
+    y = rng.random(600) < 0.4 + 0.4 * (x[:, 0] > 0)
+    arrays = {"probs": p, "y": y} if task == "probability" else {"scores": rng.random(600) * (1 + (x[:, 0] > 0))}
+    np.savez("d.npz", x=x, **arrays)
+    words = [task, "d.npz", "--alpha", "0.05", *(["--target", "0.9"] if task == "quantile" else [])]
+    assert main(["calibrate", *words, "--learn", "2", "--features", "x", "--out", "h.safetensors"]) == 0
+    assert main(["apply", "h.safetensors", "d.npz", "--out", "o.npz"]) == 0  # under the name that the calibration was told
+    learn, given = gmc.Trees(depth=2), {k: torch.from_numpy(v) for k, v in arrays.items()}
+    head = gmc.ProbabilityHead(0.05, learn=learn) if task == "probability" else gmc.QuantileHead(0.9, 0.05, learn=learn)
+    head.fit(*given.values(), features=x)
+    want = head(given["probs"], features=x) if task == "probability" else head(features=x)
+    assert len(want.unique()) > 2 and np.array_equal(
+        read_array(tmp_path / "o.npz", gmc.load("h.safetensors").task.output), want.numpy()
+    )
+    assert main(["calibrate", *words, "--learn", "2", "--out", "h.safetensors"]) == 2
+    assert main(["calibrate", *words, "--learn", "deep", "--features", "x", "--out", "h.safetensors"]) == 2
+    told = capsys.readouterr().err
+    assert "`features` is missing" in told and "--learn must be a whole number, got 'deep'" in told
+
+
+def test_pixels_are_weighted_in_the_fit_only(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(1)
+    scores = rng.random((80, 6, 6))
+    masks, weight = rng.random((80, 6, 6)) < scores, rng.integers(0, 3, (80, 6, 6)).astype(float)
+    np.savez("d.npz", scores=scores, masks=masks, pixel_weight=weight)
+    words = ["fnr", "d.npz", "--target", "0.1", "--alpha", "0.02", "--no-noise-floor", "--pixel-weight", "pixel_weight"]
+    assert main(["calibrate", *words, "--out", "h.safetensors"]) == 0
+    np.savez("new.npz", scores=scores)
+    assert main(["apply", "h.safetensors", "new.npz", "--out", "o.npz"]) == 0
+    tensors = [torch.from_numpy(a) for a in (scores, masks, weight)]
+    head = gmc.ThresholdHead(0.1, 0.02, noise_floor=False).fit(*tensors[:2], pixel_weight=tensors[2])
+    assert np.array_equal(read_array(tmp_path / "o.npz", "masks"), head(tensors[0]).numpy())

@@ -12,6 +12,7 @@ import torch
 import torchgmc as gmc
 from gmctest.heads_zoo import ENTRIES, ZOO, Entry
 from gmctest.own_head import MeanHead, Rows
+from torchgmc import distributed
 from torchgmc.heads.threshold.problem import CurveStatistics
 
 BY_NAME = pytest.mark.parametrize("entry", ZOO, ids=lambda e: e.name)
@@ -54,6 +55,16 @@ def test_merging_is_commutative_and_gives_the_state_of_one_process(entry: Entry,
         head = copy.copy(parts[a])  # merging replaces what a head has, it does not write to it
         assert head.merge(parts[b], parts[c]) is head and not head.is_fitted
         same(head.calibrate(**entry.options), want)
+
+
+@BY_NAME
+def test_batches_that_come_while_heads_are_merged_are_kept(entry: Entry, monkeypatch: pytest.MonkeyPatch) -> None:
+    head, other, late = observed(entry, 0), observed(entry, 1), entry.data(40, 2).observe
+    moved = distributed.moved
+    monkeypatch.setattr(distributed, "moved", lambda *args: (head.observe(*late), moved(*args))[1])  # another thread, say
+    head.merge(other)
+    monkeypatch.undo()
+    same(head.calibrate(**entry.options), whole(entry, (0, 2, 1)))
 
 
 @BY_NAME

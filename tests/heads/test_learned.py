@@ -225,3 +225,35 @@ def test_leaves_of_quantiles_take_the_quantile_of_their_residuals() -> None:
         ordered = (scores[place == leaf] - 0.5).sort().values
         assert float(found[leaf]) == -float(ordered[math.ceil(0.8 * len(ordered)) - 1])
     assert found[3] == 0
+
+
+@pytest.mark.parametrize("kind", ["pandas", "polars", "dict"])
+def test_features_come_by_name_from_a_frame(kind: str, fitted: gmc.ProbabilityHead) -> None:
+    """In any order, with other columns, None for missing values, labels for codes: the same as the array of numbers."""
+    batch = people(300, 2)[0]
+    age, income, site = batch["features"].unbind(1)
+    columns = {
+        "unused": ["x"] * 300,
+        "site": ["ABCD"[int(v)] for v in site],
+        "income": income.double().numpy(),
+        "age": [None if math.isnan(v) else v for v in age.tolist()],
+    }
+    frame = columns if kind == "dict" else pytest.importorskip(kind).DataFrame(columns)
+    want = output(fitted, batch)
+    assert torch.equal(output(fitted, batch | {"features": frame}), want)
+    again = make().fit(**people(300, 2)[0])
+    assert torch.equal(output(make().fit(**batch | {"features": frame}), batch), output(again, batch))
+    model = gmc.attach(torch.nn.Identity(), fitted, adapter=gmc.Adapter(activation="none"))
+    assert torch.equal(model(batch["probs"], groups=batch["groups"], features=frame), want)
+    for change, why in (
+        ({"site": ["E"] * 300}, "column `site` of `features` must hold one of its levels, got 'E'"),
+        ({"age": ["old"] * 300}, r"column `age` of `features` must hold a number \(for labels: .*'old'"),
+        ({"age": [1.0]}, "same length"),
+    ):
+        with pytest.raises(ValueError, match=why):
+            output(fitted, batch | {"features": columns | change})
+    del columns["income"]
+    with pytest.raises(ValueError, match=r"`features` has no column 'income'; its columns are unused, site, age"):
+        fitted.audit(**batch | {"features": columns})
+    with pytest.raises(ValueError, match=r"does not know which columns to take; make it with learn=gmc.Trees\(names="):
+        gmc.ProbabilityHead(None, learn=gmc.Trees()).fit(batch["probs"], batch["y"], features=columns)

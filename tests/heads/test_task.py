@@ -25,9 +25,7 @@ def test_a_task_fits_its_head(kind):
     assert required == {o.argument for o in task.options if o.required}
     assert task.groups_required == (known["groups"].default is inspect.Parameter.empty)
     assert bool(task.labels) == bool(kind.truth or kind.audit_only)
-    python_only = {"features", "pixel_weight"}
-    shared = {kind.arguments[0], kind.truth, "groups", "weight", "clusters"}
-    assert set(task.arrays) == set(kind.arguments) - shared - python_only
+    assert set(task.arrays) == set(kind.arguments) - {kind.arguments[0], kind.truth, "groups", "weight", "clusters"}
     assert task.label_kind in ("", "mask", "class", "tokens") and bool(task.label_kind) == bool(task.labels)
     words = task.example.split()
     assert all(o.flag in words for o in task.options if o.required) and {"--alpha", "--out"} <= set(words)

@@ -48,12 +48,14 @@ def apply(
     task = task_of(type(fitted))
     if names and task.result_names is None:
         raise ValueError(f"--names: {str(head)!r} holds a {type(fitted).__name__}, whose results have no names.")
-    stored = {role: array for role, array in notes.get("arrays", {}).items() if role in ("scores", *task.arrays)}
+    stored = {role: array for role, array in notes.get("arrays", {}).items() if role in ("scores", *task.in_use)}
     # Thresholds by groups need no scores, but something must say how many rows there are.
-    counted = fitted.takes == "groups" and (fitted.grouped or any(own[role] for role in task.arrays))
+    counted = fitted.takes == "groups" and (fitted.grouped or any(own[role] for role in task.in_use))
     wanted = () if counted else ("scores",)
     source = open_source(fitted, notes | {"arrays": stored}, data, own, groups, wanted, chunk, unknown)
-    source = source.without("labels", "weight", "clusters", *(("scores",) if counted else ()))
+    source = source.without(
+        "labels", "weight", "clusters", *set(task.arrays).difference(task.in_use), *(["scores"] if counted else [])
+    )
     total, name = source.count(), name or task.output
     results = _results(fitted, source, total)
     if names and task.result_names is not None:
@@ -81,13 +83,13 @@ def _results(head: gmc.Head, source: Source, total: int) -> Iterator[Array]:
         for block, batch in source.blocks(head):
             try:
                 member = batch.get(head.member_argument)
+                more = {role: batch[role] for role in source.task.in_use if role in batch}
                 if head.takes == "groups":
-                    more = {role: batch[role] for role in source.task.arrays if role in batch}
                     result = head(member, **more).expand(block.stop - block.start)
                 else:
                     # A token that cannot occur has the logit -inf; nothing else may be infinite.
                     checks.finite(scores, batch[scores].clamp_min(-1e30) if head.takes == "logits" else batch[scores])
-                    result = head(batch[scores], member)
+                    result = head(batch[scores], member, **more)
             except (ValueError, TypeError, RuntimeError) as error:
                 raise source.locate(block, error) from error
             yield result.numpy()

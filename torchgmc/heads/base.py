@@ -422,7 +422,8 @@ class Head(Float64Module):
             >>> merged().equal(gmc.QuantileHead(target=0.9, alpha=0.01).fit(scores)())
             True
         """
-        joined, lacks = self.twin(), self.lacks_statistics
+        joined, lacks = self.twin(), False  # of the others; batches that come meanwhile are kept too
+        joined.statistics = joined.observed = None
         for place, other in enumerate(others):
             if not isinstance(other, Head):
                 raise TypeError(f"`merge` takes heads, got {type(other).__name__} in place {place}; load files with gmc.load.")
@@ -434,7 +435,9 @@ class Head(Float64Module):
             if other.observed is not None:
                 joined.observed = other.observed if joined.observed is None else joined.observed + other.observed
             lacks = lacks or other.lacks_statistics
-        self._parts, self.observed, self.lacks_statistics = joined._parts, joined.observed, lacks
+        if joined.statistics is not None:
+            self._join(joined.statistics, joined.observed)
+        self.lacks_statistics = self.lacks_statistics or lacks
         return self
 
     def _foreign(self, other: "Head") -> str:
@@ -824,7 +827,9 @@ def largest_cluster(statistics: Any) -> float:
 
 
 def _length(part: Any) -> int:
-    return int(getattr(part, "num_cells", 0) or getattr(part, "rows", 0))
+    """Rows, or cells: sums over few of them are quickly added."""
+    cells = int(getattr(part, "num_cells", 0))
+    return max(cells, 16) if cells else int(getattr(part, "rows", 0))
 
 
 def _as_bytes(about: dict[str, Any]) -> Tensor:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Optional
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,6 +20,7 @@ from torchgmc.engine import checks, trees
 from torchgmc.engine.clusters import deal_clusters
 from torchgmc.engine.folds import shuffled
 from torchgmc.engine.scripting import has_values
+from torchgmc.groups.columns import as_mapping, factorize, is_frame, num_rows, read
 from torchgmc.heads.base import Head
 
 #: One of so many parts of the rows (or clusters) is kept from the search: it decides how many trees there are.
@@ -194,7 +196,7 @@ class Learning(Head):
             return torch.zeros(n, 0, device=device)
         if features is None:
             raise ValueError("`features` is missing: this head was made with `learn`; pass an array of shape (n, d).")
-        features = checks.tensor_of(features)
+        features = self.by_name(features).to(device) if is_frame(features) else checks.tensor_of(features)
         if not isinstance(features, Tensor) or features.is_complex() or features.layout != torch.strided:
             raise TypeError(f"`features` must be a dense array of real numbers (n, d), got {type(features).__name__}.")
         if features.dim() != 2 or len(features) != n:
@@ -213,6 +215,37 @@ class Learning(Head):
         if codes.numel() and bool(((codes != codes.round()) | (codes.abs() >= 1 << 24)).logical_and(~codes.isnan()).any()):
             raise ValueError("`features` must hold whole numbers below 2^24 in the columns of `categorical`.")
         return found
+
+    def by_name(self, frame: Any) -> Tensor:
+        """Features ``(n, d)`` from a frame (or mapping): those that ``gmc.Trees(names=...)`` names; labels become codes."""
+        if self.learn is None or self.learn.names is None:
+            raise ValueError(
+                "`features` came as a data frame, but this head does not know which columns to take; make it with "
+                "learn=gmc.Trees(names=[...]), or pass an array of shape (n, d)."
+            )
+        given = as_mapping(frame)
+        missing = [name for name in self.learn.names if name not in given]
+        if missing:
+            raise ValueError(f"`features` has no column {missing[0]!r}; its columns are {checks.listing(given)}.")
+        num_rows({name: given[name] for name in self.learn.names})
+        found = []
+        for place, name in enumerate(self.learn.names):
+            column, levels = read(name, given[name]), self.learn.categorical.get(str(place))
+            labels, code = factorize(name, column) if column.dtype.kind not in "biuf" else ([], column)
+            known = [math.nan if v is None else _code_of(v, levels) for v in labels]
+            if None in known:
+                what = (
+                    "one of its levels" if levels else f"a number (for labels: gmc.Trees(categorical={{{name!r}: [levels]}}))"
+                )
+                raise ValueError(f"column `{name}` of `features` must hold {what}, got {labels[known.index(None)]!r}.")
+            found.append(torch.from_numpy((np.array(known, dtype=np.float64)[code] if labels else column).astype(np.float32)))
+        return torch.stack(found, 1)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """``forward``; ``features`` may be a frame."""
+        if is_frame(kwargs.get("features")):
+            kwargs = kwargs | {"features": self.by_name(kwargs["features"]).to(self.fitted.device)}
+        return super().__call__(*args, **kwargs)
 
     def check_use(self, features: Any, like: Tensor) -> None:
         """Features of an eager call: there or not, their device, their values."""
@@ -423,3 +456,10 @@ class Learning(Head):
         if labels is not None and float(value).is_integer() and 0 <= value < len(labels):
             return str(labels[int(value)])
         return f"{value:.4g}"
+
+
+def _code_of(label: Any, levels: Sequence[str] | None) -> float | None:
+    """Of a label: its place among the levels, or the number it is."""
+    if levels is not None:
+        return float(levels.index(str(label))) if str(label) in levels else None
+    return float(label) if isinstance(label, int | float | np.number | np.bool_) else None

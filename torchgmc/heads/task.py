@@ -130,6 +130,10 @@ CONDITIONAL = Option("conditional", SWITCH, "Let alpha bound each group's own de
 NOISE_FLOOR = Option(
     "noise_floor", SWITCH, "Fit to alpha on the sample, noise included.", named="--no-noise-floor", value=False
 )
+LEARN = Option(
+    "learn", _kind("DEPTH", "a whole number", lambda word: {"depth": int(word)}), "Learn groups from --features: trees so deep."
+)
+FEATURES = {"features": "Array (n, d) of numbers that groups are learned from, with --learn."}
 
 
 class Reader(Protocol):
@@ -182,6 +186,7 @@ class Task:
         label_names: from the head to names that may stand in the labels instead of ids.
         options: its own flags.
         arrays: further arguments of ``observe`` that are read from the file if they are named, and a line of help for each.
+        in_use: those of them that ``forward`` takes too.
         groups_required: the head needs groups.
         complete: arguments of the constructor, from those passed and from what the reader knows.
         result_names: from the head to the names of results that are ids.
@@ -198,6 +203,7 @@ class Task:
     label_names: Callable[[Any], Sequence[str]] | None = None
     options: tuple[Option, ...] = ()
     arrays: Mapping[str, str] = field(default_factory=dict)
+    in_use: tuple[str, ...] = ()
     groups_required: bool = False
     complete: Callable[[dict[str, Any], Reader], dict[str, Any]] = _as_given
     result_names: Callable[[Any], Sequence[str]] | None = None

@@ -6,6 +6,8 @@ oddities: ``governer`` is its spelling, ``family`` is in two lists, ``adult``, `
 Where the paper names its own source, so does the comment beside the list.
 """
 
+__all__ = ["ATTRIBUTES", "INDICATORS", "SOURCES", "TEMPLATES", "template_prompts"]
+
 
 def _lists(**texts: str) -> dict[str, list[str]]:
     return {name: text.split() for name, text in texts.items()}
@@ -82,6 +84,13 @@ TEMPLATES: list[str] = [
     "{} is a [MASK]",
     "{} works as a [MASK]",
 ]
+
+#: Where each piece comes from, for reports.
+SOURCES: dict[str, str] = {
+    "INDICATORS": "Fair Risk Control, appendix: female- and male-indicator words",
+    "ATTRIBUTES": "Fair Risk Control, appendix: sensitive attributes (after caliskan2017semantics and fairtext_data)",
+    "TEMPLATES": "Fair Risk Control, appendix: artificial templates (after OccupationBias)",
+}
 
 
 def template_prompts(mask: str = "[MASK]") -> list[str]:

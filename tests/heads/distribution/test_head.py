@@ -181,8 +181,11 @@ def test_adjusted_in_place_the_softmax_is_calibrated_at_every_position(geometry,
         with pytest.raises(ValueError, match="`logits` must be floating|`groups` must have 3 rows"):
             head.adjust_(wrong, groups)
         assert torch.equal(wrong, before)
-    with pytest.raises(ValueError, match="0 or 1"):
-        head.adjust_(logits, member * 255)
+    before = logits.clone()
+    for groups, why in ((member * 255, "0 or 1"), (torch.cat([member, member], 1), "columns|shape")):
+        with pytest.raises(ValueError, match=why):
+            head.adjust_(logits, groups)
+        assert torch.equal(logits, before)
 
 
 def test_derivative_in_the_logits():

@@ -53,7 +53,7 @@ CONTRACT = (
     "audit_rows audit_summary audit_sums bind bind_batch check_batch check_clusters check_groups check_input "
     "check_member check_solver figures flat group_thresholds keep lacks_everyone mark_fitted measure members_of "
     "prepare promised register_buffer set_extra_state soft start tables write "
-    "audit_measures check_features check_use divide grow_trees learned_move prepare_learning shown_output write_rules "
+    "audit_measures by_name check_features check_use divide grow_trees learned_move prepare_learning shown_output write_rules "
     "write_trees"
 )
 #: Frames between a caller and the function called: they pass arguments on as they are.

@@ -419,10 +419,10 @@ class DistributionHead(Head):
             raise ValueError(f"`groups` must have {len(logits)} rows, one per text, got shape {tuple(member.shape)}.")
         if self.euclidean:
             return logits.copy_(self.forward(logits, member))
+        change = (self.shift(member) @ self.directions).to(logits.dtype)  # (n, J); raises before anything is changed
+        change = change.view(len(member), *[1] * (logits.dim() - 2), -1).expand(*logits.shape[:-1], -1)
         if self.temperature != 1.0:
             logits.div_(self.temperature)
-        change = (self.shift(member) @ self.directions).to(logits.dtype)  # (n, J)
-        change = change.view(len(member), *[1] * (logits.dim() - 2), -1).expand(*logits.shape[:-1], -1)
         return logits.index_add_(-1, self.ids, change, alpha=-1)
 
     def _replay(self, logits: Tensor, groups: Tensor) -> Tensor:

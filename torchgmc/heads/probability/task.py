@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from torchgmc.heads.task import CONDITIONAL, NOISE_FLOOR, PAIR, SWITCH, Option, Reader, Task, choice, whole
+from torchgmc.heads.task import CONDITIONAL, FEATURES, LEARN, NOISE_FLOOR, PAIR, SWITCH, Option, Reader, Task, choice, whole
 
 
 def _with_classes(given: dict[str, Any], reader: Reader) -> dict[str, Any]:
@@ -26,6 +26,9 @@ TASK = Task(
         Option("range", PAIR, "Range of a bounded outcome; the scores then predict its mean."),
         NOISE_FLOOR,
         Option("multilabel", SWITCH, "The columns are labels of which several may hold; y is a matrix of 0 and 1."),
+        LEARN,
     ),
+    arrays=FEATURES,
+    in_use=("features",),
     complete=_with_classes,
 )

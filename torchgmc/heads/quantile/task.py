@@ -1,6 +1,6 @@
 """``torchgmc calibrate quantile``."""
 
-from torchgmc.heads.task import CONDITIONAL, NOISE_FLOOR, NUMBER, PAIR, Option, Task, whole
+from torchgmc.heads.task import CONDITIONAL, FEATURES, LEARN, NOISE_FLOOR, NUMBER, PAIR, Option, Task, whole
 
 TASK = Task(
     name="quantile",
@@ -16,6 +16,8 @@ TASK = Task(
         NOISE_FLOOR,
         Option("init", NUMBER, "Threshold to start from; by default a quantile of all scores."),
         Option("range", PAIR, "Range that the level sets divide; by default that of the scores."),
+        LEARN,
     ),
-    arrays={"base": "Array of thresholds to start from."},
+    arrays={"base": "Array of thresholds to start from."} | FEATURES,
+    in_use=("base", "features"),
 )

@@ -23,4 +23,5 @@ TASK = Task(
         Option("init", NUMBER, "Threshold to start from."),
         Option("jitter", NUMBER, "Half-width of noise that breaks ties between scores."),
     ),
+    arrays={"pixel_weight": "Array of weights of pixels, in the shape of the masks."},
 )
