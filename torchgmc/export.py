@@ -84,9 +84,9 @@ def export(
 
         def write_and_verify(part: Path) -> None:
             write(flat, tensors, part, body)
-            program = _try(lambda: read(part), format, "be read back")
+            program = _try(lambda: read(part), format, "cannot be read back")
             for example in (tensors, tuple(torch.cat([t, t[:1]]) for t in tensors)):
-                task = f"run on {len(example[0])} examples"
+                task = f"does not run on {len(example[0])} examples"
                 _compare(flat, example, _try(lambda example=example: program(*example), format, task), format)  # type: ignore[misc]
 
         write_atomically(target, write_and_verify)
@@ -227,7 +227,7 @@ def _try(work: Callable[[], Any], format: str, task: str) -> Any:
         raise
     except Exception as error:  # every runtime has its own
         raise RuntimeError(
-            f"the {format} file does not {task}; it was removed. Does the model fix the number of examples? {first_line(error)}"
+            f"the {format} file {task}; it was removed. Does the model fix the number of examples? {first_line(error)}"
         ) from error
 
 

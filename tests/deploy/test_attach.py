@@ -181,7 +181,7 @@ def test_sequence_classification_keeps_its_logits():
         torch.testing.assert_close(got.calibrated, head(output.logits.softmax(1), groups))
 
 
-def test_lightning_module(images):
+def test_lightning_module(images, tmp_path):
     lightning = pytest.importorskip("lightning.pytorch")
 
     class Lit(lightning.LightningModule):
@@ -196,6 +196,11 @@ def test_lightning_module(images):
     head = fit(net(images)["out"])
     output = gmc.attach(net, head)(images, groups)
     assert set(output) == {"out", "other"} and torch.equal(output["out"], head(net(images)["out"], groups))
+    model = gmc.attach(net, head, returns="result")  # what a file returns, in Python too
+    run = torch.jit.load(model.export(tmp_path / "m.pt", "torchscript", (images, groups)))
+    assert torch.equal(model(images, groups), output["out"]) and torch.equal(run(images, groups), output["out"])
+    with pytest.raises(ValueError, match="`returns` must be one of 'output', 'result', got 'tensor'"):
+        gmc.attach(net, head, returns="tensor")
 
 
 def test_quantile_head_gives_scores_and_thresholds():

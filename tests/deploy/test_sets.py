@@ -114,6 +114,13 @@ def test_classes_and_groups_at_once(tmp_path):
     again = gmc.load(gmc.save(sets.head, tmp_path / "h.safetensors"))  # the head brings the sets back
     again = gmc.PredictionSets(None, again, score="lac", class_conditional=True)
     assert torch.equal(again(probs[fresh], groups[fresh]), found)
+    whole = torch.nn.ModuleDict({"sets": gmc.PredictionSets(None, head(), score="lac", class_conditional=True)})
+    whole.load_state_dict(torch.nn.ModuleDict({"sets": sets}).state_dict())  # and so does a state dict
+    assert torch.equal(whole["sets"](probs[fresh], groups[fresh]), found)
+    broken = {name: v * torch.nan if v.is_floating_point() else v for name, v in whole.state_dict().items()}
+    with pytest.raises(RuntimeError, match="cannot be loaded"):
+        whole.load_state_dict(broken)
+    assert torch.equal(whole["sets"](probs[fresh], groups[fresh]), found)
 
 
 def test_clusters_of_classes_and_classes_without_examples():

@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -171,3 +172,20 @@ def test_options_are_refused_before_anything_is_done():
     with pytest.raises(TypeError, match="`mask` is unknown: a batch of a ThresholdHead is `scores`, `masks`"):
         head.fit_batches([{"scores": torch.rand(2, 3), "mask": torch.ones(2, 3)}])
     assert all(torch.equal(value, want[name]) for name, value in head.state_dict().items()) and head.is_fitted
+
+
+@pytest.mark.parametrize("kind", ["numpy", "pandas"])
+@pytest.mark.parametrize("entry", ZOO, ids=lambda e: e.name)
+def test_arrays_and_columns_are_as_good_as_tensors(entry, kind):
+    """One-dimensional ones as a Series; of more dimensions as an array."""
+    column = np.asarray if kind == "numpy" else pytest.importorskip(kind).Series
+
+    def given(values):
+        return [column(v.numpy()) if v.dim() == 1 else v.numpy() for v in values]
+
+    data, fresh = entry.data(60, 0), entry.data(60, 1)
+    want, head = entry.make().fit(*data.observe, **entry.options), entry.make().fit(*given(data.observe), **entry.options)
+    same(head, want)
+    head.observe(*given(data.observe))
+    assert torch.equal(head(*given(fresh.inputs)), want(*fresh.inputs))
+    assert str(head.audit(*given(fresh.observe))) == str(want.audit(*fresh.observe))

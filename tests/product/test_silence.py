@@ -191,8 +191,12 @@ def test_a_state_that_is_not_finite_is_not_loaded_audited_or_saved(entry: Entry,
             continue
         broken = copy.deepcopy(head)
         getattr(broken, name).view(-1)[0] = number
+        whole, other = copy.deepcopy(head), broken.state_dict()
         with pytest.raises(RuntimeError, match="not finite"):
-            entry.make().load_state_dict(broken.state_dict())
+            whole.load_state_dict(other)
+        with pytest.raises(RuntimeError, match="size mismatch"):
+            whole.load_state_dict(head.state_dict() | {name: value[..., None].expand(*value.shape, 2)})
+        assert whole.same_state(head)  # a state that is refused changes nothing
         with pytest.raises(ValueError, match="not finite"):
             broken.audit(*entry.data(40, 1).observe)
         if head.s_range() is not None:

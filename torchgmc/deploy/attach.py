@@ -25,6 +25,7 @@ def attach(
     mode: str = "hard",
     temperature: float = 0.1,
     features: nn.Module | Callable[..., Tensor] | None = None,
+    returns: str = "output",
 ) -> "CalibratedModel":
     """Attach a head to a trained model, or several.
 
@@ -48,6 +49,8 @@ def attach(
         features: for a head made with ``learn``: a module or function that computes them from the model's own (first) input
             (for a model of tables the input itself, ``features=lambda x: x``); None: the argument ``features=`` of each call
             (the last of ``example_inputs`` when it is exported).
+        returns: ``"output"``, the model's own type of output with the head's result in it, or ``"result"``, only the result: a
+            tensor, as exported files return it. (Several heads return a dict of results, here and in files.)
 
     Returns:
         A module with the head's result in the model's own type of output: the mask of a
@@ -76,6 +79,7 @@ def attach(
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"`model` must be an nn.Module, got {type(model).__name__}.")
+    checks.option("returns", returns, ("output", "result"))
     several = isinstance(head, Sequence | Mapping) and not isinstance(head, str)
     for one in (head.values() if isinstance(head, Mapping) else head) if several else [head]:  # type: ignore[union-attr]
         if not isinstance(one, Head):
@@ -90,7 +94,9 @@ def attach(
     if several:
         return ManyHeads(model, *_named(model, head, adapter), groups).soften(mode, temperature)
     assert isinstance(head, Head)
-    return CalibratedModel(model, head, groups, adapt(model, head, adapter), features).soften(mode, temperature)
+    made = CalibratedModel(model, head, groups, adapt(model, head, adapter), features)
+    made.returns = returns
+    return made.soften(mode, temperature)
 
 
 def _named(model: nn.Module, heads: Any, adapter: Any) -> tuple[dict[str, Head], dict[str, Adapter]]:
@@ -180,7 +186,7 @@ class CalibratedModel(nn.Module):
             self.__dict__["reader"] = reader = Readers([model.reader, head] if head.needs_groups else [model.reader])
             self.columns, self.below_columns = reader.columns(head), reader.columns(model.reader)
             self.takes_groups = True
-        self.wants = head.takes
+        self.wants, self.returns = head.takes, "output"
         self.mode, self.temperature = "hard", 0.1
         self._looked = False  # at the range of the first scores
 
@@ -205,7 +211,8 @@ class CalibratedModel(nn.Module):
         if self.takes_features and features is None and self.feature_source is not None:
             features = self.feature_source(_first(args, kwargs))
         output = self.run(args, kwargs, member)
-        return self.adapter.replace(output, self.apply_head(output, member, named(args, kwargs), features))
+        result = self.apply_head(output, member, named(args, kwargs), features)
+        return result if self.returns == "result" else self.adapter.replace(output, result)
 
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any], member: Tensor | None) -> Any:
         """The model's output; a model with a head of its own gets its groups too."""

@@ -1,5 +1,6 @@
 """Prediction sets and intervals behind a model: one module from inputs to bool sets, or to two ends."""
 
+import contextlib
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
@@ -17,6 +18,7 @@ from torchgmc.engine.hashing import row_keys
 from torchgmc.engine.modes import evaluating
 from torchgmc.groups.cells import pattern_ids
 from torchgmc.heads import finite
+from torchgmc.heads.base import ABOUT, read_about
 from torchgmc.heads.quantile.head import QuantileHead
 
 __all__ = ["Intervals", "PredictionSets"]
@@ -97,9 +99,9 @@ class ByClass(nn.Module):
 
     def __init__(self, known: Tensor, table: Tensor, cluster: Tensor) -> None:
         super().__init__()
-        self.register_buffer("known", known)  # (P, a) bool
-        self.register_buffer("table", table)  # (P, K)
-        self.register_buffer("cluster", cluster)  # (C,)
+        self.register_buffer("known", known, persistent=False)  # (P, a) bool; all of it follows from the head
+        self.register_buffer("table", table, persistent=False)  # (P, K)
+        self.register_buffer("cluster", cluster, persistent=False)  # (C,)
 
     def forward(self, member: Tensor) -> Tensor:
         found = finite.look_up(member.to(torch.float64), self.known, self.table, float("inf"))
@@ -273,8 +275,22 @@ class PredictionSets(_Conformal):
             self.adapter.activation = "softmax"
         self.class_conditional = self_conditional
         self.clusters = checks.count("clusters", clusters, 1) if isinstance(clusters, int) else clusters
+        self.register_load_state_dict_post_hook(_adopt_loaded)  # type: ignore[no-untyped-call]
         if fitted:
             self._adopt(head)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        """Of a fitted module: its head has the classes as further groups."""
+        place = f"{prefix}head."
+        groups = read_about(state_dict.get(place + ABOUT)).get("groups") if self.class_conditional else None
+        own = list(self.reader.groups) if self.reader.grouped else []
+        if groups and groups[: len(own)] == own and all(map(_numbers, groups[len(own) :])):
+            wide = QuantileHead(**(self.reader.config() | {"groups": groups, "patterns": None})).to(self.head.offsets.device)
+            state = {name.removeprefix(place): value for name, value in state_dict.items() if name.startswith(place)}
+            with contextlib.suppress(RuntimeError):  # the head that is there says what is wrong with the state
+                wide.load_state_dict(state)
+                self.head = wide
+        super()._load_from_state_dict(state_dict, prefix, *args)
 
     def _score(self, output: Tensor, y: Tensor) -> Tensor:
         probs = conformity.check_probs(output)
@@ -397,6 +413,11 @@ class Intervals(_Conformal):
         edges = sorted(set(width[width.isfinite()].quantile(torch.linspace(0.2, 0.8, 4).to(width)).tolist()))
         strata = conformity.sscv(covered, width, self.reader.target, edges)
         return {"covered": covered, "mean width": float(width.mean()), "SSCV": strata}
+
+
+def _adopt_loaded(module: nn.Module, keys: Any) -> None:
+    if isinstance(module, PredictionSets) and module.class_conditional and module.head.is_fitted:
+        module._adopt(module.head)
 
 
 def _name(classes: list[int]) -> str:

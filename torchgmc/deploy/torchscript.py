@@ -20,15 +20,28 @@ log = logging.getLogger("torchgmc.export")
 
 
 @contextlib.contextmanager
-def _deprecated_jit() -> Iterator[None]:
-    """TorchScript warns about its deprecation at each call; torch.export is the alternative we offer."""
+def _scripting(flat: Flat | None = None) -> Iterator[None]:
+    """TorchScript warns about its deprecation at each call; torch.export is the alternative we offer.
+
+    It also reads every property of a module, and that of a LightningModule without a trainer raises unless its flag is set.
+    """
+    flag = "_jit_is_scripting"
+    owners = {
+        kind for module in (flat.modules() if flat is not None else ()) for kind in type(module).__mro__ if flag in vars(kind)
+    }
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=r"`torch\.jit\.\w+` is (deprecated|not supported)")
-        yield
+        for kind in owners:
+            setattr(kind, flag, True)
+        try:
+            yield
+        finally:
+            for kind in owners:
+                setattr(kind, flag, False)
 
 
 def write_torchscript(flat: Flat, tensors: tuple[Tensor, ...], path: Path, body: str) -> None:
-    with _deprecated_jit():
+    with _scripting(flat):
         parts = _parts(flat) | {"source": _script(flat.source)}
         try:
             if flat.below is not None:
@@ -97,5 +110,5 @@ def _join(flat: Flat, tensors: tuple[Tensor, ...], **parts: Any) -> Any:
 
 def open_torchscript(path: Path) -> Program:
     """The program in a file."""
-    with _deprecated_jit():
+    with _scripting():
         return torch.jit.load(str(path))  # type: ignore[no-untyped-call, no-any-return]

@@ -351,7 +351,7 @@ class Head(Float64Module):
         missing = [name for name in (known[0], self.truth) if name and name not in found]
         if missing:
             raise TypeError(f"`{missing[0]}` is missing: a batch of a {type(self).__name__} is {wanted}.")
-        return found
+        return {name: checks.tensor_of(value) for name, value in found.items()}
 
     def bind_batch(self, batch: Any, place: int = 0) -> dict[str, Any]:
         """:meth:`bind` for a tuple or mapping out of many."""
@@ -391,7 +391,8 @@ class Head(Float64Module):
             content: scores and truth of the examples, one row each: an audit that sees them again warns.
             keys: their :func:`~torchgmc.audits.overlap.example_keys`, if they are known already.
         """
-        keys = overlap.example_keys(*content) if keys is None and content else keys
+        if keys is None and content:
+            keys = overlap.example_keys(*map(checks.tensor_of, content))
         self._join(batch, None if keys is None else overlap.Sketch.of_keys(keys))
 
     def _join(self, batch: Any, sketch: overlap.Sketch | None) -> None:
@@ -760,7 +761,7 @@ class Head(Float64Module):
         """Why a state cannot be this head's; empty if it can."""
         about = state_dict.get(prefix + ABOUT)
         if about is not None:
-            found, own = _from_bytes(about), _from_bytes(self.get_extra_state())
+            found, own = read_about(about), read_about(self.get_extra_state())
             if found.get("noise_version", 1) not in hashing.VERSIONS:
                 return f"it draws its noise in a way ({_short(found['noise_version'])}) that a later torchgmc knows; upgrade"
             for name in sorted(set(found) & set(own) - {"noise_version"}):
@@ -768,6 +769,11 @@ class Head(Float64Module):
                     return f"it belongs to a head with {name} = {_short(found[name])}, and this one has {_short(own[name])}"
         state = {name: state_dict.get(prefix + name) for name in self._buffers}
         for name, value in state.items():
+            own_shape = self._buffers[name].shape  # type: ignore[union-attr]
+            if isinstance(value, Tensor) and value.dim() and (name in self.growing or name == "variance"):
+                own_shape = (len(value), *own_shape[1:])
+            if isinstance(value, Tensor) and tuple(value.shape) != tuple(own_shape):
+                return f"{name!r} has the shape {tuple(value.shape)}, and this head's {tuple(own_shape)} (size mismatch)"
             if not isinstance(value, Tensor) or value.is_meta:
                 continue
             if value.is_floating_point() and bool((value.isnan() if name in self.unbounded else ~value.isfinite()).any()):
@@ -793,14 +799,9 @@ class Head(Float64Module):
         for old, new in self.renamed.items():
             if prefix + old in state_dict:
                 state_dict[prefix + new] = state_dict.pop(prefix + old)
-        for name in self.growing:
-            if prefix + name in state_dict:
-                old = getattr(self, name)
-                setattr(self, name, old.new_empty(state_dict[prefix + name].shape[0], *old.shape[1:]))
         if prefix + "fitted" in state_dict:  # files of version 0.1 have no promise for everyone, nor later buffers
             state_dict.setdefault(prefix + "with_everyone", torch.tensor(False))
-            known = state_dict.setdefault(prefix + "variance", self.variance[:0])
-            self.variance = self.variance.new_empty(known.numel())
+            state_dict.setdefault(prefix + "variance", self.variance[:0])
             state_dict.setdefault(prefix + "largest_cluster", torch.zeros_like(self.largest_cluster))
             for name in self.added:
                 state_dict.setdefault(prefix + name, torch.zeros_like(getattr(self, name)))
@@ -809,9 +810,13 @@ class Head(Float64Module):
         if why:
             args[-1].append(f"the state{' of ' + repr(prefix.rstrip('.')) if prefix else ''} cannot be loaded: {why}.")
             return
+        for name in (*self.growing, "variance"):
+            if prefix + name in state_dict:
+                old = getattr(self, name)
+                setattr(self, name, old.new_empty(state_dict[prefix + name].shape[0], *old.shape[1:]))
         about = state_dict.setdefault(prefix + ABOUT, _as_bytes({"noise_version": 1}))  # version 0.1 had none
         super()._load_from_state_dict(state_dict, prefix, *args)
-        self.noise_version = int(_from_bytes(about).get("noise_version", 1))
+        self.noise_version = int(read_about(about).get("noise_version", 1))
         self.is_fitted = bool(self.fitted)
         self.promises_everyone = bool(self.with_everyone)
         self.lacks_statistics = self.is_fitted and self.statistics is None
@@ -836,7 +841,7 @@ def _as_bytes(about: dict[str, Any]) -> Tensor:
     return torch.tensor(list(json.dumps(about, default=str).encode()), dtype=torch.uint8)
 
 
-def _from_bytes(about: Any) -> dict[str, Any]:
+def read_about(about: Any) -> dict[str, Any]:
     """What :meth:`Head.get_extra_state` wrote; empty if it cannot be read."""
     try:
         found = json.loads(bytes(about.to(torch.uint8).tolist()))
