@@ -57,16 +57,7 @@ class TokenGroups(nn.Module):
         _check_case(case)
         pieces = _Pieces(tokenizer)
         self.names = checks.names(list(lists))
-        found: dict[tuple[int, ...], set[int]] = {}
-        for column, (name, entries) in enumerate(lists.items()):
-            forms = {word: pieces.forms(word, case) for word in entries}
-            missing = [word for word, tokens in forms.items() if not tokens]
-            if missing:
-                _report_unknown(name, missing, len(entries))
-            for tokens in forms.values():
-                for sequence in tokens:
-                    found.setdefault(sequence, set()).add(column)
-        self._build(found, pieces)
+        self._build(pieces.find(lists, case), pieces)
 
     def _build(self, found: dict[tuple[int, ...], set[int]], pieces: "_Pieces") -> None:
         """A tree of pieces, level by level: the first by its token, the others by (node before, token)."""
@@ -101,6 +92,10 @@ class TokenGroups(nn.Module):
 
     def forward(self, input_ids: Tensor) -> Tensor:
         """Membership ``(n, a)``, bool, of the rows of ``input_ids`` ``(n, t)``."""
+        return self._places(input_ids).any(1)
+
+    def _places(self, input_ids: Tensor, unfinished: bool = False) -> Tensor:
+        """Where a word of each group begins, bool ``(n, t, a)``; ``unfinished``: the last words of rows may go on."""
         if not is_scripting():
             _check_ids(input_ids)
             if input_ids.device != self.final.device:
@@ -113,19 +108,21 @@ class TokenGroups(nn.Module):
         ids = nn.functional.pad(input_ids.clamp(0, blank).long(), [1, self.longest], value=float(blank))  # (n, 1 + t + longest)
         joins, ends = self.joins[ids][:, 1:], self.ends[ids]
         before, ids = ends[:, :length], ids[:, 1:]
+        if unfinished:
+            joins[:, length:] = True
         # A piece that would join what stands before it does not start a word, unless there is nothing it could join.
         begins = ~(joins[:, :length] & before)
         node = torch.where(begins, self.first[ids[:, :length]], torch.full_like(ids[:, :length], -1))  # (n, t)
         # The word ends here if the next piece does not go on with it; node -1 is the last row of `final`, no word.
-        member = (self.final[node] & ~joins[:, 1 : length + 1, None]).any(1)
+        found = self.final[node] & ~joins[:, 1 : length + 1, None]  # (n, t, a)
         for k in range(1, self.longest):
             low, high = self.starts[k], self.starts[k + 1]
             key = node * self.width + ids[:, k : length + k]
             hit = (key[:, :, None] == self.keys[low:high]) & (node[:, :, None] >= 0)  # (n, t, branches of this level)
             place = hit.to(torch.int64).argmax(2)
             node = torch.where(hit.any(2), self.nodes[low:high][place], torch.full_like(key, -1))
-            member = member | (self.final[node] & ~joins[:, k + 1 : length + k + 1, None]).any(1)
-        return member
+            found = found | (self.final[node] & ~joins[:, k + 1 : length + k + 1, None])
+        return found
 
     def extra_repr(self) -> str:
         """Names of the groups."""
@@ -153,13 +150,14 @@ def attributes_from_words(
         tokenizer: of transformers, fast or slow.
         words: name of each list and its words.
         case: as in :class:`TokenGroups`.
-        several: words of several pieces are left out (``"skip"``) or stand for their first piece (``"first"``), which other
-            words may share: its probability is an upper bound on the word's. Either way a warning names them.
+        several: words of several pieces are left out (``"skip"``), stand for their first piece (``"first"``), or raise
+            (``"error"``). Other words may share a first piece, so its probability is an upper bound on the word's;
+            :func:`word_probabilities` measures whole words. If not an error, a warning names them.
 
     Returns:
         Name of each list and its token ids, ascending.
     """
-    checks.option("several", several, ("skip", "first"))
+    checks.option("several", several, ("skip", "first", "error"))
     _check_case(case)
     pieces = _Pieces(tokenizer)
     found: dict[str, list[int]] = {}
@@ -176,6 +174,8 @@ def attributes_from_words(
                 long.append(word)
                 single = {form[0] for form in forms} if several == "first" else set()
             ids |= single
+        if several == "error" and long:
+            raise ValueError(f"`words` has words that this tokenizer splits into several tokens: {checks.listing(long, 5)}.")
         if unknown:
             _report_unknown(name, unknown, len(entries))
         if not ids:
@@ -247,6 +247,18 @@ class _Pieces:
         unknown = self.tokenizer.unk_token_id
         whole = [form for form in found if form and (unknown is None or unknown not in form)]
         return sorted(form for form in whole if self._spells(form))
+
+    def find(self, lists: Mapping[str, Sequence[str]], case: str) -> dict[tuple[int, ...], set[int]]:
+        """Every form of every word, and the lists that it belongs to."""
+        found: dict[tuple[int, ...], set[int]] = {}
+        for column, (name, entries) in enumerate(lists.items()):
+            forms = {word: self.forms(word, case) for word in entries}
+            missing = [word for word, tokens in forms.items() if not tokens]
+            if missing:
+                _report_unknown(name, missing, len(entries))
+            for sequence in (form for tokens in forms.values() for form in tokens):
+                found.setdefault(sequence, set()).add(column)
+        return found
 
     def _encode(self, text: str) -> list[int]:
         return list(self.tokenizer.encode(text, add_special_tokens=False)) if text else []

@@ -68,6 +68,69 @@ def language_model() -> nn.Module:
     return made
 
 
+@functools.cache
+def causal_model() -> nn.Module:
+    import transformers
+
+    torch.manual_seed(0)
+    size = {"n_embd": 8, "n_layer": 1, "n_head": 1, "n_positions": 32, "vocab_size": len(tokenizer())}
+    made: nn.Module = transformers.GPT2LMHeadModel(transformers.GPT2Config(**size, bos_token_id=2, eos_token_id=3)).eval()
+    return made
+
+
+PROMPTS = ["she is", "he is the", "woman and man", "he"]
+
+
+def counting_data(n: int, seed: int) -> Arguments:
+    member = torch.tensor([[True, False], [False, True], [True, True], [False, True]])
+    return {"prompts": PROMPTS, "words": {"jobs": ["doctor", "woman"]}, "groups": member, "batch_size": 3}
+
+
+@torch.no_grad()
+def check_probabilities(data: Arguments, found: text.WordRates) -> None:
+    """A word by itself: the product of its pieces' chances, and of no "##man" after it."""
+    if data["prompts"] is not PROMPTS or data["words"] != {"jobs": ["doctor", "woman"]}:
+        return
+    for prompt, rate in zip(PROMPTS, found.rates[:, 0].tolist(), strict=True):
+        total, joined = 0.0, tokenizer().convert_tokens_to_ids("##man")
+        for word in ("doctor", "wo ##man"):
+            ids, p = tokenizer().encode(prompt), 1.0
+            for token in [*tokenizer().convert_tokens_to_ids(word.split()), None]:
+                chances = causal_model()(torch.tensor([ids])).logits[0, -1].softmax(0)
+                p *= 1 - float(chances[joined]) if token is None else float(chances[token])
+                ids.append(token)
+            total += p
+        assert abs(rate - total) < 1e-6
+
+
+def check_counted(data: Arguments, found: text.Counted) -> None:
+    assert ((found.anywhere.rates >= found.next.rates) & (found.next.rates >= 0)).all()
+    assert len(found.texts) == len(found.next.rates)
+
+
+def rates_data(n: int, seed: int) -> Arguments:
+    rates, member = torch.rand(n, 2, generator=rng(seed)), torch.arange(n)[:, None] % 2 == torch.arange(2)
+    return {"rates": rates, "member": member, "groups": ["a", "b"], "lists": ["x", "y"], "delta": 0.1}
+
+
+def audited_rates(alpha: Any, conditional: Any, method: Any, delta: Any, **given: Any) -> gmc.Audit:
+    return text.WordRates(**given).audit(alpha, delta, conditional, method)
+
+
+def frequencies(delta: Any, **given: Any) -> dict[str, Any]:
+    made = text.WordRates(**given)
+    return {name: made.frequencies(delta)[name] for name in made.lists}
+
+
+def check_frequencies(data: Arguments, found: dict[str, Any]) -> None:
+    if not all_plain(data) or data["member"].dtype != torch.bool:
+        return
+    for k, groups in enumerate(found.values()):
+        for j, value in enumerate(groups.values()):
+            inside = data["rates"].detach().double()[data["member"][:, j], k]
+            assert not len(inside) or (value.low <= value <= value.high and abs(float(value) - float(inside.mean())) < 1e-6)
+
+
 SENTENCES = ["she is a [MASK] .", "he is the [MASK] and [MASK] .", "woman and man [MASK]"]
 
 
@@ -185,6 +248,27 @@ ENTRIES = [
         quality,
         check_quality,
     ),
+    Entry(
+        "word_probabilities",
+        counting_data,
+        lambda **a: text.word_probabilities(causal_model(), tokenizer(), **a),
+        check_probabilities,
+        share=0.5,
+    ),
+    Entry(
+        "count_generated",
+        lambda n, s: counting_data(n, s) | {"max_new_tokens": 4, "samples": 2, "seed": 0},
+        lambda **a: text.count_generated(causal_model(), tokenizer(), **a),
+        check_counted,
+        share=0.5,
+    ),
+    Entry(
+        "WordRates.audit",
+        lambda n, s: rates_data(n, s) | {"alpha": 0.1, "conditional": False, "method": "exact"},
+        audited_rates,
+        lambda d, audit: finite(torch.tensor(audit.table["estimate"])),
+    ),
+    Entry("WordRates.frequencies", rates_data, frequencies, check_frequencies),
     Entry("GMCLogitsProcessor", processor_data, processed, check_processed),
     Entry("apply_to_output", output_data, lambda **a: text.apply_to_output(head=head_of("distribution"), **a), check_output),
 ]
