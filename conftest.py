@@ -32,7 +32,7 @@ def no_pyplot(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session")
 def operators_read_once() -> Iterator[None]:
-    """torch.onnx parses the sources of its 500 operators anew for every file, in half of an export's time; here once."""
+    """torch.onnx parses the sources of its 500 operators again for every file, in half of an export's time; here once."""
     try:
         from torch.onnx._internal.exporter._registration import ONNXRegistry
     except ImportError:  # a private name of torch: without it the tests are slower, not others

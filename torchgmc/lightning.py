@@ -148,10 +148,10 @@ class CalibrationCallback(Callback):
 
     def _try(self, trainer: "Trainer", pl_module: "LightningModule", loader: Iterable[Any]) -> None:
         """One batch as far as the statistics; of a loader that can be read again."""
-        if not isinstance(loader, DataLoader | Sequence) or type(trainer.strategy).__name__ not in (
-            "SingleDeviceStrategy",
-            "DDPStrategy",
-        ):
+        kinds = require("lightning.pytorch.strategies", extra="lightning")
+        whole = isinstance(trainer.strategy, kinds.SingleDeviceStrategy | kinds.DDPStrategy)  # each process has all weights
+        sharded = isinstance(trainer.strategy, kinds.DeepSpeedStrategy)  # a DDPStrategy too
+        if not whole or sharded or not isinstance(loader, DataLoader | Sequence):
             return
         twin = self._head.twin()
         twin.reset()

@@ -1,5 +1,6 @@
 """What an audit knows from calibration: variances of each g, and the largest cluster."""
 
+import inspect
 import warnings
 
 import pytest
@@ -9,6 +10,7 @@ import torchgmc as gmc
 from gmctest.heads_zoo import ZOO
 from torchgmc.audits import measure, overlap
 from torchgmc.deploy.program import Flat
+from torchgmc.engine.checks import checked_once
 
 
 def expected(head, tally):
@@ -18,6 +20,28 @@ def expected(head, tally):
         s, who = s - s.mean(0), who - who.mean(0)
     s = s.nan_to_num(0.0)
     return torch.stack([(who[:, [k]] * s).square().mean(0) for k in range(who.shape[1])])
+
+
+@pytest.mark.parametrize("entry", [e for e in ZOO if not e.baseline and not e.options], ids=lambda e: e.name)
+def test_a_batch_is_checked_once(entry, monkeypatch):
+    """`values`, `audit_sums` and `audit_rows` look at the same batch; only the first of them has it checked."""
+    batch = entry.data(100, 0).observe
+    head = entry.make().fit(*batch)
+    whole = type(head).check_batch
+    plain, calls = whole.__wrapped__ if hasattr(whole, "__wrapped__") else whole, []
+    assert [*inspect.signature(plain).parameters][1:] == list(head.arguments)  # its arguments by place are those of `observe`
+
+    def counted(self, *args, **kwargs):
+        calls.append(args)
+        return plain(self, *args, **kwargs)
+
+    tally = measure.Tally.of(head, head.bind(*batch))
+    monkeypatch.setattr(type(head), "check_batch", checked_once(counted))
+    again = measure.Tally.of(head, head.bind(*batch))
+    assert len(calls) == 1 and torch.equal(tally.s.nan_to_num(), again.s.nan_to_num())
+    head.values(**{name: part for name, part in head.bind(*batch).items() if name not in ("weight", "clusters")})
+    head.values(**{name: part for name, part in head.bind(*batch).items() if name not in ("weight", "clusters")})
+    assert len(calls) == 3  # nothing is remembered of a batch that is gone
 
 
 @pytest.mark.parametrize("entry", [e for e in ZOO if not e.baseline and not e.options], ids=lambda e: e.name)

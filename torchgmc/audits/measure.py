@@ -55,7 +55,7 @@ class Tally:
         """Of one batch, by the names of the arguments of ``head.observe``."""
         first = batch[head.arguments[0]]
         given = {name: value for name, value in batch.items() if name not in ("weight", "clusters")}
-        with torch.no_grad():
+        with torch.no_grad(), checks.one_batch():
             values = head.values(**{name: value for name, value in given.items() if name not in head.audit_only})
             n = len(values.s)
             if n == 0:
@@ -264,7 +264,7 @@ def _with_means(head: "Head", tally: Tally) -> tuple[Tally, Names, Any, Tensor |
     classes = column.shape[1]  # the columns of s are level sets, and within them classes
     s = torch.cat([tally.s, tally.s.view(len(tally.s), -1, classes).sum(1)], 1)
     place = tally.s.shape[1] + torch.arange(classes, device=column.device)
-    what = [*names.what, *([ALL_LEVELS] if classes == 1 else [f"{ALL_LEVELS}, class {c}" for c in range(classes)])]
+    what = [*names.what, *(f"{ALL_LEVELS}, {name}" if name else ALL_LEVELS for name in head.class_names(classes))]
     if known is not None and isinstance(known[0], Tensor):
         low, high = (end.view(-1, classes) for end in known)
         known = torch.cat([known[0], low.amin(0)]), torch.cat([known[1], high.amax(0)])

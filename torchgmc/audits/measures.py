@@ -92,13 +92,13 @@ class Measures(Tabular):
         return {name: how(found) for name, found in kept.items() if found}
 
 
-def rates(chosen: Tensor, true: Tensor, per_class: bool) -> dict[str, tuple[Tensor, tuple[float, float] | None]]:
+def rates(chosen: Tensor, true: Tensor, classes: list[str]) -> dict[str, tuple[Tensor, tuple[float, float] | None]]:
     """FNR, recall, FPR and precision of decisions ``(n, C)``, as values per example that are NaN where they do not count."""
     found: dict[str, tuple[Tensor, tuple[float, float] | None]] = {}
     parts = {"FNR": (~chosen, true), "recall": (chosen, true), "FPR": (chosen, ~true), "precision": (true, chosen)}
     for name, (event, given) in parts.items():
         values = event.double().masked_fill(~given, math.nan)
-        found |= {name + (f", class {c}" if per_class else ""): (values[:, c], (0.0, 1.0)) for c in range(values.shape[1])}
+        found |= {f"{name}, {tag}" if tag else name: (values[:, c], (0.0, 1.0)) for c, tag in enumerate(classes)}
     return found
 
 
@@ -121,8 +121,8 @@ def measure(audit: "Audit") -> Measures:
     head, tally, size = audit.source
     groups, means = head.test_functions().who, head.audit_measures(tally)
     pairs = {key: tally.rows[key].double() for key in ("p", "y") if key in tally.rows}
-    classes = pairs["p"].shape[1] if pairs else 0
-    share = audit.delta / (len(means) + 3 * classes or 1)  # of each measure
+    classes = head.class_names(pairs["p"].shape[1]) if pairs else []
+    share = audit.delta / (len(means) + 3 * len(classes) or 1)  # of each measure
     found: dict[str, list[Tensor]] = {}
     for name, (values, bounds) in means.items():
         seen = values[~values.isnan()]
@@ -133,13 +133,12 @@ def measure(audit: "Audit") -> Measures:
         judged, empty = rows.judge(None, share, True), rows.count[:, 0] == 0
         found[name] = [t[:, 0].masked_fill(empty, math.nan) for t in (judged.estimate, judged.low, judged.high)]
     mce = {}
-    for c in range(classes):
-        tag = f", class {c}" if classes > 1 else ""
+    for c, tag in enumerate(classes):
         p, y = (pairs[key][:, c] for key in ("p", "y"))
         events = bool(((y == 0) | (y == 1)).all())
         errors, overall = calibration_errors(p, y, tally.who, tally.weight.double(), tally.cluster, share, events)
-        found |= {name + tag: list(parts) for name, parts in errors.items()}
-        mce[tag[2:]] = overall
+        found |= {f"{name}, {tag}" if tag else name: list(parts) for name, parts in errors.items()}
+        mce[tag] = overall
     rows_of = [(g, name, *(float(t[k]) for t in parts)) for name, parts in found.items() for k, g in enumerate(groups)]
     columns = zip(*rows_of, strict=True) if rows_of else [()] * 5
     return Measures(dict(zip(("group", "measure", "value", "low", "high"), map(list, columns), strict=True)), audit.delta, mce)

@@ -100,6 +100,9 @@ class Head(Float64Module):
     one_event: bool = False
     #: The columns of ``probs (n, C)`` are classes, of which one holds; False: labels, of which several may.
     exclusive: bool = True
+    #: The output has a dimension of classes (or labels), and how many there are.
+    per_class: bool = False
+    columns: int = 1
     #: Buffers that grow in a fit along their first dimension (a log); a saved state may be of any length.
     growing: ClassVar[tuple[str, ...]] = ()
     #: Buffers that older files do not have; 0 there.
@@ -207,6 +210,11 @@ class Head(Float64Module):
     def test_functions(self) -> Names:
         """Names of the sets and of the directions: the rows and columns of every table of violations."""
         return Names(self.promised_groups(), [""])
+
+    def class_names(self, columns: int = 0) -> list[str]:
+        """Names of the classes, or labels, of the output, or of as many ``columns``; an empty one where there are none."""
+        kind, count = "class" if self.exclusive else "label", columns or self.columns
+        return [f"{kind} {c}" for c in range(count)] if self.per_class or count > 1 else [""]
 
     def promised_groups(self) -> list[str]:
         """Names of the groups, and of everyone where that is a separate promise."""
@@ -508,7 +516,9 @@ class Head(Float64Module):
         self.report = report
 
     def mark_unfitted(self) -> None:
-        """The buffers hold nothing, and no examples were seen."""
+        """The buffers hold nothing (those that grow are empty), and no examples were seen."""
+        for name in self.growing:
+            setattr(self, name, getattr(self, name)[:0].clone())
         self.statistics = None
         self.observed = self.calibrated_on = None
         self.prepared_for, self.lacks_statistics = PREPARED, False
@@ -563,9 +573,9 @@ class Head(Float64Module):
                 f"({checks.listing(self.groups, 4)}); pass a membership of shape "
                 f"(n, {self.num_groups})."
             )
-        member = check_groups(self.transform(groups) if is_frame(groups) else groups, n, self.groups)
         if is_frame(groups):
-            member = member.to(device)
+            groups = self.transform(groups).to(device)
+        member = check_groups(groups, n, self.groups)
         if member.device != device:
             raise ValueError(f"`groups` is on {member.device} but `scores` is on {device}; move them to one device.")
         return member

@@ -154,8 +154,6 @@ class Learning(Head):
 
     def mark_unfitted(self) -> None:
         """No trees either."""
-        for name in self.forest:
-            setattr(self, name, getattr(self, name)[:0])
         self.tree_width.zero_()
         self.num_features = 0
         super().mark_unfitted()
@@ -403,7 +401,8 @@ class Learning(Head):
         found = []
         for (tree, leaf, column), values in zip(self.rule_place.tolist(), self.rule_values.tolist(), strict=True):
             words = self._rule(self.tree_column[tree], self.tree_cut[tree], self.tree_kind[tree], leaf)
-            found.append([words + (f", class {column}" if self.tree_leaf.shape[2] > 1 else ""), *values])
+            name = self.class_names()[column]
+            found.append([f"{words}, {name}" if name else words, *values])
         return found
 
     def _rule(self, column: Tensor, cut: Tensor, kind: Tensor, leaf: int) -> str:
@@ -442,7 +441,7 @@ class Learning(Head):
         if j < wide:
             return self.learn.names[j] if self.learn is not None and self.learn.names else f"x{j}"
         if j < wide + classes:
-            return "model's output" + (f" for class {j - wide}" if classes > 1 else "")
+            return f"model's output for {self.class_names()[j - wide]}".removesuffix(" for ")
         return self.groups[j - wide - classes]
 
     def shown_output(self, value: float) -> float:

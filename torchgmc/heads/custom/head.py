@@ -171,12 +171,6 @@ class GMCHead(Head):
 
     # -- fit ---------------------------------------------------------------------------------------------------------
 
-    def reset(self) -> None:
-        """Forget the examples, the log and the report."""
-        for name in self.growing:
-            setattr(self, name, getattr(self, name)[:0].clone())
-        self.mark_unfitted()
-
     def observe(self, f0: Tensor, y: Any, x: Any = None, weight: Any = None, clusters: Any = None) -> None:
         """Keep a batch of examples.
 

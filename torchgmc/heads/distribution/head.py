@@ -191,6 +191,7 @@ class DistributionHead(Head):
         x = logits if logits.dtype == torch.float64 else logits.float()
         return torch.softmax(x / self.temperature, -1)
 
+    @checks.checked_once
     def check_batch(self, logits: Any, groups: Any = None, weight: Any = None, clusters: Any = None) -> Batch:
         """The checked batch, or an error that says what is wrong with it."""
         logits = checks.ordinary("logits", logits)

@@ -156,8 +156,6 @@ class ProbabilityHead(Learning):
         """Forget statistics, state and report."""
         self.offsets.zero_()
         self.slopes.zero_()
-        for name in self.growing:
-            setattr(self, name, getattr(self, name)[:0])
         self.mark_unfitted()
 
     def observe(
@@ -177,6 +175,7 @@ class ProbabilityHead(Learning):
         if batch.rows:
             self.keep(batch.clone(), probs, y)
 
+    @checks.checked_once
     def check_batch(
         self, probs: Any, y: Any, groups: Any = None, weight: Any = None, clusters: Any = None, features: Any = None
     ) -> ProbabilityStatistics:
@@ -511,8 +510,7 @@ class ProbabilityHead(Learning):
 
     def _cells(self, means: bool) -> list[str]:
         """Names of the columns of a table."""
-        kind = "label" if self.multilabel else "class"
-        classes = [f"{kind} {c}" for c in range(self.columns)] if self.per_class else [""]
+        classes = self.class_names()
         if self.num_bins == 1:
             return classes
         edges = [self.low + (self.high - self.low) * k / self.num_bins for k in range(self.num_bins + 1)]
@@ -579,7 +577,7 @@ class ProbabilityHead(Learning):
         if self.range is not None:
             return {}
         chosen = p == p.amax(1, keepdim=True) if self.per_class and self.exclusive else p >= 0.5
-        return rates(chosen, y, self.per_class)
+        return rates(chosen, y, self.class_names())
 
     def audit_summary(self, tally: Tally) -> dict[str, Any]:
         """Brier score (mean squared error) before and after, and the log loss of events and classes."""

@@ -155,8 +155,6 @@ class QuantileHead(Learning):
         self.base.zero_()
         self.shift.zero_()
         self.offsets.zero_()
-        for name in self.growing:
-            setattr(self, name, getattr(self, name)[:0])
         self.mark_unfitted()
 
     def observe(
@@ -182,6 +180,7 @@ class QuantileHead(Learning):
         if batch.rows:
             self.keep(batch.clone(), batch.scores)
 
+    @checks.checked_once
     def check_batch(
         self, scores: Any, groups: Any = None, weight: Any = None, base: Any = None, clusters: Any = None, features: Any = None
     ) -> QuantileStatistics:

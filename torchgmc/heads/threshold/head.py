@@ -184,8 +184,6 @@ class ThresholdHead(Head):
         self._folds = noise.FOLDS if self.noise_floor else 1
         self.base.fill_(self.init)
         self.offsets.zero_()
-        for name in self.growing:
-            setattr(self, name, getattr(self, name)[:0])
         self.mark_unfitted()
 
     def prepare(self, solver: str, eta: float | None, max_iter: int | None) -> None:
@@ -305,6 +303,7 @@ class ThresholdHead(Head):
             )
         return CurveStatistics(patterns, sums.view(*shape, -1), masses.view(shape), powers, n, excluded, together, self._apart)
 
+    @checks.checked_once
     def check_batch(
         self, scores: Any, masks: Any, groups: Any = None, weight: Any = None, clusters: Any = None, pixel_weight: Any = None
     ) -> Batch:
@@ -363,10 +362,7 @@ class ThresholdHead(Head):
 
     def test_functions(self) -> Names:
         """Groups and classes."""
-        return Names(self.promised_groups(), self._classes())
-
-    def _classes(self) -> list[str]:
-        return [f"class {c}" for c in range(self.columns)] if self.per_class else [""]
+        return Names(self.promised_groups(), self.class_names())
 
     def softness(self) -> float:
         """Default width of a soft step; only for risks that have one."""
@@ -397,13 +393,11 @@ class ThresholdHead(Head):
         splits = self._splits(max_iter) if solver == "fresh" else None
         problem = self._problem()
         if self.finite_sample:
-            assert self.statistics is not None
             self.known, self.table, report, everyone = tabulate(self, self.statistics, problem, solver)
             self._write(self.base, self.offsets)
             self.mark_fitted(self._finish(report), everyone)
             return self
         if solver == "exact":
-            assert self.statistics is not None
             found = fit_thresholds(self, self.statistics, problem)
             self._write(found.base, -found.offsets)
             self.mark_fitted(self._finish(found.report), found.everyone)
@@ -435,7 +429,7 @@ class ThresholdHead(Head):
         if statistics is None or int(statistics.examples) == 0:
             raise ValueError("no examples observed: call `observe` (or `fit`) with at least one image first.")
         target = self.s_target().to(statistics.mass.device)
-        common = (target, self.risk.increasing, self.conditional, Names(self.groups, self._classes()))
+        common = (target, self.risk.increasing, self.conditional, Names(self.groups, self.class_names()))
         problem: CurveProblem | SampleProblem
         if isinstance(statistics, CurveStatistics):
             lattice = self.lattice
@@ -446,7 +440,7 @@ class ThresholdHead(Head):
         empty = (problem.share <= 0).nonzero()
         if len(empty):
             row, column = empty[0].tolist()
-            place = f" of class {column}" if self.per_class else ""
+            place = f" of {self.class_names()[column]}" if self.per_class else ""
             raise ValueError(
                 f"group {self.groups[row]!r} has no examples with a {self.risk.name}{place} ({len(empty)} such groups in "
                 f"total; {int(statistics.excluded.max())} of {int(statistics.examples)} images have no relevant pixel), so "
@@ -584,18 +578,20 @@ class ThresholdHead(Head):
         """
         checks.softness(softness)
         batch = self.check_batch(checks.detached(scores), masks, groups, pixel_weight=pixel_weight)
-        pixels = None if batch.pixels is None else self.flat(batch.pixels)
-        n = len(batch.scores)
-        if self.is_fitted:
-            lam = self.threshold(batch.member if self.grouped else None, n).reshape(n, self.columns)
-        else:
-            lam = self.base.new_full((n, self.columns), self.init).to(batch.scores.device)
+        pixels, lam = None if batch.pixels is None else self.flat(batch.pixels), self._at(batch)
         masks, target = self.flat(batch.masks), self.s_target().to(batch.scores.device)
         if softness is None:
             risk = self.risk.values(self.flat(hashing.add(batch.scores, self.jitter, self.noise_version)), masks, lam, pixels)
         else:
             risk = self.risk.soft(self.flat(scores), masks, lam, softness, pixels)
         return Values(risk - target.to(risk.dtype), self.promised(batch.member))
+
+    def _at(self, batch: Batch) -> Tensor:
+        """The threshold of each example and class, ``(n, C)``; f0 before the fit."""
+        n = len(batch.scores)
+        if not self.is_fitted:
+            return self.base.new_full((n, self.columns), self.init).to(batch.scores.device)
+        return self.threshold(batch.member if self.grouped else None, n).reshape(n, self.columns)
 
     def audit_sums(self, weight: Tensor, **batch: Any) -> dict[str, Tensor]:
         """Pixels that are right at f0."""
@@ -607,9 +603,11 @@ class ThresholdHead(Head):
 
     def audit_rows(self, **batch: Any) -> dict[str, Tensor]:
         """Pixels of each image and class: found, missed, wrongly found, rightly left out, ``(n, C)`` each."""
-        scores, masks, member, _, _, pixels = self.check_batch(**batch)
-        found, true = self.flat(self(scores, member if self.grouped else None)), self.flat(masks)
-        weight = 1 if pixels is None else self.flat(pixels)
+        seen = self.check_batch(**batch)
+        scores = self.flat(hashing.add(seen.scores, self.jitter, self.noise_version))
+        lam = self._at(seen).to(scores.dtype).reshape(*scores.shape[:2], *[1] * (scores.dim() - 2))
+        found, true = scores > lam, self.flat(seen.masks)
+        weight = 1 if seen.pixels is None else self.flat(seen.pixels)
         pairs = {"tp": found & true, "fn": ~found & true, "fp": found & ~true, "tn": ~found & ~true}
         return {name: (part * weight).flatten(2).sum(-1).double() for name, part in pairs.items()}
 
@@ -617,7 +615,7 @@ class ThresholdHead(Head):
         """Rates of the pixels of an image, averaged over images."""
         tp, fn, fp, tn = (tally.rows[name] for name in ("tp", "fn", "fp", "tn"))
         parts = {"FNR": (fn, tp), "recall": (tp, fn), "FPR": (fp, tn), "precision": (tp, fp)}
-        tags = [f", class {c}" for c in range(self.columns)] if self.per_class else [""]
+        tags = [f", {name}" if name else "" for name in self.class_names()]
         return {name + tag: ((a / (a + b))[:, c], (0.0, 1.0)) for name, (a, b) in parts.items() for c, tag in enumerate(tags)}
 
     def audit_summary(self, tally: Tally) -> dict[str, Any]:

@@ -147,7 +147,6 @@ class TreeHead(Head):
     def reset(self) -> None:
         """Forget statistics, update log and report."""
         self.base.fill_(self.init)
-        self.shifts = self.shifts[:0].clone()
         self.mark_unfitted()
 
     def observe(self, probs: Tensor, labels: Any, groups: Any = None, weight: Any = None, clusters: Any = None) -> None:
@@ -184,6 +183,7 @@ class TreeHead(Head):
     def _structure(self, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         return self.paths.to(device), self.depths.to(device), self.order.to(device), self.spans.to(device)
 
+    @checks.checked_once
     def check_batch(self, probs: Any, labels: Any, groups: Any = None, weight: Any = None, clusters: Any = None) -> Batch:
         """The checked batch, or an error that says what is wrong with it."""
         probs = checks.scores("probs", probs).detach()
