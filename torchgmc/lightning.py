@@ -11,7 +11,7 @@ import shutil
 import tempfile
 import warnings
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from torchgmc.deploy import io
-from torchgmc.deploy.adapters import Adapter, Batch, adapt
+from torchgmc.deploy.adapters import INPUTS, Adapter, Batch, adapt
 from torchgmc.deploy.attach import CalibratedModel, ManyHeads
 from torchgmc.deploy.loaders import checkpoints_of_now, figure, progress, shard
 from torchgmc.engine import checks
@@ -62,6 +62,8 @@ class CalibrationCallback(Callback):
         groups: a batch key, or a module that computes the membership from the model's input; by default the batch's ``groups``.
         clusters: a batch key: which examples belong together (:meth:`Head.fit`'s ``clusters``), e.g. the patient of each image.
             The model does not see it.
+        features: for a head made with ``learn``: a batch key, or a module or function that computes them from the model's
+            (first) input. The model does not see the key, unless it is its input.
         replace_forward: make ``pl_module(...)`` itself return the calibrated result.
         monitor: also measure the violations in each validation epoch, and log ``"<name>/worst"`` for EarlyStopping or
             ModelCheckpoint to watch.
@@ -86,6 +88,7 @@ class CalibrationCallback(Callback):
         sharded: bool = False,
         name: str = "calibration",
         clusters: str | None = None,
+        features: str | Callable[..., Tensor] | None = None,
         **options: Any,
     ) -> None:
         if not isinstance(head, Head):
@@ -101,9 +104,11 @@ class CalibrationCallback(Callback):
             raise TypeError(f"`groups` must be a batch key or a module, got {type(groups).__name__}.")
         if clusters is not None and not isinstance(clusters, str):
             raise TypeError(f"`clusters` must be a batch key, got {type(clusters).__name__}.")
+        if features is not None and not isinstance(features, str) and not callable(features):
+            raise TypeError(f"`features` must be a batch key, a module or a function, got {type(features).__name__}.")
         checks.text("name", name)
         head.check_solver(options.get("solver", "exact"), options.get("eta"), options.get("max_iter"))
-        self._head, self.dataloader, self.groups, self.clusters = head, dataloader, groups, clusters
+        self._head, self.dataloader, self.groups, self.clusters, self.features = head, dataloader, groups, clusters, features
         self.adapter = adapter or Adapter()
         self.replace_forward, self.monitor, self.sharded = replace_forward, monitor, sharded
         self.name, self.options = name, options
@@ -200,7 +205,9 @@ class CalibrationCallback(Callback):
         groups = self.groups
         if groups is None and isinstance(self.adapter.groups, str):
             groups = self.adapter.groups
-        model = CalibratedModel(_Plain(pl_module), self.head, groups, adapt(pl_module, self.head, self.adapter))
+        features = None if isinstance(self.features, str) else self.features
+        adapter = adapt(pl_module, self.head, self.adapter)
+        model = CalibratedModel(_Plain(pl_module), self.head, groups, adapter, features=features)
         _remember(pl_module, self.name, model)
         if self.replace_forward:
             pl_module.__dict__["forward"] = model.forward
@@ -213,12 +220,25 @@ class CalibrationCallback(Callback):
         divided = self._divide(batch, source)
         with torch.inference_mode(), trainer.precision_plugin.forward_context():
             output = _Plain.call(pl_module, *divided.args, **divided.kwargs)
-        adapter = adapt(pl_module, self._head, self.adapter)
-        return {key: _ordinary(value) for key, value in adapter.observation(self._head, output, divided).items()} | together
+        found = self._arguments(pl_module, batch, divided, output)
+        return {key: _ordinary(value) for key, value in found.items()} | together
+
+    def _arguments(self, pl_module: "LightningModule", batch: Any, divided: Batch, output: Any) -> dict[str, Any]:
+        """What the head takes of a batch and the module's output."""
+        found = adapt(pl_module, self._head, self.adapter).observation(self._head, output, divided)
+        if isinstance(self.features, str):
+            found["features"] = _entry(batch, "features", self.features)
+        elif self.features is not None:
+            with torch.no_grad():
+                found["features"] = self.features(_first(divided))
+        return found
 
     def _divide(self, batch: Any, source: Any) -> Batch:
-        if self.clusters is not None and isinstance(batch, Mapping):
-            batch = {key: value for key, value in batch.items() if key != self.clusters}
+        if isinstance(batch, Mapping):
+            inputs = INPUTS if self.adapter.inputs is None else self.adapter.inputs
+            shown = [inputs] if isinstance(inputs, str | int) else inputs
+            unseen = [key for key in (self.clusters, self.features) if isinstance(key, str) and key not in shown]
+            batch = {key: value for key, value in batch.items() if key not in unseen} if unseen else batch
         divided = self.adapter.split(batch)
         if not self._head.needs_groups and not self._head.may_take_groups:
             return divided
@@ -227,7 +247,7 @@ class CalibrationCallback(Callback):
             groups = _entry(batch, "groups", source)
         elif source is not None:
             with torch.no_grad():
-                groups = source(divided.kwargs.get("input_ids", divided.args[0] if divided.args else None))
+                groups = source(_first(divided))
         if groups is None and self._head.needs_groups:
             seen = f"the keys {', '.join(map(repr, batch))}" if isinstance(batch, Mapping) else f"{len(batch)} entries"
             raise ValueError(
@@ -281,8 +301,7 @@ class CalibrationCallback(Callback):
         if output is None:  # validation_step did not call the module itself
             with trainer.precision_plugin.forward_context():
                 output = _Plain.call(pl_module, *divided.args, **divided.kwargs)
-        values = adapt(pl_module, self._head, self.adapter).observation(self._head, output, divided)
-        self.metric.update(**values)
+        self.metric.update(**self._arguments(pl_module, batch, divided, output))
 
     def on_validation_epoch_end(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
         """Log the worst violation of the epoch."""
@@ -360,17 +379,22 @@ class MonitorCallback(Callback):
 
     Args:
         monitor: of the head that is attached to the module.
-        adapter, groups: as for :class:`CalibrationCallback`.
+        adapter, groups, features: as for :class:`CalibrationCallback`.
         name: prefix of what is logged: ``"<name>/alarm"`` and ``"<name>/evidence"``.
     """
 
     def __init__(
-        self, monitor: Monitor, adapter: Adapter | None = None, groups: str | nn.Module | None = None, name: str = "monitor"
+        self,
+        monitor: Monitor,
+        adapter: Adapter | None = None,
+        groups: str | nn.Module | None = None,
+        name: str = "monitor",
+        features: str | Callable[..., Tensor] | None = None,
     ) -> None:
         if not isinstance(monitor, Monitor):
             raise TypeError(f"`monitor` must be a gmc.Monitor, got {type(monitor).__name__}.")
         self.monitor, self.name = monitor, checks.text("name", name)
-        self._reader = CalibrationCallback(monitor.head, [], adapter, groups)
+        self._reader = CalibrationCallback(monitor.head, [], adapter, groups, features=features)
 
     @property
     def state_key(self) -> str:
@@ -404,6 +428,11 @@ class MonitorCallback(Callback):
         pl_module.log(f"{self.name}/alarm", float(self.monitor.alarm), rank_zero_only=False)
         pl_module.log(f"{self.name}/evidence", self.monitor.evidence, rank_zero_only=False)
         log.log(logging.WARNING if self.monitor.alarm else logging.INFO, "%s", self.monitor.message)
+
+
+def _first(batch: Batch) -> Any:
+    """The model's (first) input."""
+    return batch.kwargs.get("input_ids", batch.args[0] if batch.args else None)
 
 
 def _callbacks(path: Path) -> dict[str, Any]:

@@ -189,3 +189,31 @@ def test_arrays_and_columns_are_as_good_as_tensors(entry, kind):
     head.observe(*given(data.observe))
     assert torch.equal(head(*given(fresh.inputs)), want(*fresh.inputs))
     assert str(head.audit(*given(fresh.observe))) == str(want.audit(*fresh.observe))
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore:.*does not have many workers", "ignore:.*training data")
+@pytest.mark.parametrize("source", ["z", "x", None], ids=["a key", "the input's key", "a function"])
+def test_lightning_with_learned_groups(source, tmp_path):
+    """Features come under a key that the model does not see, or are the model's input."""
+    pl = pytest.importorskip("lightning.pytorch")
+    torch.manual_seed(0)
+    x, z = torch.rand(300, 1), torch.randn(300, 2)
+    truth = (x[:, 0] + 0.4 * (z[:, 0] > 0)).clamp(0, 1)
+    batch = {"x": x, "z": z, "target": torch.rand(300) < truth}
+    loader = torch.utils.data.DataLoader([{key: value[i] for key, value in batch.items()} for i in range(300)], batch_size=90)
+
+    def make() -> gmc.ProbabilityHead:
+        return gmc.ProbabilityHead(0.02, learn=gmc.Trees(depth=1, trees=5))
+
+    module, features = Identity.module(), source or (lambda shown: shown * 1.0)
+    module.forward = lambda x: x[:, 0]  # other keys of the batch would be an error
+    callback = gmc.lightning.CalibrationCallback(make(), loader, monitor=True, features=features)
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
+    trainer = pl.Trainer(
+        max_epochs=1, accelerator="cpu", default_root_dir=tmp_path, callbacks=[callback], limit_train_batches=1, **quiet
+    )
+    trainer.fit(module, loader, loader)
+    want = make().fit(x[:, 0], batch["target"], features=z if source == "z" else x)
+    same(callback.head, want)
+    more = {} if source is None else {"features": batch[source]}
+    torch.testing.assert_close(module.calibrated(x, **more), want(x[:, 0], features=x if source is None else batch[source]))
