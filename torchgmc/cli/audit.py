@@ -24,7 +24,7 @@ import torchgmc as gmc
 from torchgmc import report as reports
 from torchgmc.audits.intervals import METHODS
 from torchgmc.cli import fitting, options, show
-from torchgmc.cli.source import CLUSTERS, further_arrays, load_head, open_source
+from torchgmc.cli.source import audited_arrays, load_head, open_source
 from torchgmc.cli.writers import check_file
 from torchgmc.engine import checks
 
@@ -112,6 +112,4 @@ def audit(
 
 def command() -> Callable[..., None]:
     """With an option for each array that some head takes."""
-    arrays = {"scores": "Array of scores.", "labels": "Array of true labels.", "weight": "Array of weights."}
-    arrays["clusters"] = CLUSTERS
-    return options.command(audit, options.arrays(arrays | further_arrays()))
+    return options.command(audit, options.arrays(audited_arrays()))

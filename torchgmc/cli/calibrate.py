@@ -35,7 +35,7 @@ def calibrate(
     kind: type[gmc.Head],
     data: options.Data,
     out: Annotated[Path, options.told("File of the fitted head, .safetensors.", "FILE")],
-    alpha: Annotated[float, options.told("Largest violation allowed: a group's share times its deviation.", "NUMBER")],
+    alpha: options.Alpha,
     own: dict[str, Any],
     grouping: options.Grouping,
     solving: options.Solving,

@@ -28,7 +28,7 @@ def observe(
     kind: type[gmc.Head],
     data: options.Data,
     out: Annotated[Path, options.told("File of the statistics, .stats.", "FILE")],
-    alpha: Annotated[float, options.told("Largest violation allowed: a group's share times its deviation.", "NUMBER")],
+    alpha: options.Alpha,
     own: dict[str, Any],
     grouping: options.Grouping,
     solving: options.Steps,

@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save
 
 import torchgmc as gmc
 from torchgmc.cli import options, show
-from torchgmc.cli.source import CLUSTERS, further_arrays, load_head, open_source
+from torchgmc.cli.source import CLUSTERS, audited_arrays, load_head, open_source
 from torchgmc.cli.tables import SUFFIXES
 from torchgmc.cli.writers import check_file
 from torchgmc.engine.files import write_file
@@ -132,6 +132,5 @@ def _write(watch: gmc.Monitor, path: Path, seen: list[str]) -> None:
 
 def command() -> Callable[..., None]:
     """With an option for each array that some head takes."""
-    arrays = {"scores": "Array of scores.", "labels": "Array of true labels.", "weight": "Array of weights."}
-    arrays["clusters"] = f"{CLUSTERS} A cluster must be whole within one file."
-    return options.command(monitor, options.arrays(arrays | further_arrays()))
+    whole = {"clusters": f"{CLUSTERS} A cluster must be whole within one file."}
+    return options.command(monitor, options.arrays(audited_arrays() | whole))

@@ -50,6 +50,12 @@ def further_arrays() -> dict[str, str]:
     return {role: f"{text.rstrip('.')} ({task.name})." for task in found for role, text in task.arrays.items()}
 
 
+def audited_arrays() -> dict[str, str]:
+    """All arrays that an audit reads."""
+    truth = {"scores": "Array of scores.", "labels": "Array of true labels.", "weight": "Array of weights."}
+    return truth | {"clusters": CLUSTERS} | further_arrays()
+
+
 def find_arrays(
     table: Table, task: Task, given: Mapping[str, str | None], stored: Mapping[str, str], wanted: Sequence[str]
 ) -> dict[str, str]:
