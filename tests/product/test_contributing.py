@@ -82,6 +82,19 @@ def test_few_files_name_a_head(head: str):
     assert len(touched) <= 4, touched
 
 
+def test_formats_risks_and_tasks_are_named_in_one_file_each():
+    files = {str(path.relative_to(PACKAGE)): named_in_code(path) for path in PACKAGE.rglob("*.py")}
+    assert [name for name, words in files.items() if {"torchscript", "onnx"} <= words] == ["export.py"]
+    assert [name for name, words in files.items() if {"fnr", "fpr"} <= words] == ["heads/threshold/risks.py"]
+    tasks = {getattr(gmc, head).task.name: folder for head, folder in FOLDERS.items() if getattr(gmc, head).task is not None}
+    assert len(tasks) == 5
+    for task, folder in tasks.items():
+        assert task in files[f"heads/{folder}/task.py"]
+        whole = re.compile(rf"""(?<!extra=)["']{task}["']""")  # an extra may have such a name
+        commands = [path.name for path in (PACKAGE / "cli").glob("*.py") if whole.search(path.read_text(encoding="utf-8"))]
+        assert {*commands} <= {"demo.py"}, (task, commands)  # whose names they are too
+
+
 def test_the_example_of_a_head_is_named_nowhere():
     """`own_head.py` is all there is to a head: every door takes it (tests/heads), and no file of the package knows it."""
     assert "MeanHead" in named_in_code(ROOT / "tests/helpers/gmctest/own_head.py")

@@ -663,7 +663,8 @@ def _find_unit(resolution: Any, width: float, risk: Risk) -> float | None:
     if resolution == "exact":
         if isinstance(risk, MonotoneRisk):
             raise ValueError(
-                "`resolution='exact'` only works for 'fnr' and 'fpr'; for a custom risk, pass a step between thresholds."
+                f"`resolution='exact'` only works for {' and '.join(map(repr, RISKS))}; for a custom risk, pass a step between "
+                "thresholds."
             )
         return None
     if resolution is None:

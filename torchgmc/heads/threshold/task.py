@@ -1,6 +1,7 @@
 """``torchgmc calibrate fnr``."""
 
 from torchgmc.heads.task import CONDITIONAL, NOISE_FLOOR, NUMBER, NUMBERS, PAIR, SWITCH, Option, Task, choice, number_or, whole
+from torchgmc.heads.threshold.risks import RISKS
 
 TASK = Task(
     name="fnr",
@@ -13,7 +14,7 @@ TASK = Task(
     written="bool, in the shape of the scores",
     options=(
         Option("target", NUMBERS, "Target rate; with --classes also one per class.", required=True),
-        Option("risk", choice("fnr", "fpr"), "Rate of misses (the default) or of false alarms."),
+        Option("risk", choice(*RISKS), "Rate of misses (the default) or of false alarms."),
         CONDITIONAL,
         NOISE_FLOOR,
         Option("num_classes", whole(1), "Scores are (n, CLASSES, ...), one threshold per class.", named="--classes"),
