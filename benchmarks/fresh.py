@@ -44,6 +44,8 @@ OURS = "ours"
 #: A group is measured if so many fresh examples are in it.
 ENOUGH = 100
 TARGET = 0.9
+#: Combinations of groups for which thresholds with a guarantee are made.
+MOST = 800
 Figures = dict[str, float]
 
 
@@ -161,7 +163,7 @@ def finite_sample(rows: dict[str, Any]) -> Callable[[dict[str, Any]], np.ndarray
 
     def thresholds(new: dict[str, Any]) -> np.ndarray:
         kinds = np.unique(new["member"][:, some_groups(rows["member"])], axis=0)
-        if len(kinds) > 400:
+        if len(kinds) > MOST:
             return np.full(len(new["member"]), math.nan)  # a table of hundreds of combinations is not what it is for
         asked = [[name for name, inside in zip(names, kind, strict=True) if inside] for kind in kinds]
         return quantile_head(rows, finite_sample=True, patterns=asked)(new)
@@ -206,9 +208,13 @@ def condconf(rows: dict[str, Any], each: bool = False) -> Callable[[dict[str, An
     def thresholds(new: dict[str, Any]) -> np.ndarray:
         model = CondConf(lambda x, y: y, features)
         model.setup_problem(rows["member"].astype(float), rows["scores"])
-        kinds, place = np.unique(new["member"], axis=0, return_inverse=True)
+        kinds, place = np.unique(new["member"][:, columns], axis=0, return_inverse=True)
         if each:
             kinds, place = new["member"], np.arange(len(new["member"]))
+        elif len(kinds) > MOST:
+            return np.full(len(new["member"]), math.nan)
+        else:
+            kinds = new["member"][np.unique(place.reshape(-1), return_index=True)[1]]
         dual, primal = model._get_calibration_solution(TARGET)
         level, found = np.full(len(rows["scores"]) + 1, TARGET), []
 
@@ -257,7 +263,8 @@ COVERAGE = Part(
     measure_coverage,
     ("worst group", "coverage", "width", "infinite"),
     ("conformal (crepes)",),
-    {"CondConf": 500, "ours, finite_sample": 2000},
+    {"CondConf": 1000, "ours, finite_sample": 1000},
+    (100, 200, 300, *SIZES[2:]),
 )
 
 # -- probabilities -----------------------------------------------------------------------------------------------------------

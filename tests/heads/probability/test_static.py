@@ -76,6 +76,60 @@ def test_a_model_that_is_right_less_often_the_surer_it_is_gets_slope_0(classes):
         assert off < 3 * math.sqrt(0.25 / int(group.sum()))
 
 
+def between(n, within, seed):
+    """A model that is right about four groups' means, and within groups surer than it should be."""
+    draw = torch.Generator().manual_seed(seed)
+    group = torch.randint(4, (n,), generator=draw)
+    mean = torch.tensor([-2.0, -0.7, 0.7, 2.0], dtype=torch.float64)[group]
+    around = 1.5 * torch.randn(n, generator=draw, dtype=torch.float64)
+    truth = torch.sigmoid(mean + within * around)
+    return mean + around, (torch.rand(n, generator=draw) < truth).double(), group[:, None] == torch.arange(4), truth
+
+
+def test_slopes_within_and_between_groups_are_at_the_optimum():
+    z, y, member, _ = between(800, 0.2, 0)
+    share = torch.full((800, 1), 1 / 800, dtype=torch.float64)
+    design = torch.cat([torch.ones(800, 1), member], 1).double()
+    columns = static.Columns(design, z[:, None], y[:, None], share, False, True)
+    paid = static.MEANS_RIDGE / 800 * torch.eye(5, dtype=torch.float64)
+    paid[0, 0] = 0.0
+    means = static._between(columns, 1 / 800)
+    root = torch.cat([design / 800**0.5, paid.sqrt()])  # the ridge as more rows of a least-squares problem
+    aim = torch.cat([z / 800**0.5, z.new_zeros(5)])[:, None]
+    torch.testing.assert_close(means, torch.linalg.lstsq(root, aim).solution)
+    middle = (design @ means)[:, 0]
+
+    def objective(b):
+        b = torch.tensor(b, requires_grad=True)
+        moved = z - b[0] - b[1] * (z - middle) - b[2] * middle
+        value = (torch.nn.functional.softplus(moved) - y * moved).mean()
+        value = value + 0.5 * (static.COMMON_RIDGE * b[1] ** 2 + static.BETWEEN_RIDGE * b[2] ** 2) / 800
+        value.backward()
+        return value.item(), b.grad.numpy()
+
+    best = scipy.optimize.minimize(objective, [0.0, 0.0, 0.0], jac=True, method="BFGS", options={"gtol": 1e-9}).x
+    held, static.RIDGES = static.RIDGES, ((1e9, math.inf),)  # no group differs
+    try:
+        found = static.fit_static(columns, member.sum(0), torch.zeros(800, 0, dtype=torch.int64), None).theta
+    finally:
+        static.RIDGES = held
+    expected = z * (1 - best[1]) - best[0] - (best[2] - best[1]) * middle
+    torch.testing.assert_close(columns.at(found, design, z[:, None])[:, 0], expected, rtol=0, atol=5e-3)
+
+
+def test_a_model_too_sure_within_groups_keeps_the_means_of_groups():
+    """On fresh data: no worse than Platt anywhere, and far closer to the truth where groups have few examples."""
+    ours, platt = [], []
+    for seed in range(6):
+        z, y, member, truth = between(4000, 0.2, seed)
+        p, now = torch.sigmoid(z), slice(0, 100)
+        head = gmc.ProbabilityHead(None, list("abcd")).fit(p[now], y[now], member[now])
+        plain = gmc.ProbabilityHead(None).fit(p[now], y[now])
+        ours.append(float((head(p[100:], member[100:]) - truth[100:]).square().mean()))
+        platt.append(float((plain(p[100:]) - truth[100:]).square().mean()))
+    assert sum(ours) < 0.5 * sum(platt)
+
+
 def test_fits_without_slopes_of_groups_are_among_the_averaged():
     """Where slopes of groups do not differ the head is as good on fresh data as the regression that knows it."""
     sklearn = pytest.importorskip("sklearn.linear_model")

@@ -5,6 +5,10 @@ r"""Offsets and slopes of all groups at once: Newton steps on a convex potential
 z_0 is the model's logit (of every class). The offset of everyone is free, and the slope of everyone is drawn to 1 by half an
 example. Where no group differs that is all: Platt, temperature and vector scaling.
 
+Of one event everyone has two slopes: with m(x) the part of z_0 that membership explains, one of z_0 - m *within* groups and one
+of m *between* them, drawn to 1 by eight examples. A model is surer than it should be about single examples long before it is
+about the mean of a group; one slope for both would take the groups' means with it. Together they are offsets and a slope again.
+
 Offsets and slopes of groups are drawn to those of everyone. Of few groups (up to ``FEW``) by a ridge, which loses less than an
 l1 price where many groups differ a little: fits with several ridges, one of them infinite, are averaged with the weights
 :math:`\propto \text{prior} \cdot e^{-L/2}`, L the log loss that the fit has on examples held out (five folds, all examples).
@@ -34,8 +38,8 @@ FAR = 16.0
 #: Ridges that are tried, in examples: the penalty is ridge / 2 times the square of a group's offset, and so many times that
 #: of its slope, for logits of mean square 1 (slopes differ more rarely; infinite: they do not differ). Strongest first.
 RIDGES = ((64.0, 13.0), (16.0, 13.0), (4.0, 13.0), (16.0, math.inf), (4.0, math.inf), (1.0, math.inf))
-#: The ridge of everyone's slope.
-COMMON_RIDGE = 1.0
+#: The ridge of everyone's slope within groups and of that between them, and of the logit's means in groups (in examples).
+COMMON_RIDGE, BETWEEN_RIDGE, MEANS_RIDGE = 1.0, 8.0, 8.0
 #: Weights of the fits: exp(-LEARN x held-out loss of all examples).
 LEARN = 0.5
 #: Up to so many groups share a ridge; of more, those that earn a column by the l1 price have one.
@@ -119,6 +123,11 @@ class Columns:
         return Columns(
             self.member, self.z.masked_fill(classes, 0.0), self.y, self.share, self.euclidean, self.slopes, self.ridge
         )
+
+    def beside(self, more: Tensor) -> "Columns":
+        """The problem with more columns ``(n, k)``; it has no ridge."""
+        member = torch.cat([self.member, more.to(self.member.dtype)], 1)
+        return Columns(member, self.z, self.y, self.share, self.euclidean, self.slopes)
 
     def thin(self, rows: int) -> "Columns":
         """Every k-th example, about ``rows`` of them."""
@@ -334,7 +343,7 @@ class Found(NamedTuple):
     alike: float = math.nan
 
 
-def fit_static(columns: Columns, sizes: Tensor, cluster: Tensor, slack: Tensor | None) -> Found:
+def fit_static(columns: Columns, sizes: Tensor, cluster: Tensor, slack: Tensor | None, apart: bool = True) -> Found:
     """Offsets and slopes by the noise rule, or with this slack ``(1 + a, C)`` of the offsets (and no slopes).
 
     Args:
@@ -342,6 +351,7 @@ def fit_static(columns: Columns, sizes: Tensor, cluster: Tensor, slack: Tensor |
         sizes: examples (or clusters) of each group, ``(a,)``.
         cluster: of each example, ``(n, 1)`` or ``(n, 0)``.
         slack: largest violation of each offset; None for the noise rule.
+        apart: events have a slope within groups and one between them.
     """
     theta = torch.zeros(columns.shape, dtype=torch.float64, device=columns.z.device)
     if slack is not None:
@@ -350,14 +360,26 @@ def fit_static(columns: Columns, sizes: Tensor, cluster: Tensor, slack: Tensor |
         theta, optimal = _solve(columns, theta, price, 0.02)
         return Found(theta, math.nan, torch.zeros(0), optimal)
     # Everyone first: an offset, and a slope.
-    none = torch.full_like(theta, math.inf)
-    none[:, 0] = 0.0
     unit = _one_example(columns, cluster)
-    ridge = torch.zeros_like(theta)
+    between = None
+    if apart and columns.slopes and columns.shape[2] == 1 and 1 < columns.shape[1] <= FEW + 1:
+        given, between = columns, _between(columns, unit)
+        middle = columns.member.double() @ between
+        columns = columns.beside(torch.cat([columns.z.clamp(-FAR, FAR) - middle, middle], 1))
+        theta = torch.zeros(columns.shape, dtype=torch.float64, device=theta.device)
+    none, ridge = torch.full_like(theta, math.inf), torch.zeros_like(theta)
+    none[: 1 if between is not None else None, 0] = 0.0
     ridge[1:, 0] = COMMON_RIDGE * unit
+    if between is not None:
+        none[0, -2:], ridge[0, -2], ridge[0, -1] = 0.0, COMMON_RIDGE * unit, BETWEEN_RIDGE * unit
     columns = columns.shrunk(ridge)
-    alone = columns.some(torch.zeros(1, dtype=torch.int64, device=theta.device))
-    theta[:, :1] = alone.minimise(theta[:, :1], none[:, :1], None, 30, 1e-3)
+    free = (none[0, :, 0] == 0).nonzero()[:, 0]
+    theta[:, free] = columns.some(free).minimise(theta[:, free], none[:, free], None, 30, 1e-3)
+    if between is not None:
+        if bool((theta[0, -2:] > 1.0).any()):
+            return fit_static(given, sizes, cluster, None, False)
+        fold = deal_clusters(noise.FOLDS, cluster, given.z, given.y, given.member)
+        return _average(columns, theta, none, fold, unit, (given, between))
     worthless = theta[1:, 0] > 1.0  # (p - 1, C): the more sure, the less often right; a slope of 0 is as low as slopes go
     if bool(worthless.any()):
         flat = fit_static(columns.without(worthless[0]), sizes, cluster, None)
@@ -392,7 +414,23 @@ def _one_example(columns: Columns, cluster: Tensor) -> float:
     return unit * max(1.0, float(columns.squares(nothing, cluster)[0, 0].mean() / apart.clamp_min(1e-300)))
 
 
-def _average(columns: Columns, theta: Tensor, none: Tensor, fold: Tensor, unit: float) -> Found:
+def _between(columns: Columns, unit: float) -> Tensor:
+    """What each group (and everyone) adds to the model's logit, ``(1 + a, 1)``: a ridge regression on membership."""
+    member = columns.member.double()
+    paid = MEANS_RIDGE * unit * torch.eye(member.shape[1], dtype=member.dtype, device=member.device)
+    paid[0, 0] = 0.0
+    scaled = member * columns.share
+    return torch.linalg.solve(scaled.T @ member + paid, scaled.T @ columns.z.clamp(-FAR, FAR))
+
+
+def _average(
+    columns: Columns,
+    theta: Tensor,
+    none: Tensor,
+    fold: Tensor,
+    unit: float,
+    within: tuple[Columns, Tensor] | None = None,
+) -> Found:
     """The fits with each ridge, averaged by their held-out loss.
 
     Args:
@@ -400,17 +438,18 @@ def _average(columns: Columns, theta: Tensor, none: Tensor, fold: Tensor, unit: 
         theta: the fit in which no group differs; ``none``: its price.
         fold: of each example.
         unit: what one example weighs.
+        within: where the last two columns are the logit around its mean in the groups, and that mean: the problem without
+            them, and what each group adds to the mean.
     """
     assert columns.ridge is not None
+    own = slice(1, columns.shape[1] if within is None else -2)
     size = (columns.share * columns.z.clamp(-FAR, FAR).square()).sum(0)  # (C,): a slope moves large logits far
     heads, losses, fine = [theta], [_held_out(columns, theta, none, fold)], True
     for strength, steeper in RIDGES:  # each from the one before
-        ridge, price = columns.ridge.clone(), torch.zeros_like(theta)
-        ridge[0, 1:] = strength * unit
-        if math.isinf(steeper):
-            price[1:, 1:] = math.inf
-        else:
-            ridge[1:, 1:] = strength * unit * steeper * size
+        ridge, price = columns.ridge.clone(), none.clone()
+        ridge[0, own], price[0, own] = strength * unit, 0.0
+        if not math.isinf(steeper):
+            ridge[1:, own], price[1:, own] = strength * unit * steeper * size, 0.0
         part = columns.shrunk(ridge)
         found, met = _solve(part, heads[-1].masked_fill(price.isinf(), 0.0), price)
         losses.append(_held_out(part, found, price, fold))
@@ -423,6 +462,11 @@ def _average(columns: Columns, theta: Tensor, none: Tensor, fold: Tensor, unit: 
     weight = prior * torch.exp(-LEARN * (total - total.min()))
     weight = weight / weight.sum()
     mixed = (torch.stack(heads) * weight[:, None, None, None]).sum(0)
+    if within is not None:  # as offsets and slopes
+        (columns, between), slopes = within, mixed[0, -2:]
+        mixed = mixed[:, :-2].clone()
+        mixed[1, 0] = slopes[0]
+        mixed[0] += (slopes[1] - slopes[0]) * between
     # The mean of everyone stays a promise: its offset once more, with the others as they are.
     ones = columns.member[:, :1]
     moved = columns.at(mixed, columns.member, columns.z, 0.0)
