@@ -9,8 +9,10 @@ predictor-corrector steps cost a few passes over the scores and one small system
 Many problems that share scores and design (folds, slacks) are solved side by side.
 """
 
+import math
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -313,14 +315,15 @@ def _downhill(problem: Pinball, weight: Tensor, linear: Tensor, slack: Tensor, t
 def independent(rows: Tensor) -> list[int]:
     """Indices of the first rows that are linearly independent of those before."""
     chosen: list[int] = []
-    basis = rows.new_zeros(0, rows.shape[1])
-    for k, row in enumerate(rows):
-        left = row - basis.T @ (basis @ row)
-        left = left - basis.T @ (basis @ left)
-        norm = left.norm()
-        if bool(norm > 1e-8 * row.norm().clamp_min(1e-300)):
-            basis = torch.cat([basis, (left / norm)[None]])
+    table = rows.cpu().numpy()
+    basis = table[:0]
+    for k, row in enumerate(table):
+        left = row - (basis @ row) @ basis
+        left = left - (basis @ left) @ basis
+        norm = math.sqrt(left @ left)
+        if norm > 1e-8 * max(math.sqrt(row @ row), 1e-300):
+            basis = np.concatenate([basis, (left / norm)[None]])
             chosen.append(k)
-            if len(chosen) == rows.shape[1]:
+            if len(chosen) == table.shape[1]:
                 break
     return chosen

@@ -518,7 +518,8 @@ class Head(Float64Module):
     def mark_unfitted(self) -> None:
         """The buffers hold nothing (those that grow are empty), and no examples were seen."""
         for name in self.growing:
-            setattr(self, name, getattr(self, name)[:0].clone())
+            if len(getattr(self, name)):  # torch takes its time to set a buffer
+                setattr(self, name, getattr(self, name)[:0].clone())
         self.statistics = None
         self.observed = self.calibrated_on = None
         self.prepared_for, self.lacks_statistics = PREPARED, False

@@ -82,7 +82,7 @@ def phantom_thresholds(data: Folded, target: float, patterns: Tensor, covers: bo
     linear = aim * (mass @ design)
     start = torch.zeros(1, design.shape[1], dtype=torch.float64, device=design.device)
     start[0, 0] = weighted_quantile(data.scores, weight, aim * total)
-    begin = solve(problem, weight[None], linear[None], torch.zeros_like(start), start, enough=1e-3).theta[0]
+    begin = solve(problem, weight[None], linear[None], torch.zeros_like(start), start, enough=0.1).theta[0]
     # Never covered, it adds to b only; always missed, it is below its threshold too.
     lam = thresholds_with_one_more(problem, weight, linear, begin, rows, aim - (not covers))
     lam = _onto_scores(lam, data.scores, width)

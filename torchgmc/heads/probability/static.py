@@ -6,8 +6,9 @@ z_0 is the model's logit (of every class). The offset of everyone is free, and t
 example. Where no group differs that is all: Platt, temperature and vector scaling.
 
 Of one event everyone has two slopes: with m(x) the part of z_0 that membership explains, one of z_0 - m *within* groups and one
-of m *between* them, drawn to 1 by eight examples. A model is surer than it should be about single examples long before it is
-about the mean of a group; one slope for both would take the groups' means with it. Together they are offsets and a slope again.
+of m *between* them, drawn to 1 and to each other by a few examples. A model is surer than it should be about single examples
+long before it is about the mean of a group; one slope for both would take the groups' means with it. Together they are offsets
+and a slope again.
 
 Offsets and slopes of groups are drawn to those of everyone. Of few groups (up to ``FEW``) by a ridge, which loses less than an
 l1 price where many groups differ a little: fits with several ridges, one of them infinite, are averaged with the weights
@@ -38,8 +39,9 @@ FAR = 16.0
 #: Ridges that are tried, in examples: the penalty is ridge / 2 times the square of a group's offset, and so many times that
 #: of its slope, for logits of mean square 1 (slopes differ more rarely; infinite: they do not differ). Strongest first.
 RIDGES = ((64.0, 13.0), (16.0, 13.0), (4.0, 13.0), (16.0, math.inf), (4.0, math.inf), (1.0, math.inf))
-#: The ridge of everyone's slope within groups and of that between them, and of the logit's means in groups (in examples).
-COMMON_RIDGE, BETWEEN_RIDGE, MEANS_RIDGE = 1.0, 8.0, 8.0
+#: The ridge of everyone's slope (within groups), of that between groups, of their difference, and of the logit's means in
+#: groups, in examples.
+COMMON_RIDGE, BETWEEN_RIDGE, APART_RIDGE, MEANS_RIDGE = 1.0, 8.0, 3.0, 8.0
 #: Weights of the fits: exp(-LEARN x held-out loss of all examples).
 LEARN = 0.5
 #: Up to so many groups share a ridge; of more, those that earn a column by the l1 price have one.
@@ -365,21 +367,22 @@ def fit_static(columns: Columns, sizes: Tensor, cluster: Tensor, slack: Tensor |
     if apart and columns.slopes and columns.shape[2] == 1 and 1 < columns.shape[1] <= FEW + 1:
         given, between = columns, _between(columns, unit)
         middle = columns.member.double() @ between
-        columns = columns.beside(torch.cat([columns.z.clamp(-FAR, FAR) - middle, middle], 1))
+        mix = _mix(middle)
+        columns = columns.beside(torch.cat([columns.z.clamp(-FAR, FAR) - middle, middle], 1) @ mix)
         theta = torch.zeros(columns.shape, dtype=torch.float64, device=theta.device)
     none, ridge = torch.full_like(theta, math.inf), torch.zeros_like(theta)
     none[: 1 if between is not None else None, 0] = 0.0
     ridge[1:, 0] = COMMON_RIDGE * unit
     if between is not None:
-        none[0, -2:], ridge[0, -2], ridge[0, -1] = 0.0, COMMON_RIDGE * unit, BETWEEN_RIDGE * unit
+        none[0, -2:], ridge[0, -2:] = 0.0, unit
     columns = columns.shrunk(ridge)
     free = (none[0, :, 0] == 0).nonzero()[:, 0]
     theta[:, free] = columns.some(free).minimise(theta[:, free], none[:, free], None, 30, 1e-3)
     if between is not None:
-        if bool((theta[0, -2:] > 1.0).any()):
+        if bool((mix @ theta[0, -2:] > 1.0).any()):
             return fit_static(given, sizes, cluster, None, False)
         fold = deal_clusters(noise.FOLDS, cluster, given.z, given.y, given.member)
-        return _average(columns, theta, none, fold, unit, (given, between))
+        return _average(columns, theta, none, fold, unit, (given, between, mix))
     worthless = theta[1:, 0] > 1.0  # (p - 1, C): the more sure, the less often right; a slope of 0 is as low as slopes go
     if bool(worthless.any()):
         flat = fit_static(columns.without(worthless[0]), sizes, cluster, None)
@@ -420,7 +423,13 @@ def _between(columns: Columns, unit: float) -> Tensor:
     paid = MEANS_RIDGE * unit * torch.eye(member.shape[1], dtype=member.dtype, device=member.device)
     paid[0, 0] = 0.0
     scaled = member * columns.share
-    return torch.linalg.solve(scaled.T @ member + paid, scaled.T @ columns.z.clamp(-FAR, FAR))
+    return torch.as_tensor(torch.linalg.solve(scaled.T @ member + paid, scaled.T @ columns.z.clamp(-FAR, FAR)))
+
+
+def _mix(like: Tensor) -> Tensor:
+    """Combinations of the slopes within and between groups for which their ridges are sums of squares, ``(2, 2)``."""
+    a, b, d = COMMON_RIDGE, BETWEEN_RIDGE, APART_RIDGE
+    return torch.as_tensor(torch.linalg.inv(torch.linalg.cholesky(like.new_tensor([[a + d, -d], [-d, b + d]])))).T
 
 
 def _average(
@@ -429,7 +438,7 @@ def _average(
     none: Tensor,
     fold: Tensor,
     unit: float,
-    within: tuple[Columns, Tensor] | None = None,
+    within: tuple[Columns, Tensor, Tensor] | None = None,
 ) -> Found:
     """The fits with each ridge, averaged by their held-out loss.
 
@@ -438,8 +447,8 @@ def _average(
         theta: the fit in which no group differs; ``none``: its price.
         fold: of each example.
         unit: what one example weighs.
-        within: where the last two columns are the logit around its mean in the groups, and that mean: the problem without
-            them, and what each group adds to the mean.
+        within: where the last two columns are mixed from the logit around its mean in the groups and that mean: the problem
+            without them, what each group adds to the mean, and the mixture.
     """
     assert columns.ridge is not None
     own = slice(1, columns.shape[1] if within is None else -2)
@@ -463,7 +472,8 @@ def _average(
     weight = weight / weight.sum()
     mixed = (torch.stack(heads) * weight[:, None, None, None]).sum(0)
     if within is not None:  # as offsets and slopes
-        (columns, between), slopes = within, mixed[0, -2:]
+        columns, between, mix = within
+        slopes = mix @ mixed[0, -2:]
         mixed = mixed[:, :-2].clone()
         mixed[1, 0] = slopes[0]
         mixed[0] += (slopes[1] - slopes[0]) * between
