@@ -1,32 +1,64 @@
 """Audit and monitor: how often they are right where the truth is known, how wide intervals are, what is found, and the time.
 
-    python -m benchmarks.audit            # 100 draws of 2,000 examples, 1,000 quiet runs of the monitor (some minutes)
-    python -m benchmarks.audit --small    # 40 draws, 200 runs
+    python -m benchmarks.audit            # writes results/audit.md and .json; continues where it was stopped
+    python -m benchmarks.audit --restart  # forgets what is there
+    python -m benchmarks.audit --small    # fewer draws, written nowhere
 
-Nothing is fitted. Populations: *miss rates*, mass-weighted and per group (skewed, sd 0.06, six groups of all to a twentieth);
-*coverage*, 90 % in nine groups of which some have 2 %; *cells*, p - y in 50 groups x 10 level sets; *text*, small probabilities
-against everybody's mean (the asymptotic method); *clusters*, ten equal values each. *naive* are the usual intervals of one mean
-each (estimate +- 1.96 standard errors). Variances come from one more draw, the calibration. The oracle knows the law of all
-errors and takes the narrowest intervals, in proportion to their spreads, that hold at once in 95 % of 1,000 other draws.
+Nothing is fitted, but for the demo and the drift. Populations: *miss rates*, mass-weighted and per group (skewed, sd 0.06, six
+groups of all to a twentieth); *coverage*, 90 % in nine groups of which some have 2 %; *cells*, p - y in 50 groups x 10 level
+sets; *text*, small probabilities against everybody's mean (the asymptotic method); *clusters*, ten equal values each. *naive*
+are the usual intervals of one mean each (estimate +- 1.96 standard errors). Variances come from one more draw, the calibration.
+The oracle knows the law of all errors and takes the narrowest intervals, in proportion to their spreads, that hold at once in
+95 % of 1,000 other draws.
 """
 
 import argparse
+import json
 import math
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+import torchgmc as gmc
 from benchmarks.rows import Row, as_markdown
-from benchmarks.timing import header
+from benchmarks.timing import machine
+from torchgmc.audits import betting
 from torchgmc.audits.intervals import Rows
 from torchgmc.engine.clusters import total
 from torchgmc.engine.values import Names
 from torchgmc.monitor import Watch
 
+RESULTS = Path(__file__).parent / "results"
+#: Goals of the guaranteed method: width over the oracle's, of the group in the middle and of the widest.
+MIDDLE, WIDEST = 1.35, 1.6
+REMARKS = """## What the figures do not reach
+
+- *Widths at n = 2,000*: the middle group has 1.4 times and the widest 2.0 times the oracle's width, where 1.35 and 1.6
+  were the goals, set in advance. A few pictures that are missed entirely, too rare to be seen, are in no sample and
+  would move the mean, so a guaranteed interval must allow for them: with the same share of delta for every end nothing
+  guaranteed gets below 1.8 (the proof, and what it leaves open, is in [notebooks/paper.md](../../notebooks/paper.md)).
+  Ends that are far for this reason therefore have a larger share. Before, all shares were equal: the widest had 2.3
+  times the oracle's width at n = 2,000, 1.7 at n = 5,000, where it meets the goal now, and 3.4 in 50 x 10 cells. An
+  earlier version of this page said that no guaranteed method could be below 2.07; that is true neither of the median of
+  an end nor of methods that divide delta unequally. "Median" is the mean of the two middle groups where their number is
+  even; before it was the lower of them (1.31 at n = 2,000, which is 1.41 by the present count).
+- *Coverage of 99 to 100 %* where s is skewed: these populations have no such rare values, so that intervals which allow
+  for them hold too often. Where s has two values it is within 95 to 99 %.
+- *Text*: 1.8 % of the asymptotic intervals are too skewed for the method, keep the exact ends, and are hundreds of
+  times as wide, which is what the mean over draws shows; the median over draws and g was 0.98 times the oracle's in a
+  separate run of 600 draws.
+
+Two choices were made after looking at such results: how much of the capital one value may take (0.95, and 0.8 where s
+jumps; 0.5 to 0.995 were tried; 0.99 shortens these intervals by 1 to 3 % and lengthens those of populations with 1 % of
+total misses by up to 18 %), and the asymptotic ends, the outer of Hall's and the normal ones (of about nine variants,
+on this population)."""
 TARGET, DELTA, ALPHA = 0.075, 0.05, 0.005
 RATES = torch.tensor([1.0, 0.5, 0.4, 0.25, 0.1, 0.05]).double()
 
@@ -137,23 +169,50 @@ def oracle_of(make: Callable[[torch.Generator], Draw], draws: int, conditional: 
     return float((error / spread).amax(1).quantile(1 - DELTA)) * spread
 
 
-def least_of(draw: Draw, conditional: bool, oracle: Tensor) -> Tensor:
-    """About the least that a guaranteed interval can be, beside the oracle's: ``(G,)``.
+def least_of(draw: Draw, conditional: bool, level: Tensor) -> Tensor:
+    """About the least length of ends that hold with probability 1 - level for every law, ``(2, G)``: low and high.
 
-    A population may have values at the end of the range that are so rare that none is seen with probability d: an upper end
-    that holds with probability 1 - d cannot be nearer than (top - mean) (1 - d^(1/n)), and a lower end likewise.
+    The proof is in notebooks/paper.md ("How narrow a guaranteed interval can be"). It is that of the end in the middle of all
+    samples, from the law of one unit as the draw shows it; the sum of n logarithms is taken as normal. Level: ``(2, G)``.
     """
-    n, a, u = len(draw.s), draw.who.shape[1], draw.s.shape[1]
-    low, high = (torch.as_tensor(end).double().expand(u).repeat(a) for end in draw.options["bounds"])  # type: ignore[attr-defined]
-    if draw.options.get("relative"):
-        return torch.full_like(oracle, math.nan)
-    cluster = draw.options.get("cluster")
-    units = torch.full((a * u,), float(n if cluster is None else len(torch.unique(cluster))))  # type: ignore[call-overload]
-    if conditional:
-        units = units * draw.who.double().mean(0).repeat_interleave(u)
-    unseen = 1.0 - (DELTA / (2 * a * u)) ** (1.0 / units)
-    ends = [unseen * high.clamp_min(0) / oracle, -unseen * low.clamp_max(0) / oracle]
-    return torch.stack(ends).clamp_min(1.0).mean(0)
+    count, columns = draw.who.shape[1], draw.s.shape[1]
+    low, high = (torch.as_tensor(end).double().expand(columns).repeat(count) for end in draw.options["bounds"])  # type: ignore[attr-defined]
+    low, high = low.clamp_max(0.0), high.clamp_min(0.0)
+    who, s, cluster = draw.who.double(), draw.s, draw.options.get("cluster")
+    if cluster is not None:  # of equal values: one of each
+        first = torch.unique(cluster, return_inverse=True)[1].flatten().diff(prepend=torch.tensor([-1])) != 0  # type: ignore[no-untyped-call]
+        who, s = who[first], s[first]
+    member = who[:, :, None].expand(-1, -1, columns).flatten(1)
+    share = member / member.sum(0) if conditional else torch.full_like(member, 1.0 / len(s))  # (n, G)
+    units = member.sum(0) if conditional else torch.full((member.shape[1],), float(len(s))).double()
+    x = (who[:, :, None] * s[:, None]).flatten(1)
+    y = ((x - (share * x).sum(0) - low) / (high - low)).clamp(0.0, 1.0)  # the truth is 0
+    zero = -low / (high - low)
+    found = []
+    for z, d, at in ((1.0 - y, level[0], 1.0 - zero), (y, level[1], zero)):
+        rare = (1.0 - at) * (1.0 - (2.0 * d) ** (1.0 / units))  # too rare to be seen, at the end of the range
+        jumps = draw.options.get("levels") or draw.options.get("two_valued")  # whose sums are not normal for few values
+        found.append(rare if jumps else torch.maximum(rare, least_end(z, share, units, d, at)))
+    return torch.stack(found) * (high - low)
+
+
+def least_end(y: Tensor, share: Tensor, n: Tensor, level: Tensor, mean: Tensor) -> Tensor:
+    """The same for high ends of means of n values in [0, 1], whose law has these shares at y, ``(k, G)``; others ``(G,)``."""
+    near, far = mean, torch.ones_like(mean)
+    for _ in range(30):
+        m = (near + far) / 2
+        step = (m - y) / (1.0 - m)
+        least, most = torch.zeros_like(m), torch.ones_like(m)
+        for _ in range(20):  # all on it, or where the other law has no need of the end of the range
+            bet = (least + most) / 2
+            fits = (share / (1.0 + bet * step).clamp_min(1e-12)).sum(0) < 1.0
+            least, most = torch.where(fits, bet, least), torch.where(fits, most, bet)
+        ratio = (1.0 + least * step).clamp_min(1e-12)  # of the two laws
+        log = ratio.log()
+        spread = (n * ((share * log.square()).sum(0) - (share * log).sum(0).square()).clamp_min(0.0)).sqrt()
+        seen = (n * (share / ratio).sum(0).clamp_max(1.0).log()).exp() * torch.special.ndtr(-spread)
+        near, far = torch.where(seen > level, m, near), torch.where(seen > level, far, m)
+    return far - mean
 
 
 def simulate(
@@ -174,15 +233,22 @@ def simulate(
         halves.append(((found.high - found.low) / 2).flatten())
         alphas.append(float(found.bound.max()))
     oracle = oracle_of(make, others, conditional)
-    ratio, least = torch.stack(halves).mean(0) / oracle, least_of(calibration, conditional, oracle)
+    ratio, least = torch.stack(halves).mean(0) / oracle, torch.full((2, len(oracle)), math.nan).double()
+    if method == "exact":
+        tests, _, _ = rows_of(calibration, calibration)._tests(conditional)
+        equal = torch.full((2, len(oracle)), 0.5 / len(oracle)).double()
+        levels = (equal, tests.shares(DELTA) if isinstance(tests, betting.Units) else equal)
+        least = torch.stack([least_of(calibration, conditional, DELTA * part).mean(0) / oracle for part in levels])
+    middle = torch.tensor(0.5).double()
     return {
         "held": 100 * held / draws,
         "naive": 100 * naive / draws,
         "worst": 100 * worst / draws,
-        "width": float(ratio.median()),
+        "width": float(ratio.quantile(middle)),
         "widest": float(ratio.max()),
-        "least": float(least.median()),
-        "least widest": float(least.max()),
+        "least": float(least[1].quantile(middle)),
+        "least widest": float(least[1].max()),
+        "least equal": float(least[0].max()),
         "alpha": sum(alphas) / draws,
     }
 
@@ -222,22 +288,27 @@ def monitor(runs: int, batches: int, off: float, quiet: int = 0, group: bool = F
     return 100 * float(when.isfinite().double().mean()), float(when.median())
 
 
-def run(small: bool = False, tiny: bool = False, only: str = "", tell: bool = False) -> list[Row]:
-    """Coverage, width, power, false certificates, the monitor, and the time of one audit; or one part of that."""
-    rows = []
-    for name, part in {"widths": widths, "power": power, "monitor": watching, "time": timing}.items():
-        for row in part(small, tiny) if only in ("", name) else ():
-            rows.append(row)
-            if tell:
-                print(as_markdown([row]).splitlines()[2], row.note, sep="\n", file=sys.stderr, flush=True)
-    return rows
+Cell = Callable[[], list[Row]]
 
 
-def widths(small: bool, tiny: bool) -> Iterator[Row]:
+def run(small: bool = False, tiny: bool = False) -> list[Row]:
+    """Coverage, width, power, false certificates, the monitor, and the time of one audit."""
+    return [row for cell in cells_of(small, tiny).values() for row in cell()]
+
+
+def cells_of(small: bool, tiny: bool) -> dict[str, Cell]:
+    """What is measured, by name; each takes at most some minutes, so that an interruption costs no more."""
+    found: dict[str, Cell] = dict(widths(small, tiny))
+    found |= {"power": lambda: power(small, tiny), "monitor": lambda: watching(small, tiny)}
+    found |= {"time": lambda: timing(small, tiny), "drift": drift}
+    return found if small or tiny else found | {"demo": demo}
+
+
+def widths(small: bool, tiny: bool) -> Iterator[tuple[str, Cell]]:
     """How often intervals hold, and how wide they are."""
-    draws, n = (3, 300) if tiny else (40, 2000) if small else (100, 2000)
+    draws, n = (3, 300) if tiny else (40, 2000) if small else (400, 2000)
     others = 3 if tiny else 300 if small else 1000
-    few = max(3, draws // 5)
+    few = max(3, draws // 10)
     big = 300 if tiny else 5000
     cases: list[tuple[str, Callable[[torch.Generator], Draw], int, bool, str, int]] = [
         ("miss rates", lambda rng: miss_rates(n, rng), draws, False, "exact", n),
@@ -245,26 +316,48 @@ def widths(small: bool, tiny: bool) -> Iterator[Row]:
         ("miss rates, per group", lambda rng: miss_rates(n, rng), draws, True, "exact", n),
         ("coverage, per group", lambda rng: coverage(n, rng), draws, True, "exact", n),
         ("coverage", lambda rng: coverage(n, rng), draws, False, "exact", n),
-        ("2,000 clusters of 10" if n == 2000 else "clusters", lambda rng: clusters(10 * n, rng), draws, False, "exact", 10 * n),
+        (f"{n:,} clusters of 10", lambda rng: clusters(10 * n, rng), draws, False, "exact", 10 * n),
         ("50 x 10 cells", lambda rng: cells(big, rng), few, False, "exact", big),
         ("text, asymptotic", lambda rng: text(n // 2, rng), draws, False, "asymptotic", n // 2),
     ]
-    for name, make, count, conditional, method, size in cases:
-        found = simulate(make, count, conditional, method, others)
-        least = 100 * (1 - DELTA - 3 * math.sqrt(DELTA * (1 - DELTA) / count))
-        judged = method == "exact"
-        narrow = tiny or not judged or (found["width"] <= 1.35 and found["widest"] <= 1.6)
-        right = bool(found["held"] >= least and found["worst"] >= least and narrow)
+    for case in cases:
+        yield f"{case[0]}, {case[5]}", lambda case=case: width_row(*case, others, tiny)  # type: ignore[misc]
+
+
+def width_row(
+    name: str,
+    make: Callable[[torch.Generator], Draw],
+    count: int,
+    conditional: bool,
+    method: str,
+    size: int,
+    others: int,
+    tiny: bool,
+) -> list[Row]:
+    """One population."""
+    found = simulate(make, count, conditional, method, others)
+    error = math.sqrt(DELTA * (1 - DELTA) / count)
+    exact = method == "exact"
+    narrow = tiny or not exact or (found["width"] <= MIDDLE and found["widest"] <= WIDEST)
+    right = min(found["held"], found["worst"]) >= 100 * (1 - DELTA - 3 * error)
+    limit = ""
+    if exact and found["widest"] > WIDEST:
+        away = found["widest"] / found["least widest"] - 1
         limit = (
-            f"; the least any guaranteed method can have is about {found['least']:.2f} and {found['least widest']:.2f}" * judged
+            f"; the least at the levels of these ends is about {found['least']:.2f} and {found['least widest']:.2f}, so the "
+            f"widest is {100 * max(away, 0.0):.0f} % above it"
         )
-        yield Row(
+        if found["least equal"] > WIDEST:
+            limit += f"; with equal levels for all ends {WIDEST} is out of reach: least {found['least equal']:.2f}"
+    return [
+        Row(
             "audit",
             f"audit, {name}: {count} draws of {size:,}, delta {DELTA}",
             "% of draws in which all intervals hold",
             found["held"],
-            f">= 95 % (less 3 standard errors){', width <= 1.35 (median) and 1.6 (widest)' if judged else ''}",
-            right,
+            f">= 95 % (less 3 standard errors of {100 * error:.1f})"
+            + (f", width <= {MIDDLE} (median) and {WIDEST} (widest)" if exact else ""),
+            bool(right and narrow),
             found["naive"],
             note=(
                 f"intervals {found['width']:.2f} x as wide as an oracle's (median over g; "
@@ -272,6 +365,7 @@ def widths(small: bool, tiny: bool) -> Iterator[Row]:
                 f"the certificate is right in {found['worst']:.1f} %, mean certified alpha {found['alpha']:.4f}"
             ),
         )
+    ]
 
 
 def power(small: bool, tiny: bool) -> list[Row]:
@@ -333,12 +427,82 @@ def timing(small: bool, tiny: bool) -> list[Row]:
     ]
 
 
-if __name__ == "__main__":
+def pictures(n: int, seed: int, drift: float = 0.0) -> tuple[Tensor, Tensor, gmc.Groups]:
+    """The README's pictures; those of a new camera, which is used in the dark, are fainter by ``drift``."""
+    rng = torch.Generator().manual_seed(seed)
+    masks = torch.rand(n, 32, 32, generator=rng) < 0.3
+    dark, old = torch.rand(n, generator=rng) < 0.3, torch.rand(n, generator=rng) < 0.5
+    logits = 3 * masks + torch.randn(n, 32, 32, generator=rng) - 1.5 - (1.0 + drift) * dark[:, None, None]
+    columns = {"light": ["dark" if d else "bright" for d in dark], "age": ["old" if o else "young" for o in old]}
+    return torch.sigmoid(logits), masks, gmc.Groups.from_columns(columns)
+
+
+def drift() -> list[Row]:
+    """A camera that fails in the dark, 200 pictures later: does the gate shut?"""
+    scores, masks, groups = pictures(200, 0)
+    head = gmc.ThresholdHead(target=TARGET, alpha=ALPHA, groups=groups.names).fit(scores, masks, groups)
+    found = head.audit(*pictures(200, 2, 0.65))
+    place = found.table["group"].index("light=dark")
+    low, high, risk = (found.table[key][place] for key in ("low", "high", "risk"))
+    note = (
+        f"dark pictures: miss rate {100 * risk:.0f} % instead of {100 * TARGET:g} %, interval of the mass-weighted deviation "
+        f"[{low:+.3f}, {high:+.3f}]; so `torchgmc audit` exits with 1. The bounds used before (empirical Bernstein, union) "
+        "gave [-0.005, +0.130], all groups undecided, exit code 0"
+    )
+    work = "audit, 200 pictures of a camera that fails in the dark"
+    count = found.table["verdict"].count("violated")
+    return [Row("audit", work, "of 5 groups found violated", count, ">= 1", found.violated, note=note)]
+
+
+def demo() -> list[Row]:
+    """The demo's 5,000 drawn pictures, with the network that it trains."""
+    from torchgmc.demo import fnr
+
+    with tempfile.TemporaryDirectory() as folder:
+        found = fnr.run(folder, progress=False).audits
+    ours = found["GMC"]
+    note = (
+        f"measured {ours.max_violation:.4f}, promised {ours.alpha:g}: "
+        f"{'certified' if ours.certified else 'not certified'}; the bounds used before certified 0.0093"
+    )
+    reached = ours.certified and ours.certified_alpha <= 0.0042
+    work = "`torchgmc demo fnr`, 5,000 pictures"
+    return [Row("audit", work, "certified alpha", ours.certified_alpha, "<= 0.0042", reached, note=note)]
+
+
+def page(kept: dict[str, Any]) -> str:
+    """The Markdown page of all cells that are there."""
+    rows = [Row(**row) for cell in kept["cells"].values() for row in cell["rows"]]
+    seconds = sum(cell["seconds"] for cell in kept["cells"].values())
+    lines = ["# Audits and the monitor: `python -m benchmarks.audit`", "", *(__doc__ or "").strip().splitlines()[6:], ""]
+    lines += [*(f"- {name}: {value}" for name, value in kept["machine"].items()), f"- took: {seconds:.0f} s in all", ""]
+    return "\n".join([*lines, as_markdown(rows), "", REMARKS]) + "\n"
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Measure what is not there yet, cell by cell, and write the page after each."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--small", action="store_true")
-    parser.add_argument(
-        "--only", default="", choices=("widths", "power", "monitor", "time"), help="one part; all give the whole"
-    )
-    given = parser.parse_args()
-    print(header())
-    print(as_markdown(run(given.small, only=given.only, tell=True)))
+    parser.add_argument("--restart", action="store_true", help="forget what was measured")
+    given = parser.parse_args(arguments)
+    torch.set_num_threads(1)
+    if given.small:
+        print(as_markdown(run(small=True)))
+        return
+    file = RESULTS / "audit.json"
+    kept = json.loads(file.read_text()) if file.is_file() and not given.restart else {"machine": machine(), "cells": {}}
+    for name, cell in cells_of(False, False).items():
+        if name in kept["cells"]:
+            continue
+        start = time.perf_counter()
+        rows = [asdict(row) for row in cell()]
+        kept["cells"][name] = {"seconds": round(time.perf_counter() - start, 1), "rows": rows}
+        file.write_text(json.dumps(kept, indent=1) + "\n")
+        print(name, f"{kept['cells'][name]['seconds']:.0f} s", file=sys.stderr, flush=True)
+        (RESULTS / "audit.md").write_text(page(kept))
+    (RESULTS / "audit.md").write_text(page(kept))
+    print(page(kept))
+
+
+if __name__ == "__main__":
+    main()

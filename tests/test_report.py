@@ -110,7 +110,9 @@ def test_level_sets_are_folded_beneath_their_group_and_a_sentence_is_on_top(tmp_
     audit = head.audit(probs[200:], y[200:], groups[200:])
     page = audit.to_html(tmp_path / "r.html", head=head).read_text()
     measures = audit.measures()
-    assert page.count("<details><summary>") == 4 + len(measures.names) and "<summary>a: 5 holds</summary>" in page  # and JSON
+    assert page.count("<details><summary>") == 4 + len(measures.names)  # and JSON
+    beneath = re.findall(r'</td></tr><tr class="more"><td colspan="\d+"><details><summary>all 5 rows: 5 holds</summary>', page)
+    assert len(beneath) == 3  # each group's level sets under its own row
     assert "<h2>Measures by group</h2>" in page and "<summary>ECCE of every group</summary>" in page
     assert f"{measures.mce['']['sigma']:.3g} sigmas" in page and f"{measures.difference()['recall']:.4f} (" in page
     assert "<strong>The promise is kept for all 3 groups: none is off by more than 0.9.</strong>" in page

@@ -245,9 +245,10 @@ def _summary(audits: Mapping[str, Audit]) -> Table:
 
 
 def _intervals(name: str, audit: Audit, several: bool) -> Section:
-    """Every row; where a group has several, one row per group, worst first, and its own to unfold."""
+    """Every row; where a group has several, one row per group, worst first, and all of its own to unfold beneath."""
     first = ["estimate", "low", "high", "bound"]
     columns = [*first, *(key for key in audit.table if key not in (*first, "group", "what", "verdict"))]
+    heads = ["verdict", *columns]
     digits = max(4, 2 - math.floor(math.log10(audit.alpha or 0.01)))  # two figures of alpha
 
     def cells(label: str, r: Mapping[str, Any]) -> list[str]:
@@ -265,15 +266,14 @@ def _intervals(name: str, audit: Audit, several: bool) -> Section:
     if len(shown) < len(groups):
         text.append(f"{len(groups) - len(shown)} groups that deviate less are not shown; `audit.to_json` writes all.")
     tops = [cells(f"{group} / {r['what']}" if r["what"] else group, r) for group, (r, *_) in shown.items()]
-    table = Table(["group", "verdict", *columns], tops, columns, wrapped=["group"])
-    if all(len(found) == 1 for found in groups.values()):
-        return Section(heading, text, [table])
-    text.append("The table shows the row of each group that deviates most; unfold a group below to see all its rows.")
-    folds = [
-        (f"{group}: {_counts(found)}", Table(["", "verdict", *columns], [cells(r["what"], r) for r in found], columns))
-        for group, found in shown.items()
-    ]
-    return Section(heading, text, [table], folds=folds)
+    beneath: list[tuple[str, Table]] = []
+    if any(len(found) > 1 for found in groups.values()):
+        text.append("The row of each group that deviates most; unfold all of its rows beneath it.")
+        beneath = [
+            (f"all {len(found)} rows: {_counts(found)}", Table(["", *heads], [cells(r["what"], r) for r in found], columns))
+            for found in shown.values()
+        ]
+    return Section(heading, text, [Table(["group", *heads], tops, columns, wrapped=["group"], beneath=beneath)])
 
 
 def _measures(found: Measures) -> Section:

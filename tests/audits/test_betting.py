@@ -108,3 +108,30 @@ def test_a_histogram_rejects_what_the_product_of_fixed_bets_does_and_no_more(kno
         assert all(e for f, e in zip(found, exact, strict=True) if f)
     low, high = told.ends(torch.tensor([0.05])).flatten().tolist()
     assert low < float(y.mean()) < high < low + 0.03
+
+
+def test_shares_make_the_sum_of_lengths_least_and_depend_on_nothing_of_the_data():
+    """Against a plain search: no shift of delta from one end to another shortens the sum; unknown variances: all equal."""
+    n, delta = 400, 0.05
+    rows, variance = (
+        torch.rand(n, 3, generator=torch.Generator().manual_seed(0)).double(),
+        torch.tensor([0.2, 0.01, 1e-4]).double(),
+    )
+
+    def units(values: torch.Tensor, spread: torch.Tensor | None) -> betting.Units:
+        row, g = (values > 0).nonzero().unbind(1)
+        rest = torch.tensor([0.5, 0.1, 0.1]).double()
+        return betting.Units.of(torch.ones(n, 1).double(), torch.zeros(3).long(), rest, g, row, values[row, g], spread)
+
+    torch.testing.assert_close(units(rows, None).shares(delta), torch.full((2, 3), 1 / 6, dtype=torch.float64))
+    found = units(rows, n * variance).shares(delta)
+    assert found.equal(units(rows.square(), n * variance).shares(delta)) and float(found.sum()) == pytest.approx(1)
+    assert float(found[1, 2]) > 2 * float(found[0, 0])  # rare and far beside common and near
+    span = torch.tensor([[0.5, 0.1, 0.1], [0.5, 0.9, 0.9]]).double() / (n * variance).sqrt()
+    least = float(betting.expected(delta * found, span).sum())
+    for a in range(6):
+        for b in range(6):
+            moved = found.flatten().clone()
+            moved[a], moved[b] = moved[a] + 0.02 * (a != b), moved[b] - 0.02 * (a != b)
+            if bool((moved > 0).all()):
+                assert float(betting.expected(delta * moved.view(2, 3), span).sum()) >= least - 2e-3

@@ -122,7 +122,7 @@ class Units:
         Args:
             mean: the hypotheses, ``(G, k)``.
             up: ``(k,)``, bool. True: H is "at most ``mean``", rejected by large values; False: "at least ``mean``".
-            level: probability with which a true H may be rejected, ``(k,)``.
+            level: probability with which a true H may be rejected, ``(k,)`` or ``(G, k)``.
 
         Returns:
             bool, ``(G, k)``.
@@ -173,13 +173,31 @@ class Units:
         """Ends of one-sided intervals for E A / E U, taken outward.
 
         Args:
-            level: probability of missing the mean, of each end, ``(k,)``.
+            level: probability of missing the mean, of each end, ``(k,)``, or of the low and high ends of each g, ``(2, G, k)``.
 
         Returns:
             Low and high ends, ``(2, G, k)``, within [0, 1].
         """
-        work = (len(self.g) / BLOCKS + len(self.size)) * 2 * len(level)
+        work = (len(self.g) / BLOCKS + len(self.size)) * 2 * level.shape[-1]
         return _search(self.rejects, *self.moments(), level, work)
+
+    def shares(self, delta: float) -> Tensor:
+        """Parts of delta for the low and high end of every g, ``(2, G)``, that make the sum of expected lengths least.
+
+        They follow from the range and from variances known in advance, so that the ends hold at once with probability
+        1 - delta. An end that is far away because of what is too rare to be seen gains most from a larger part.
+        """
+        parts = torch.full((2, len(self.size)), 0.5 / len(self.size), dtype=torch.float64, device=self.size.device)
+        known = (self.variance > 0.0) & (self.size > 0)
+        if not bool(known.any()):
+            return parts
+        spread = (self.variance * self.size).masked_fill(~known, 1.0).sqrt()
+        span = torch.stack([self.rest, 1.0 - self.rest]).clamp(0.0, 1.0) / spread
+        for _ in range(20):  # where the sum is least, what each length loses by a part is in proportion to that part
+            loses = expected(delta / math.e * parts, span) - expected(delta * parts, span)
+            loses = torch.where(known, loses, loses[:, known].mean())
+            parts = (parts + loses / loses.sum()) / 2.0
+        return parts
 
     def moments(self) -> tuple[Tensor, Tensor, Tensor]:
         """E A / E U, its standard error, and the sum of U, ``(G,)`` each."""
@@ -227,7 +245,7 @@ class Histogram:
 
     def ends(self, level: Tensor) -> Tensor:
         """As :meth:`Units.ends`."""
-        return _search(self.rejects, *self.moments(), level, 2.0 * len(level) * self.table.numel())
+        return _search(self.rejects, *self.moments(), level, 2.0 * level.shape[-1] * self.table.numel())
 
     def moments(self) -> tuple[Tensor, Tensor, Tensor]:
         """As :meth:`Units.moments`."""
@@ -236,11 +254,21 @@ class Histogram:
         return middle, (self.table * (self.nodes - middle).square()).sum(0).sqrt() / n.clamp_min(1.0), n
 
 
+def expected(level: Tensor, span: Tensor) -> Tensor:
+    r"""About how long a one-sided interval is, in standard errors; ``span`` is the range divided by n of them.
+
+    It is :math:`z + \mathrm{span} \ln(1/d) / 3`, and not below :math:`1.1\, \mathrm{span} \ln(1/d)`: what is too rare to be
+    seen can move the mean so far.
+    """
+    log = -level.log()
+    return torch.maximum(span * log / 3.0 - torch.special.ndtri(level), 1.1 * span * log)
+
+
 def _search(rejects: Any, middle: Tensor, spread: Tensor, u: Tensor, level: Tensor, work: float) -> Tensor:
     """Where rejections begin on either side of the middle, ``(2, G, k)``, from the outside in."""
-    level = level.to(middle.device, torch.float64)
-    guess = -torch.special.ndtri(level) * spread[:, None] - level.log() / u.clamp_min(1.0)[:, None]  # (G, k)
-    count = len(level)
+    count = level.shape[-1]
+    level = level.to(middle.device, torch.float64).expand(2, len(middle), -1).transpose(0, 1).flatten(1)  # (G, 2 k)
+    guess = -torch.special.ndtri(level) * spread[:, None] - level.log() / u.clamp_min(1.0)[:, None]
     steps = max(4, min(24, int(AT_ONCE / max(work, 1.0))))
     up = torch.tensor([True, False], device=middle.device).repeat_interleave(count)
     sign = torch.where(up, -1.0, 1.0)  # the low end is where "at most" is rejected
@@ -248,11 +276,10 @@ def _search(rejects: Any, middle: Tensor, spread: Tensor, u: Tensor, level: Tens
     inner = middle[:, None].expand(-1, 2 * count)
     outer = edge.expand_as(inner)
     factor = torch.logspace(math.log10(0.6), math.log10(6.0), steps, dtype=torch.float64, device=middle.device)
-    away = (sign * guess.repeat(1, 2))[..., None] * factor
+    away = (sign * guess)[..., None] * factor
     tried = torch.minimum(torch.maximum(inner[..., None] + away, away.new_zeros(())), away.new_ones(()))
     for _ in range(2 if steps == 24 else 3):
-        levels = level.repeat(2).repeat_interleave(steps)
-        found = rejects(tried.flatten(1), up.repeat_interleave(steps), levels).view_as(tried)
+        found = rejects(tried.flatten(1), up.repeat_interleave(steps), level.repeat_interleave(steps, 1)).view_as(tried)
         inner, outer = outermost(inner, tried, outer, found)
         share = torch.arange(1, steps + 1, device=middle.device, dtype=torch.float64) / (steps + 1)
         tried = inner[..., None] + (outer - inner)[..., None] * share

@@ -4,8 +4,10 @@ Three claims follow from one set of rows, each with confidence 1 - delta (statis
 
 - *bound*: the farthest that each g can be from the target. The largest of them bounds the worst g without any correction for
   the number of g, since the worst one is not random: that is the certificate;
-- *intervals*, which hold for all g at once: delta / (2 G) per side;
-- *labels*, which are all right at once: "holds" at delta / G, "violated" at delta / (2 G) per side.
+- *intervals*, which hold for all g at once: each end has a share of delta, 1 / (2 G) unless variances known in advance tell
+  which ends need more (:meth:`torchgmc.audits.betting.Units.shares`);
+- *labels*, which are all right at once: "holds" at delta / G, "violated" at delta / (2 G) per side. No interval contradicts a
+  label: one that is not "violated" reaches into the band.
 """
 
 import math
@@ -242,9 +244,12 @@ class Rows:
         """
         estimate = self.estimates(conditional)
         shape, count = estimate.shape, estimate.numel()
-        levels = torch.tensor([delta, delta / (2 * count)], dtype=torch.float64, device=estimate.device)
         tests, low, high = self._tests(conditional)
-        ends = low[None, :, None] + (high - low)[None, :, None] * tests.ends(levels)  # (2, G, 2)
+        share = torch.full((2, count), delta / (2 * count), dtype=torch.float64, device=estimate.device)
+        if method == "exact" and isinstance(tests, betting.Units):
+            share = delta * tests.shares(delta)
+        levels = torch.stack([torch.full_like(share, delta), share], -1)  # (2, G, 2)
+        ends = low[None, :, None] + (high - low)[None, :, None] * tests.ends(levels)
         sure = torch.zeros(3, count, dtype=torch.bool, device=estimate.device)  # within alpha; label holds; violated
         if alpha is not None:
             # H: at least alpha; H: at most -alpha; both at delta and delta / G. Then the reverse, at delta / (2 G).
@@ -272,6 +277,8 @@ class Rows:
         if alpha is not None:  # the test at alpha decides; rounding of ends does not
             beyond = math.nextafter(alpha, math.inf)
             bound = torch.where(sure[0] & (bound > alpha), alpha, torch.where(~sure[0] & (bound <= alpha), beyond, bound))
+            least = torch.where(sure[2], least, least.clamp_max(alpha))
+            most = torch.where(sure[2], most, most.clamp_min(-alpha))
         verdict = torch.where(sure[2], 2, torch.where(sure[1], 1, 0))
         parts = (middle, least, most, bound, verdict)
         return Judged(*(part.view(shape) for part in parts))
@@ -279,27 +286,26 @@ class Rows:
     def needed(
         self, alpha: float, delta: float, conditional: bool, chance: float, method: str = "exact", shift: float = 0.0
     ) -> int | None:
-        r"""How many examples certify alpha with this chance, each |estimate| being ``shift`` standard errors further from 0.
+        """How many examples certify alpha with this chance, each |estimate| being ``shift`` standard errors further from 0.
 
-        A one-sided interval of n examples is about :math:`z\, \mathrm{se} + R \ln(1/\delta) / (3 n)` long, and no shorter than
-        :math:`1.1 R \ln(1/\delta) / n`; it misses alpha where the estimate is off by what is left.
+        An interval (see :func:`torchgmc.audits.betting.expected`) misses alpha where the estimate is off by what is left.
         """
         estimate = self.estimates(conditional)
         if method == "asymptotic":
-            error, reach = self._normal(conditional, estimate).error, estimate.new_zeros(())
+            error, unit = self._normal(conditional, estimate).error, estimate.new_zeros(())
         else:
             bets, low, high = self._bets(conditional)
             _, spread, u = bets.moments()
-            error, reach = spread * (high - low), (high - low) * math.log(1.0 / delta) / u
+            error, unit = spread * (high - low), (high - low) / u
         middle = (estimate.flatten().abs() + shift * error).clamp_min(0.0)
         if not bool((middle < alpha).all()):  # beyond, or a set without examples
             return None
-        z = asymptotic.quantile(delta)
+        level = torch.tensor(delta, dtype=torch.float64, device=error.device)
 
         def enough(examples: int) -> bool:
             factor = len(self.s) / examples
             now = (error * factor**0.5).clamp_min(1e-12)
-            half = torch.maximum(z * now + reach * factor / 3.0, 1.1 * reach * factor)
+            half = now * betting.expected(level, unit * factor / now)
             failing = torch.special.ndtr((half - alpha + middle) / now) + torch.special.ndtr((half - alpha - middle) / now)
             return float(failing.sum()) <= 1.0 - chance
 

@@ -88,19 +88,26 @@ def _section(section: Section) -> str:
     parts += [f"<p>{escape(text)}</p>" for text in section.paragraphs]
     parts += [_table(table) for table in section.tables]
     parts += [_picture(picture) for picture in section.pictures]
-    parts += [f"<details><summary>{escape(name)}</summary>{_table(table)}</details>" for name, table in section.folds]
+    parts += [_fold(name, table) for name, table in section.folds]
     if section.long is not None:
         name, text = map(escape, section.long)
         parts.append(f"<details><summary>{name}</summary><pre>{text}</pre></details>")
     return f"<section>{''.join(parts)}</section>"
 
 
+def _fold(name: str, table: Table) -> str:
+    return f"<details><summary>{escape(name)}</summary>{_table(table)}</details>"
+
+
 def _table(table: Table) -> str:
     kinds = {name: ' class="n"' for name in table.numeric} | {name: ' class="long"' for name in table.wrapped}
     right = [kinds.get(name, "") for name in table.columns]
     heads = "".join(f'<th scope="col"{kind}>{escape(name)}</th>' for name, kind in zip(table.columns, right, strict=True))
+    wide = f'<tr class="more"><td colspan="{len(table.columns)}">'
+    more = [f"{wide}{_fold(*part)}</td></tr>" for part in table.beneath] or [""] * len(table.rows)
     rows = "".join(
-        f"<tr>{''.join(_cell(text, kind) for text, kind in zip(row, right, strict=True))}</tr>" for row in table.rows
+        f"<tr>{''.join(_cell(text, kind) for text, kind in zip(row, right, strict=True))}</tr>{beneath}"
+        for row, beneath in zip(table.rows, more, strict=True)
     )
     caption = f"<p>{escape(table.caption)}</p>" if table.caption else ""
     return (

@@ -25,7 +25,8 @@ class Tabular:
 class Table:
     """Rows of text under column names; columns named in ``numeric`` are set flush right, those in ``wrapped`` may break lines.
 
-    A cell that begins with one of the verdicts holds / violated / undecided is coloured. ``caption`` is a line above.
+    A cell that begins with one of the verdicts holds / violated / undecided is coloured. ``caption`` is a line above;
+    ``beneath`` has a name and a table for each row, to unfold under it.
     """
 
     columns: Sequence[str]
@@ -33,3 +34,4 @@ class Table:
     numeric: Sequence[str] = ()
     wrapped: Sequence[str] = ()
     caption: str = ""
+    beneath: "Sequence[tuple[str, Table]]" = ()
