@@ -36,6 +36,14 @@ def test_a_folder_a_state_and_an_alarm(
     assert "No alarm after 300 examples" in capsys.readouterr().out
     assert main([*words, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["examples"] == 300  # nothing new
+    add(tmp_path / "next", "week 0", 9)  # a file of the same name is another batch
+    again = tmp_path / "again.safetensors"
+    again.write_bytes(state.read_bytes())
+    assert main(["monitor", str(head), str(tmp_path / "next"), "--state", str(again), "--alpha", "0.1"]) == 0
+    found = capsys.readouterr().out
+    assert "No alarm after 450 examples" in found and found.count("No alarm") == 1
+    assert main(["monitor", str(head), str(tmp_path / "next"), "--state", str(again), "--alpha", "0.1"]) == 0
+    assert "after 450 examples" in (found := capsys.readouterr().out) and "1 files had been counted before" in found
     for k in range(2, 5):
         add(folder, f"week {k}", k + 1, 0.5)
     assert main(words) == 1 and "ALARM" in capsys.readouterr().out

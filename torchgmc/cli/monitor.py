@@ -3,10 +3,12 @@
     $ torchgmc monitor head.safetensors labelled/ --state monitor.safetensors
 
 Reads the files of a folder in the order of their names (or one file, or with ``-`` the file names on stdin), skips
-those that the state has seen before, and writes the state after each. Exit code 0: no alarm. 1: alarm, also of an earlier
-call. 2: bad input. However many calls there are, the probability that a false alarm is ever raised is at most ``--delta``.
+those whose content the state has seen before, whatever they are called, and writes the state after each. Exit code 0: no
+alarm. 1: alarm, also of an earlier call. 2: bad input. However many calls there are, the probability that a false alarm is
+ever raised is at most ``--delta``.
 """
 
+import hashlib
 import json
 import sys
 from collections.abc import Callable, Iterator
@@ -57,12 +59,15 @@ def monitor(
     if fitted.alpha is None and alpha is None:
         raise ValueError("this head was made with alpha=None; pass the deviation that is allowed with --alpha.")
     watch = gmc.Monitor(fitted, delta, alpha, conditional, cluster_size)
-    seen = [] if state is None or not state.exists() else _read(watch, state)
+    seen = {} if state is None or not state.exists() else _read(watch, state)
+    known = 0
     wanted = ("scores", "labels") if fitted.truth else ("scores",)
     for file in _files(data):
-        if file.name in seen:
-            continue
         if state is not None and state.exists() and file.samefile(state):
+            continue
+        content = _content(file)
+        if content in seen:
+            known += 1
             continue
         source = open_source(fitted, notes, file, own, groups, wanted, chunk, unknown)
         held: list[dict[str, Any]] = []  # a cluster must not be cut: with clusters a file is one batch
@@ -76,7 +81,7 @@ def monitor(
                 raise source.locate(block, error) from error
         if held:
             watch.update(**{name: torch.cat([part[name] for part in held]) for name in held[0]})
-        seen.append(file.name)
+        seen[content] = file.name
         if state is not None:
             _write(watch, state, seen)
     if plot is not None:
@@ -84,12 +89,17 @@ def monitor(
 
         write_file(plot, plots.png(watch.plot()))
     if showing.as_json:
-        found = {"torchgmc": gmc.__version__, "examples": int(watch.examples), "message": watch.message, "files": seen}
+        found = {
+            "torchgmc": gmc.__version__,
+            "examples": int(watch.examples),
+            "message": watch.message,
+            "files": [*seen.values()],
+        }
         show.print_json(found | watch.compute() | {"table": watch.table})
     else:
-        for line in str(watch).splitlines()[: showing.most + 1]:
+        for line in str(watch).splitlines()[:-1][: showing.most + 1]:
             typer.echo(line)
-        typer.echo(watch.message)
+        typer.echo(watch.message + f" {known} files had been counted before." * (known > 0))
     if watch.alarm:
         raise typer.Exit(1)
 
@@ -106,14 +116,24 @@ def _files(data: Path) -> Iterator[Path]:
         raise FileNotFoundError(f"there is no file or folder {str(data)!r}.")
 
 
-def _read(watch: gmc.Monitor, path: Path) -> list[str]:
-    """The evidence of earlier calls, and the files it is from."""
+def _content(file: Path) -> str:
+    """What tells a file that was counted from a new one of the same name."""
+    digest = hashlib.sha256()
+    with file.open("rb") as bytes_of:
+        while block := bytes_of.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _read(watch: gmc.Monitor, path: Path) -> dict[str, str]:
+    """The evidence of earlier calls, and the names of the files it is from, by content."""
     try:
         with safetensors.safe_open(path, framework="pt") as file:
             about = json.loads((file.metadata() or {})["monitor"])
+        seen = dict(about["files"])
         if about["config"] == watch.config():
             watch.load_state_dict(load_file(path))
-    except (safetensors.SafetensorError, KeyError, RuntimeError, json.JSONDecodeError) as error:
+    except (safetensors.SafetensorError, KeyError, RuntimeError, ValueError) as error:
         raise ValueError(f"--state {str(path)!r} does not hold a monitor's evidence: {str(error).splitlines()[0]}") from error
     for name, value in watch.config().items():
         if about["config"].get(name) != value:
@@ -121,10 +141,10 @@ def _read(watch: gmc.Monitor, path: Path) -> list[str]:
                 f"--state {str(path)!r} is evidence for {name} = {about['config'].get(name)!r}, not {value!r}: use its "
                 "options, or another file."
             )
-    return list(about["files"])
+    return seen
 
 
-def _write(watch: gmc.Monitor, path: Path, seen: list[str]) -> None:
+def _write(watch: gmc.Monitor, path: Path, seen: dict[str, str]) -> None:
     about = json.dumps({"config": watch.config(), "files": seen})
     tensors = {name: tensor.contiguous() for name, tensor in watch.state_dict().items()}
     write_file(path, save(tensors, {"monitor": about}))
