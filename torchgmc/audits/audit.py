@@ -155,7 +155,8 @@ class Audit(Tabular):
         """What the intervals and verdicts claim in addition to the certificate."""
         return (
             f"The intervals are a separate claim: with {100 * (1 - self.delta):g} % confidence they hold for all rows at once, "
-            "so they are wider than the certificate needs. The verdicts are all right at once with the same confidence."
+            "so they are wider than the certificate needs. The verdicts, which are tests at alpha, are all right at once "
+            "with the same confidence."
         )
 
     def _asked(self) -> float:
