@@ -32,8 +32,7 @@ def test_the_second_package_is_found_or_asked_for(tmp_path: Path, monkeypatch: p
 
 def test_demos_have_a_name_in_torchgmc() -> None:
     """Which notebooks use."""
-    from torchgmc.demo.faces import draw
-
     from torchgmc.demo import DEMOS
+    from torchgmc.demo.faces import draw
 
     assert set(DEMOS) == {"fnr", "text", "probability", "tree"} and len(draw(2, size=16).images) == 2

@@ -131,7 +131,7 @@ def explain(k: float, noise_floor: bool, small: list[str]) -> str:
     if not noise_floor:
         return "The fit goes to alpha on the sample, noise included."
     if math.isinf(k):
-        text = "Held-out loss finds no lasting difference between groups: one threshold for everyone."
+        text = "Held-out loss finds no lasting difference between groups: all are treated alike."
     else:
         text = f"Groups move where they differ by more than {k:g} standard errors (chosen by held-out loss)."
     if small:
