@@ -1,25 +1,20 @@
 """Many observes: memory grows by the rows kept, not at all where statistics are sums, and no row is copied often."""
 
-import gc
+import json
 import math
 import os
+import subprocess
+import sys
 
 import pytest
 import torch
 from torch import Tensor
 
-import torchgmc as gmc
-from benchmarks.soak import resident
-from gmctest import heads_zoo
+from gmctest import heads_zoo, subprocess_env
 from gmctest.heads_zoo import ZOO
+from gmctest.soak_worker import held
 
 ROWS = [entry for entry in ZOO if not entry.per_cell]
-
-
-def held(head: gmc.Head) -> tuple[int, int]:
-    """Tensors that the statistics hold, and their bytes."""
-    found = [v for part in head._parts for v in vars(part).values() if isinstance(v, Tensor)]
-    return len(found), sum(v.untyped_storage().nbytes() for v in found)
 
 
 @pytest.mark.parametrize("entry", ZOO, ids=lambda e: e.name)
@@ -83,18 +78,14 @@ def test_a_batch_may_be_overwritten_after_observe(entry: heads_zoo.Entry) -> Non
     torch.testing.assert_close(head(*inputs), expected(*inputs))
 
 
-def grown(head: gmc.Head, data: tuple[Tensor, ...], calls: int, reset: int | None = None) -> tuple[int, int]:
-    """Growth of the process over so many calls, after half as many to warm up: its bytes, and the objects that live in it."""
-    before = (0, 0)
-    for i in range(calls + calls // 2):
-        if i == calls // 2:
-            gc.collect()
-            before = resident(), len(gc.get_objects())
-        if reset and i % reset == 0:
-            head.reset()
-        head.observe(*data)
-    gc.collect()
-    return resident() - before[0], len(gc.get_objects()) - before[1]
+def measured(name: str, *rounds: tuple[int, int, int]) -> list[list[int]]:
+    """Growth in bytes and objects, examples, and bytes of the statistics: (examples, calls, reset) after (examples, ...)."""
+    numbers = [str(number) for one in rounds for number in one]
+    words = [sys.executable, "-m", "gmctest.soak_worker", name, *numbers]
+    # One heap that keeps what it took, whatever the machine: it is at its peak after the warm-up, and grows by what is held.
+    env = subprocess_env(MALLOC_MMAP_THRESHOLD_=str(1 << 30), MALLOC_TRIM_THRESHOLD_=str(1 << 32), MALLOC_ARENA_MAX="1")
+    done = subprocess.run(words, env=env, check=True, capture_output=True, text=True, timeout=600)
+    return json.loads(done.stdout)
 
 
 @pytest.mark.slow
@@ -102,24 +93,20 @@ def grown(head: gmc.Head, data: tuple[Tensor, ...], calls: int, reset: int | Non
 @pytest.mark.parametrize("name", ["threshold", "threshold-classes", "threshold-jitter", "conformal", "unprocessed"])
 def test_sums_leave_memory_as_it_is(name: str) -> None:
     """Sums per cell do not grow, not by an object in three calls. ``benchmarks.soak`` makes a million calls."""
-    entry = next(e for e in ZOO if e.name == name)
-    head = entry.make()
-    for examples in (50, 1):
-        size, objects = grown(head, entry.data(examples, 0).observe, 120)
-        assert size < 8 << 20 and objects < 40, (examples, size, objects)  # the allocator takes a few MB of its own
-    assert int(head.statistics.examples) == 51 * 180
+    rounds = measured(name, (50, 120, 0), (1, 120, 0))
+    for size, objects, _, _ in rounds:
+        assert size < 8 << 20 and objects < 40, rounds  # the allocator takes a few MB of its own
+    assert rounds[-1][2] == 51 * 180
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="needs /proc")
 def test_a_million_examples_leave_memory_as_it_is() -> None:
     """1,050 calls of 1,000 examples, and as many of one."""
-    entry = next(e for e in ZOO if e.name == "threshold")
-    head = entry.make()
-    for examples in (1000, 1):
-        size, objects = grown(head, entry.data(examples, 0).observe, 700)
-        assert size < 8 << 20 and objects < 40, (examples, size, objects)
-    assert int(head.statistics.examples) == 1001 * 1050 > 1_000_000
+    rounds = measured("threshold", (1000, 700, 0), (1, 700, 0))
+    for size, objects, _, _ in rounds:
+        assert size < 8 << 20 and objects < 40, rounds
+    assert rounds[-1][2] == 1001 * 1050 > 1_000_000
 
 
 @pytest.mark.slow
@@ -127,13 +114,8 @@ def test_a_million_examples_leave_memory_as_it_is() -> None:
 @pytest.mark.parametrize("name", ["probability", "quantile", "distribution", "tree-groups", "gmc"])
 def test_rows_of_a_million_examples_grow_by_their_size(name: str) -> None:
     """A million examples, 1,000 a call: the process grows by the rows, and by the room to join them."""
-    entry = next(e for e in ZOO if e.name == name)
-    head = entry.make()
-    growth, objects = grown(head, entry.data(1000, 0).observe, 740)
-    rows, (_, size) = head.statistics.rows, held(head)
+    (growth, objects, rows, size), (later, left, _, _) = measured(name, (1000, 740, 0), (1, 3400, 500))
     assert rows == 1_110_000
     assert growth < 3 * size + (8 << 20) and objects < 100, (growth, size, objects)
     assert size / rows < 200  # bytes of one example
-    head.reset()
-    growth, objects = grown(head, entry.data(1, 0).observe, 3400, reset=500)
-    assert growth < 8 << 20 and objects < 100, (growth, objects)  # observe, reset, observe, ...: nothing is left behind
+    assert later < 8 << 20 and left < 100, (later, left)  # observe, reset, observe, ...: nothing is left behind

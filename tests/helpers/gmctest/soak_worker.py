@@ -1,0 +1,52 @@
+"""Memory of many observes, in a process by itself: one that ran other tests before has an allocator of its own mind.
+
+    python -m gmctest.soak_worker NAME EXAMPLES CALLS RESET [EXAMPLES CALLS RESET ...]
+
+prints for each round its growth in bytes and objects, and the examples, rows and bytes in the statistics after it.
+"""
+
+import gc
+import json
+import sys
+
+from torch import Tensor
+
+import torchgmc as gmc
+from benchmarks.soak import resident
+from gmctest.heads_zoo import ZOO
+
+
+def held(head: gmc.Head) -> tuple[int, int]:
+    """Tensors that the statistics hold, and their bytes."""
+    found = [v for part in head._parts for v in vars(part).values() if isinstance(v, Tensor)]
+    return len(found), sum(v.untyped_storage().nbytes() for v in found)
+
+
+def grown(head: gmc.Head, data: tuple[Tensor, ...], calls: int, reset: int) -> tuple[int, int]:
+    """Growth of the process over so many calls, after half as many to warm up: its bytes, and the objects that live in it."""
+    before = (0, 0)
+    for i in range(calls + calls // 2):
+        if i == calls // 2:
+            gc.collect()
+            before = resident(), len(gc.get_objects())
+        if reset and i % reset == 0:
+            head.reset()
+        head.observe(*data)
+    gc.collect()
+    return resident() - before[0], len(gc.get_objects()) - before[1]
+
+
+def main(name: str, *numbers: str) -> None:
+    entry = next(e for e in ZOO if e.name == name)
+    head, rounds = entry.make(), []
+    for k in range(0, len(numbers), 3):
+        examples, calls, reset = map(int, numbers[k : k + 3])
+        growth = grown(head, entry.data(examples, 0).observe, calls, reset)
+        known = head.statistics
+        count = int(getattr(known, "examples", 0)) if entry.per_cell else known.rows
+        rounds.append([*growth, count, held(head)[1]])
+    print(json.dumps(rounds))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
