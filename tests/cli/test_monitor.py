@@ -6,6 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import safetensors
+from safetensors.torch import save_file
 
 import torchgmc as gmc
 from gmctest.cli_files import groups, images, tensors
@@ -44,6 +46,10 @@ def test_a_folder_a_state_and_an_alarm(
     assert "No alarm after 450 examples" in found and found.count("No alarm") == 1
     assert main(["monitor", str(head), str(tmp_path / "next"), "--state", str(again), "--alpha", "0.1"]) == 0
     assert "after 450 examples" in (found := capsys.readouterr().out) and "1 files had been counted before" in found
+    with safetensors.safe_open(again, framework="pt") as file:
+        files = json.loads(file.metadata()["monitor"])["files"]
+    assert {name: len(parts) for name, parts in files.items()} == {"week 0.npz": 2, "week 1.npz": 1}
+    assert all(0 <= part < 1 << 16 for parts in files.values() for part in parts)  # no fingerprint of anybody's data
     for k in range(2, 5):
         add(folder, f"week {k}", k + 1, 0.5)
     assert main(words) == 1 and "ALARM" in capsys.readouterr().out
@@ -62,6 +68,12 @@ def test_what_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     capsys.readouterr()
     assert main(["monitor", str(head), str(folder), "--state", str(state), "--alpha", "0.2"]) == 2
     assert "is evidence for alpha = 0.1, not 0.2" in capsys.readouterr().err
+    with safetensors.safe_open(state, framework="pt") as file:
+        about = json.loads(file.metadata()["monitor"])
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    save_file(tensors, state, {"monitor": json.dumps(about | {"files": ["one.npz"]})})
+    assert main(["monitor", str(head), str(folder), "--state", str(state), "--alpha", "0.1"]) == 2
+    assert "knows files by their names only" in capsys.readouterr().err
     state.write_bytes(b"nothing")
     assert (
         main(["monitor", str(head), str(folder), "--state", str(state)]) == 2
