@@ -85,6 +85,13 @@ def test_drift_is_found_and_named_and_a_state_goes_on():
         first.update(*part)
     second = gmc.Monitor(head)
     second.load_state_dict(first.state_dict())
+    good = first.state_dict()
+    for name in ("log_capital", "highest", "sums", "history"):  # NaN would never become an alarm
+        with pytest.raises(RuntimeError, match=f"{name!r} holds NaN"):
+            second.load_state_dict(good | {name: good[name] * torch.nan})
+    with pytest.raises(RuntimeError, match="'history' has the shape"):
+        second.load_state_dict(good | {"history": good["history"][:, :1]})
+    assert all(torch.equal(value, good[name]) for name, value in second.state_dict().items())
     for part in parts[12:]:
         second.update(*part)
     assert whole.alarm and whole.named[0] == "a" and 1000 < int(whole.alarmed) < 2000 and "ALARM" in str(whole)

@@ -231,8 +231,14 @@ class Watch(Float64Module, Tabular):
         }
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        if prefix + "history" in state_dict:
-            self.history = self.history.new_empty(state_dict[prefix + "history"].shape)
+        """Evidence that is NaN would never become an alarm: it is refused before anything changes."""
+        history = state_dict.get(prefix + "history", self.history)
+        lacking = [name for name in self._buffers if bool(state_dict.get(prefix + name, self.history[:0]).isnan().any())]
+        if lacking or history.shape[1:] != self.history.shape[1:]:
+            why = f"{lacking[0]!r} holds NaN" if lacking else f"'history' has the shape {tuple(history.shape)}, not (n, 2)"
+            args[-1].append(f"the state of a monitor cannot be loaded: {why}.")
+            return
+        self.history = self.history.new_empty(history.shape) if prefix + "history" in state_dict else self.history
         super()._load_from_state_dict(state_dict, prefix, *args)
 
 
