@@ -37,6 +37,14 @@ def test_fit_and_fit_batches_agree_and_a_failed_fit_changes_nothing():
     assert torch.equal(head.offsets, before) and head.is_fitted
 
 
+def test_a_buffer_that_is_not_there_yet_does_not_stop_a_state():
+    head, other = fitted(), MeanHead(0.01, NAMES)
+    for one in (head, other):
+        one.register_buffer("later", None)
+    other.load_state_dict(head.state_dict())
+    assert other.is_fitted and torch.equal(other.offsets, head.offsets)
+
+
 def test_audit_and_report(tmp_path):
     head = fitted()
     audit = head.audit(*data(seed=1))

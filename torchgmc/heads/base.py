@@ -780,12 +780,14 @@ class Head(Float64Module):
                     return f"it belongs to a head with {name} = {_short(found[name])}, and this one has {_short(own[name])}"
         state = {name: state_dict.get(prefix + name) for name in self._buffers}
         for name, value in state.items():
-            own_shape = self._buffers[name].shape  # type: ignore[union-attr]
-            if isinstance(value, Tensor) and value.dim() and (name in self.growing or name == "variance"):
-                own_shape = (len(value), *own_shape[1:])
-            if isinstance(value, Tensor) and tuple(value.shape) != tuple(own_shape):
-                return f"{name!r} has the shape {tuple(value.shape)}, and this head's {tuple(own_shape)} (size mismatch)"
-            if not isinstance(value, Tensor) or value.is_meta:
+            buffer = self._buffers[name]
+            if not isinstance(value, Tensor) or buffer is None:
+                continue
+            grows = bool(value.dim()) and (name in self.growing or name == "variance")
+            shape = (len(value), *buffer.shape[1:]) if grows else tuple(buffer.shape)
+            if tuple(value.shape) != shape:
+                return f"{name!r} has the shape {tuple(value.shape)}, and this head's {shape} (size mismatch)"
+            if value.is_meta:
                 continue
             if value.is_floating_point() and bool((value.isnan() if name in self.unbounded else ~value.isfinite()).any()):
                 return f"{name!r} holds a number that is not finite"
