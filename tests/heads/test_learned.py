@@ -245,6 +245,9 @@ def test_features_come_by_name_from_a_frame(kind: str, fitted: gmc.ProbabilityHe
     assert torch.equal(output(make().fit(**batch | {"features": frame}), batch), output(again, batch))
     model = gmc.attach(torch.nn.Identity(), fitted, adapter=gmc.Adapter(activation="none"))
     assert torch.equal(model(batch["probs"], groups=batch["groups"], features=frame), want)
+    numbered = gmc.ProbabilityHead(None, learn=gmc.Trees(depth=1, names=["site"], categorical={"site": ["3", "1"]}))
+    assert numbered.by_name({"site": torch.tensor([1, 3, 1])})[:, 0].tolist() == [1.0, 0.0, 1.0]  # labels, not codes
+    assert numbered.by_name({"site": [3.0, None, 1.0]})[:, 0].isnan().tolist() == [False, True, False]
     for change, why in (
         ({"site": ["E"] * 300}, "column `site` of `features` must hold one of its levels, got 'E'"),
         ({"age": ["old"] * 300}, r"column `age` of `features` must hold a number \(for labels: .*'old'"),

@@ -229,7 +229,8 @@ class Learning(Head):
         found = []
         for place, name in enumerate(self.learn.names):
             column, levels = read(name, given[name]), self.learn.categorical.get(str(place))
-            labels, code = factorize(name, column) if column.dtype.kind not in "biuf" else ([], column)
+            numbers = levels is None and column.dtype.kind in "biuf"
+            labels, code = ([], column) if numbers else factorize(name, column)
             known = [math.nan if v is None else _code_of(v, levels) for v in labels]
             if None in known:
                 what = (
@@ -460,5 +461,6 @@ class Learning(Head):
 def _code_of(label: Any, levels: Sequence[str] | None) -> float | None:
     """Of a label: its place among the levels, or the number it is."""
     if levels is not None:
-        return float(levels.index(str(label))) if str(label) in levels else None
+        text = str(int(label)) if isinstance(label, float) and label.is_integer() else str(label)
+        return float(levels.index(text)) if text in levels else None
     return float(label) if isinstance(label, int | float | np.number | np.bool_) else None
