@@ -1,6 +1,7 @@
 """`torchgmc demo`."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,17 @@ def test_demo_all_runs_each(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cap
     assert main(["demo", "all", "--out", str(tmp_path), "--quick", "--seed", "3", "--json"]) == 0
     assert ran == {name: (tmp_path / name, {"seed": 3, "setting": "tiny"}) for name in DEMOS}
     assert json.loads(capsys.readouterr().out) == {name: {"demo": name} for name in DEMOS}
+
+
+def test_the_help_names_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
+    from torchgmc_paper import EXPERIMENTS
+    from torchgmc_paper.demo import DEMOS
+
+    for command, what, known in (("demo", "demo", DEMOS), ("reproduce", "experiment", EXPERIMENTS)):
+        assert main([command, "--help"]) == 0
+        said = " ".join(capsys.readouterr().out.split())
+        listed = re.search(rf"Which {what}: ([\w, ]+?),? or all", said)
+        assert listed is not None and listed[1].split(", ") == list(known)
 
 
 def test_an_interruption_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

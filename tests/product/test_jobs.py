@@ -94,8 +94,8 @@ def test_many_processes(tmp_path: Path) -> None:
         torch.testing.assert_close(one, two, rtol=0, atol=1e-6, msg=name)
 
 
-def test_a_risk_and_an_error_of_ones_own(run) -> None:
-    made = run("A risk")
+def test_your_own_risk_and_error(run) -> None:
+    made = run("Your own risk")
     assert float(made["head"].audit(made["scores"], made["truth"], made["member"]).max_violation) < 0.06
     error = (made["better"] - made["outcome"]).double()
     assert all(abs(float(error[k::2].mean())) * 0.5 <= 0.0101 for k in range(2))

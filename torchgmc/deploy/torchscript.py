@@ -26,9 +26,8 @@ def _scripting(flat: Flat | None = None) -> Iterator[None]:
     It also reads every property of a module, and that of a LightningModule without a trainer raises unless its flag is set.
     """
     flag = "_jit_is_scripting"
-    owners = {
-        kind for module in (flat.modules() if flat is not None else ()) for kind in type(module).__mro__ if flag in vars(kind)
-    }
+    modules = flat.modules() if flat is not None else ()
+    owners = {kind: vars(kind)[flag] for module in modules for kind in type(module).__mro__ if flag in vars(kind)}
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=r"`torch\.jit\.\w+` is (deprecated|not supported)")
         for kind in owners:
@@ -36,8 +35,8 @@ def _scripting(flat: Flat | None = None) -> Iterator[None]:
         try:
             yield
         finally:
-            for kind in owners:
-                setattr(kind, flag, False)
+            for kind, before in owners.items():
+                setattr(kind, flag, before)
 
 
 def write_torchscript(flat: Flat, tensors: tuple[Tensor, ...], path: Path, body: str) -> None:

@@ -131,7 +131,9 @@ NOISE_FLOOR = Option(
     "noise_floor", SWITCH, "Fit to alpha on the sample, noise included.", named="--no-noise-floor", value=False
 )
 LEARN = Option(
-    "learn", _kind("DEPTH", "a whole number", lambda word: {"depth": int(word)}), "Learn groups from --features: trees so deep."
+    "learn",
+    _kind("DEPTH", "a whole number", lambda word: {"depth": int(word)}),
+    "Learn groups from --features, with trees of this depth.",
 )
 FEATURES = {"features": "Array (n, d) of numbers that groups are learned from, with --learn."}
 

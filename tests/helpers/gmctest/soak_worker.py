@@ -1,4 +1,4 @@
-"""Memory of many observes, in a process by itself: one that ran other tests before has an allocator of its own mind.
+"""Memory of many observes, in a separate process: in one that ran other tests before, their memory is measured too.
 
     python -m gmctest.soak_worker NAME EXAMPLES CALLS RESET [EXAMPLES CALLS RESET ...]
 
