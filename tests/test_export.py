@@ -4,6 +4,7 @@ import json
 import logging
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -193,6 +194,22 @@ def test_branches_of_a_scripted_model_stay_and_inputs_have_names(pictures, tmp_p
     for sign in (1, -1):  # the example was positive
         torch.testing.assert_close(run(x=x, bias=sign * bias, groups=groups), model(x, sign * bias, groups)["out"])
     assert not torch.equal(run(x, bias, groups), run(x, -bias, groups))
+
+
+def test_a_deprecated_property_that_nobody_asked_for_is_no_warning(pictures, tmp_path: Path):
+    """TorchScript reads every property of a module, the deprecated ones of newer versions of its library too."""
+
+    class Aged(nn.Conv2d):
+        @property
+        def old_name(self) -> bool:
+            warnings.warn("`old_name` is deprecated", FutureWarning, stacklevel=2)
+            return True
+
+    net = nn.Sequential(Aged(3, 1, 1), nn.Sigmoid())
+    model = gmc.attach(net, fit_on(net, *pictures))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model.export(tmp_path / "aged.pt", example_inputs=pictures)
 
 
 def test_training_mode_is_left_as_it_was(pictures, tmp_path: Path):

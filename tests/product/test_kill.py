@@ -131,7 +131,8 @@ def commands(folder: Path, name: str) -> dict[str, tuple[Callable[[], int], Call
         for path in out.rglob("*.jsonl") if out.exists() else ():
             lines = path.read_text().splitlines()
             assert all(json.loads(line) is not None for line in lines[:-1])
-        return sorted(str(path.relative_to(out)) for path in out.iterdir() if path.is_file()) if whole else None
+        names = [str(path.relative_to(out)) for path in out.iterdir() if path.is_file()]
+        return sorted(name for name in names if not name.endswith(".part")) if whole else None  # a kill may leave one
 
     if not texts.exists():
         texts.mkdir()

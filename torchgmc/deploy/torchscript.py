@@ -23,13 +23,15 @@ log = logging.getLogger("torchgmc.export")
 def _scripting(flat: Flat | None = None) -> Iterator[None]:
     """TorchScript warns about its deprecation at each call; torch.export is the alternative we offer.
 
-    It also reads every property of a module, and that of a LightningModule without a trainer raises unless its flag is set.
+    It also reads every property of a module: a deprecated one warns though nobody asked for it, and that of a LightningModule
+    without a trainer raises unless its flag is set.
     """
     flag = "_jit_is_scripting"
     modules = flat.modules() if flat is not None else ()
     owners = {kind: vars(kind)[flag] for module in modules for kind in type(module).__mro__ if flag in vars(kind)}
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=r"`torch\.jit\.\w+` is (deprecated|not supported)")
+        for category in (DeprecationWarning, FutureWarning):
+            warnings.simplefilter("ignore", category)
         for kind in owners:
             setattr(kind, flag, True)
         try:
