@@ -12,7 +12,7 @@ from gmctest.crafted import crafted
 from gmctest.fuzz_cli import run
 from gmctest.fuzz_inputs import TALLY
 
-#: One crafted file in so many is tried every time, all of them in the slow run.
+#: One crafted file in so many is tried every time, every second one in the slow run; test_io_crafted.py opens all of them.
 SHARE = 60
 
 
@@ -26,14 +26,16 @@ def try_all(task: str, folder: Path, share: int) -> int:
     for place, one in enumerate(itertools.islice(crafted(head), len(task), None, share)):
         bad = folder / "crafted.safetensors"
         bad.write_bytes(one.data)
-        lines = [("audit", bad, data), ("apply", bad, data, "--out", folder / "out.npz")]
-        lines += [("export", bad, "--out", folder / "out.pt")] * (place % 10 == 0)
+        apply, export = ("apply", bad, data, "--out", folder / "out.npz"), ("export", bad, "--out", folder / "out.pt")
+        lines = [("audit", bad, data)]
         for line in lines:
             try:
                 code, _ = run(*line)
             except Exception as error:  # `run` refuses tracebacks and more than one line
                 raise AssertionError(f"{line[0]} with {one.name}: {type(error).__name__}: {error}") from error
             TALLY[f"crafted cli {task}"]["error" if code == 2 else "right"] += 1
+            if line[0] == "audit":  # all commands open a file in the same way: after one refused it, the others try one in five
+                lines += [apply] * (code != 2 or place % 5 == 0) + [export] * (place % 10 == 0)
         tried += 1
     return tried
 
@@ -45,8 +47,8 @@ def test_crafted_heads_are_one_line(task: str, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("task", cli_files.CASES)
-def test_every_crafted_head(task: str, tmp_path: Path) -> None:
-    assert try_all(task, tmp_path, 1) > 300
+def test_many_crafted_heads(task: str, tmp_path: Path) -> None:
+    assert try_all(task, tmp_path, 2) > 150
 
 
 @pytest.mark.parametrize(

@@ -239,11 +239,11 @@ def test_audit_intervals_hold_at_once():
         head = make(lists, 0.01, conditional=conditional).fit(logits[:500], member[:500])
         truth = {(r["group"], r["what"]): r["estimate"] for r in head.audit(logits, member).rows()}
         held = 0
-        for k in range(200):
+        for k in range(100):
             part = torch.randint(60_000, (150,), generator=torch.Generator().manual_seed(k))
             rows = head.audit(logits[part], member[part]).rows()
             held += all(r["low"] <= truth[r["group"], r["what"]] <= r["high"] for r in rows)
-        assert held >= 190
+        assert held >= 95
 
 
 # -- a module like any other -------------------------------------------------------------------------------------------------
