@@ -104,6 +104,24 @@ def test_when_the_group_is_decided(model):
     assert prompt.membership.tolist() == [[True, False]]
 
 
+def test_a_look_at_the_prompt_is_short_and_tells_texts_apart(model, monkeypatch):
+    """64 prompts of 500 tokens: no more than 16 tokens of a few rows are compared at each step, and a new text is found."""
+    head, compared, plain = fit(model), [], torch.equal
+    ids = torch.full((64, 500), 12)
+    ids[::2, 40] = FEMALE
+    processor = gmc.text.GMCLogitsProcessor(head, TwoTokens())
+    scores = torch.randn(64, VOCABULARY)
+    monkeypatch.setattr(torch, "equal", lambda a, b: (compared.append(a.numel()), plain(a, b))[1])
+    for step in range(4):
+        processor(torch.cat([ids, torch.full((64, step), MALE)], 1), scores)
+        assert processor.membership[:2].tolist() == [[True, False], [False, False]]
+    assert len(compared) == 3 and max(compared) <= 16 * 16
+    other = torch.full((64, 504), 13)
+    other[1::2, 40] = MALE
+    processor(other, scores)  # another prompt, one token longer than the last call
+    assert processor.membership[:2].tolist() == [[False, False], [False, True]]
+
+
 def test_sampled_words_have_the_calibrated_frequencies(model):
     head = fit(model, 0.0005, planted=2.0)
     ids = prompts(2)

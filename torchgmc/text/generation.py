@@ -10,6 +10,8 @@ from torchgmc.heads.distribution.head import DistributionHead
 from torchgmc.text.tokens import TokenGroups
 
 WHEN = ("prompt", "all")
+#: A text goes on if so many rows agree in so many tokens at the end of its prompt: a look costs the same for any prompt.
+LOOK = (8, 16)
 
 
 class GMCLogitsProcessor:
@@ -25,8 +27,9 @@ class GMCLogitsProcessor:
             itself: a :class:`~torchgmc.Groups`, a frame of group columns, or ``(batch, a)``, bool.
         when: with a module, ``"prompt"`` decides the group from the prompt only, ``"all"`` again at each step from
             everything so far, including the generated text.
-        prompt_length: tokens of the (padded) prompt. Detected by default: a call that does not continue the last one by one
-            token with the same prompt starts a new text; ``reset`` starts one explicitly. Given, no tokens are compared.
+        prompt_length: tokens of the (padded) prompt. Detected by default: a call that is not the last one and one more token
+            starts a new text (the end of the prompt is looked at, in a few rows); ``reset`` starts one explicitly. Given, no
+            tokens are compared.
         normalized: keep the log-sum-exp of the scores, which beams need: they add up log-probabilities. False is quicker, and
             right for greedy search and sampling.
 
@@ -64,8 +67,8 @@ class GMCLogitsProcessor:
 
     def reset(self) -> None:
         """The next call starts a new text."""
-        self._prompt: Tensor | None = None
-        self._length = -1
+        self._end: Tensor | None = None  # a few tokens of the prompt
+        self._prompt, self._length = (0, 0), -1  # rows and tokens of the prompt; tokens of the last call
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         """Scores ``(n, vocabulary)`` of the next token of each row of ``input_ids`` ``(n, t)``, calibrated."""
@@ -92,7 +95,8 @@ class GMCLogitsProcessor:
         if self.prompt_length is not None:
             return self._of(input_ids[:, : self.prompt_length])
         if self._is_new(input_ids):
-            self._prompt = input_ids.clone()
+            self._prompt = (len(input_ids), input_ids.shape[1])
+            self._end = self._look(input_ids).clone()
             self._found = self._of(input_ids)
         self._length = input_ids.shape[1]
         return self._found
@@ -102,7 +106,11 @@ class GMCLogitsProcessor:
         return member
 
     def _is_new(self, input_ids: Tensor) -> bool:
-        prompt = self._prompt
-        if prompt is None or input_ids.shape[1] != self._length + 1 or len(input_ids) != len(prompt):
+        if self._end is None or len(input_ids) != self._prompt[0] or input_ids.shape[1] != self._length + 1:
             return True
-        return not torch.equal(input_ids[:, : prompt.shape[1]], prompt.to(input_ids.device))
+        return not torch.equal(self._look(input_ids), self._end.to(input_ids.device))
+
+    def _look(self, input_ids: Tensor) -> Tensor:
+        """The end of the prompt, in a few rows."""
+        (rows, tokens), (few, last) = self._prompt, LOOK
+        return input_ids[:: max(1, rows // few), max(0, tokens - last) : tokens]
