@@ -167,6 +167,40 @@ def test_checkpoint_goes_on_where_it_stopped():
     assert penalty.half().sums.dtype == torch.float64 and copy.deepcopy(penalty).sums.shape == (3, 2)
 
 
+def test_state_of_a_head_that_promises_everyone_loads():
+    penalty, fresh = (gmc.GMCPenalty.for_head(gmc.ThresholdHead(0.1, 0.01, ["dark", "light"])) for _ in range(2))
+    penalty(torch.rand(6, 4), torch.rand(6, 4) < 0.5, torch.arange(6)[:, None] % 2 == torch.arange(2))
+    fresh.load_state_dict(penalty.state_dict())
+    assert torch.equal(fresh.violations(), penalty.violations()) and len(fresh.sums) == 3
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"sums": torch.zeros(5, 2)},  # of another penalty
+        {"sums": torch.zeros(3, 4)},  # wider than the masses
+        {"total": torch.zeros(0, 0)},
+        {"total_sums": None},
+        {"mass": torch.full((3, 2), torch.nan)},
+        {"directions": torch.zeros(2, 2)},
+        {"sums": torch.zeros(5, 2), "mass": torch.zeros(5, 2)},
+        {name: torch.zeros(2) for name in ("sums", "mass", "total_sums", "total")},
+    ],
+)
+@pytest.mark.parametrize("used", [True, False])
+def test_refused_state_changes_nothing(change, used):
+    batch = torch.rand(4, 2), torch.rand(4, 3) < 0.5
+    saved, penalty = (gmc.GMCPenalty(lambda s: s, 3) for _ in range(2))
+    saved(*batch)
+    if used:
+        penalty(torch.rand(4, 2), batch[1])
+    before = copy.deepcopy(penalty.state_dict())
+    state = {name: value for name, value in (saved.state_dict() | change).items() if value is not None}
+    with pytest.raises(RuntimeError, match="cannot be loaded: .*(size mismatch|not finite)"):
+        torch.nn.ModuleDict({"penalty": penalty}).load_state_dict({f"penalty.{name}": part for name, part in state.items()})
+    assert all(torch.equal(part, before[name]) for name, part in penalty.state_dict().items())
+
+
 def test_weights_nan_and_directions():
     who, s = torch.rand(8, 2) < 0.5, torch.randn(8, 3, dtype=torch.float64)
     weight, what = torch.rand(8, dtype=torch.float64), torch.tensor([[1.0, 1.0, 0.0], [0.0, 0.0, 2.0]])

@@ -167,11 +167,36 @@ class GMCPenalty(Float64Module):
         for name in _SUMS:
             self.register_buffer(name, torch.zeros(0, 0, dtype=torch.float64, device=where))
 
+    def _refuse(self, saved: dict[str, Any]) -> str:
+        """Why a state cannot be this penalty's; empty if it can."""
+        shapes = {name: tuple(value.shape) for name, value in saved.items() if isinstance(value, Tensor)}
+        own = None if self.directions is None else tuple(self.directions.shape)
+        if shapes.get("directions") != own and len(shapes):
+            return f"`what` has the shape {shapes.get('directions')}, and this penalty's {own} (size mismatch)"
+        sums = {name: shapes[name] for name in _SUMS if name in shapes}
+        rows = {0, 1, len(self.groups)}
+        if self.head is not None:  # which may promise everyone too, depending on its fit
+            rows |= {len(self.groups) + 1, len(self.head.test_functions().who)}
+        table, row = sums.get("sums", ()), sums.get("total", ())
+        if sums and (
+            not table == sums.get("mass") != ()  # all four, of one mapping
+            or not row == sums.get("total_sums") != ()
+            or len(table) != 2
+            or table[0] not in rows
+            or row != (min(table[0], 1), table[1])
+        ):
+            return f"its sums have the shapes {sums}, and this penalty has {len(self.groups)} groups (size mismatch)"
+        wrong = [name for name in shapes if not saved[name].is_meta and not bool(saved[name].isfinite().all())]
+        return f"{wrong[0]!r} holds a number that is not finite" if wrong else ""
+
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        why = self._refuse({name: state_dict.get(prefix + name) for name in (*_SUMS, "directions")})
+        if why:  # and nothing has changed
+            args[-1].append(f"the state{' of ' + repr(prefix.rstrip('.')) if prefix else ''} cannot be loaded: {why}.")
+            return
         for name in _SUMS:  # as many groups, and as wide, as the mapping was
-            saved = state_dict.get(prefix + name)
-            if saved is not None and saved.dim() == 2 and (name[:5] == "total" or len(saved) in (0, len(self.groups), 1)):
-                setattr(self, name, getattr(self, name).new_zeros(saved.shape))
+            if prefix + name in state_dict:
+                setattr(self, name, getattr(self, name).new_zeros(state_dict[prefix + name].shape))
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     def violations(self) -> Tensor:

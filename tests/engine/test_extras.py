@@ -30,9 +30,12 @@ def test_the_second_package_is_found_or_asked_for(tmp_path: Path, monkeypatch: p
         find_paper()
 
 
-def test_demos_have_a_name_in_torchgmc() -> None:
-    """Which notebooks use."""
+def test_demos_and_experiments_have_a_name_in_torchgmc() -> None:
+    """Which notebooks use, and programs written before these were a second package."""
+    import torchgmc.reproduce.measures
     from torchgmc.demo import DEMOS
     from torchgmc.demo.faces import draw
+    from torchgmc.reproduce import EXPERIMENTS
 
+    assert list(EXPERIMENTS) == ["fnr", "tree", "text"] and torchgmc.reproduce.measures
     assert set(DEMOS) == {"fnr", "text", "probability", "tree"} and len(draw(2, size=16).images) == 2

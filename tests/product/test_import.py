@@ -12,7 +12,7 @@ from gmctest import ROOT
 LATER = (
     *("audits.comparison", "audits.discovery", "audits.page", "baselines", "cli", "conformity", "datasets", "demo", "export"),
     *("func", "heads.threshold.baselines", "heads.tree.baselines", "lightning", "metrics", "penalty", "plots", "report"),
-    "text",
+    *("reproduce", "text"),
 )
 #: Modules of other packages that importing torch does not bring.
 OTHERS = {"numpy._typing._add_docstring", "numpy.typing"}
