@@ -215,6 +215,30 @@ def test_thresholds_of_quantiles_follow_features(tmp_path: Path) -> None:
         head(new["groups"])
 
 
+def test_fresh_data_are_covered_at_the_target() -> None:
+    """Trees fit noise of the rows that they see; thresholds are set on what trees that did not see a row leave of it."""
+    covered = []
+    for seed in range(4):
+        data, new = widths(600, seed), widths(4000, 100 + seed)
+        head = gmc.QuantileHead(0.9, None, ["women", "urban"], learn=gmc.Trees(trees=20, rate=0.5)).fit(**data)
+        covered.append((new["scores"] <= head(new["groups"], features=new["features"])).double().mean())
+        assert len(head.tree_column)
+    assert abs(float(torch.stack(covered).mean()) - 0.9) < 0.012  # set on the sample that trees saw, it would be 0.87
+
+
+def test_rows_held_out_have_no_say_in_where_trees_put_them() -> None:
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(200, 2, generator=g)
+    scores = torch.rand(200, generator=g).double() + 2 * (x[:, 0] > 0)
+    z, changed = torch.full((200, 1), 0.5).double(), torch.cat([scores[:150], scores[150:] + 9])
+    coded = trees.code(x, torch.zeros(2, dtype=torch.bool), 8)
+    found = [
+        trees.boost(coded, z, z, trees.pinball(s, torch.ones(200).double(), 0.8), 50, 2, 7, 0.3, 5.0, 1.0, stop=False)
+        for s in (scores, changed)
+    ]
+    assert torch.equal(found[0].z, found[1].z) and not torch.equal(found[0].z, z[150:])
+
+
 def test_leaves_of_quantiles_take_the_quantile_of_their_residuals() -> None:
     g = torch.Generator().manual_seed(0)
     scores, weight, place = torch.rand(50, generator=g).double(), torch.ones(50).double(), torch.arange(50) % 3

@@ -236,11 +236,15 @@ def leaves_of(coded: Coded, tree: Grown) -> Tensor:
 
 
 class Boosted(NamedTuple):
-    """Trees, the moves of their leaves ``(T, leaves, C)`` (z falls by them), and the held-out loss before and after each."""
+    """Trees, the moves of their leaves ``(T, leaves, C)`` (z falls by them), and the held-out loss before and after each.
+
+    ``z``: of the held-out rows, where trees that did not see them put it; of all trees grown.
+    """
 
     trees: list[Grown]
     moves: Tensor
     history: list[float]
+    z: Tensor
 
 
 def boost(
@@ -254,6 +258,7 @@ def boost(
     rate: float,
     ridge: float,
     least: float,
+    stop: bool = True,
 ) -> Boosted:
     """Trees until the loss of the last ``held`` rows has not fallen for a while; the best prefix, its moves fitted to all rows.
 
@@ -264,6 +269,7 @@ def boost(
         loss: what is minimised.
         held: rows that decide how many trees are kept.
         depth, most, rate, ridge, least: levels and number of trees, share of a leaf's step that is taken, see :func:`grow`.
+        stop: False grows ``most`` trees whatever the held-out rows say, and does not fit their moves again: only z is of use.
     """
     n, leaves = len(z), 1 << depth
     train, rest = n - held, slice(n - held, n)
@@ -273,7 +279,7 @@ def boost(
     before = loss.value(z[rest], rest)
     history, gained = [float(before.mean())], before.new_zeros(1)
     best, patience = 0, math.ceil(PATIENCE / rate)
-    while len(trees) < most and len(trees) - best < patience:
+    while len(trees) < most and (len(trees) - best < patience or not stop):
         first = min(len(trees) * size % max(1, train), train - size)
         rows = slice(first, first + size)
         slope, curvature = (_grain(part) for part in loss.slopes(z[rows], rows))
@@ -289,7 +295,7 @@ def boost(
         history.append(float(after.mean()))
         if history[-1] < min(history[:-1]):
             best, gained = len(trees), before - after
-    if float(gained.mean()) <= float(gained.std(unbiased=False)) / max(1, len(gained)) ** 0.5:
+    if not stop or float(gained.mean()) <= float(gained.std(unbiased=False)) / max(1, len(gained)) ** 0.5:
         best = 0  # within the noise of the held-out rows
     moves = z.new_zeros(best, leaves, z.shape[1])
     for t, found in enumerate(places[:best]):
@@ -297,7 +303,7 @@ def boost(
         step = rate * _moves(loss, final, place, slice(0, n), leaves, ridge)
         moves[t] = torch.round(step.clamp(-LARGEST, LARGEST) / UNIT) * UNIT
         final = final - moves[t][place]
-    return Boosted(trees[:best], moves, history[: best + 1])
+    return Boosted(trees[:best], moves, history[: best + 1], z[rest])
 
 
 def _roots(tree: int, columns: int, device: torch.device) -> Tensor:

@@ -5,7 +5,7 @@ What the heads that learn share: the options, the buffers, the features of a bat
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Optional
 
@@ -106,6 +106,14 @@ class Trees:
         return cls(**found | {"categorical": dict(found.get("categorical", ()))})
 
 
+class Division(NamedTuple):
+    """Parts that rows are dealt to ``(n,)``, and an order of the rows in which the last ``held``, of part 0, are held out."""
+
+    part: Tensor
+    order: Tensor
+    held: int
+
+
 class Found(NamedTuple):
     """What :meth:`Learning.grow_trees` found: the buffers, and z after the trees."""
 
@@ -118,6 +126,7 @@ class Found(NamedTuple):
     held: int  # the last so many of them were not searched
     history: list[float]
     start: Tensor  # z before the trees
+    unseen: Tensor  # z after trees grown without the row's part, where that was asked for; else z
 
 
 class Learning(Head):
@@ -268,40 +277,57 @@ class Learning(Head):
 
     # -- fit ---------------------------------------------------------------------------------------------------------
 
-    def divide(self, rows: Any) -> tuple[Tensor, int] | None:
-        """Order of the rows, and how many of the last are held out; None if there are too few. Clusters stay together."""
+    def divide(self, rows: Any) -> Division | None:
+        """Who is held out; None if there are too few rows. Clusters stay together."""
         if self.learn is None or rows.rows < FEWEST:
             return None
         order = shuffled(*rows.content())
-        part = deal_clusters(PARTS, rows.cluster, *rows.content())[order]
-        order = order[(part == 0).to(torch.uint8).argsort(stable=True)]
-        return order, int((part == 0).sum())
+        part = deal_clusters(PARTS, rows.cluster, *rows.content())
+        return Division(part, order[_last(part[order] == 0)], int((part == 0).sum()))
 
-    def grow_trees(self, columns: Tensor, start: Tensor, final: Tensor, loss: trees.Loss, order: Tensor, held: int) -> Found:
-        """Boost; see :func:`torchgmc.engine.trees.boost`. All but ``loss`` and ``final.z`` in the order of the statistics.
+    def grow_trees(
+        self,
+        columns: Tensor,
+        start: Tensor,
+        final: Tensor,
+        loss: Callable[[Tensor], trees.Loss],
+        division: Division,
+        cross: bool = False,
+    ) -> Found:
+        """Boost; see :func:`torchgmc.engine.trees.boost`. All in the order of the statistics.
 
         Args:
             columns: features, own output and groups, float32 ``(n, q)``.
             start, final: z before the trees, ``(n, C)``, found without and with the held-out rows.
-            loss: of rows in the order ``order``.
-            order, held: of :meth:`divide`.
+            loss: of rows in an order.
+            division: of :meth:`divide`.
+            cross: grow as many trees without each part too, for ``Found.unseen``.
         """
         learn = self.learn
         assert learn is not None
+        part, order, held = division
         equal = torch.zeros(columns.shape[1], dtype=torch.bool, device=columns.device)
         equal[[int(place) for place in learn.categorical]] = True
         coded = trees.code(columns[order], equal, learn.bins)
         options = (learn.depth, learn.trees, learn.rate, learn.ridge, learn.smallest)
-        found = trees.boost(coded, start[order], final[order], loss, held, *options)
+        found = trees.boost(coded, start[order], final[order], loss(order), held, *options)
         device, splits = columns.device, (1 << learn.depth) - 1
         if not found.trees:
             nothing = torch.zeros(0, splits, dtype=torch.int64, device=device)
-            return Found(nothing, nothing.double(), nothing, found.moves, final, order, held, found.history, final)
+            return Found(nothing, nothing.double(), nothing, found.moves, final, order, held, found.history, final, final)
         column, code, missing = (torch.stack([tree[k] for tree in found.trees]) for k in range(3))
         cuts = torch.cat([coded.cuts, torch.full_like(coded.cuts[:, :1], math.inf)], 1).double()
         cut, kind = cuts[column, code], equal[column].long() + 2 * missing.long() + 4 * columns.isnan().any(0)[column].long()
         z = final - trees.walk(columns, column, cut, kind, found.moves)
-        return Found(column, cut, kind, found.moves, z, order, held, found.history, final)
+        unseen = z.clone()
+        options = (learn.depth, len(found.trees), learn.rate, learn.ridge, learn.smallest)
+        for k in range(PARTS if cross else 0):
+            at = _last(part[order] == k)
+            rows, count = order[at], int((part == k).sum())
+            if 0 < count < len(rows):
+                parts = (coded.pick(at), final[rows], final[rows], loss(rows), count)
+                unseen[rows[len(rows) - count :]] = trees.boost(*parts, *options, stop=False).z
+        return Found(column, cut, kind, found.moves, z, order, held, found.history, final, unseen)
 
     def write_trees(self, found: Found | None, width: int) -> None:
         """The fitted trees become buffers."""
@@ -456,6 +482,11 @@ class Learning(Head):
         if labels is not None and float(value).is_integer() and 0 <= value < len(labels):
             return str(labels[int(value)])
         return f"{value:.4g}"
+
+
+def _last(chosen: Tensor) -> Tensor:
+    """Places of all rows, the chosen ones last."""
+    return chosen.to(torch.uint8).argsort(stable=True)
 
 
 def _code_of(label: Any, levels: Sequence[str] | None) -> float | None:

@@ -11,7 +11,7 @@ from torchgmc import theory
 from torchgmc.audits.measure import ALL_LEVELS, Tally
 from torchgmc.audits.measures import rates
 from torchgmc.distributed import pooled
-from torchgmc.engine import checks, soft
+from torchgmc.engine import checks, soft, trees
 from torchgmc.engine.folds import Splits, fresh_steps
 from torchgmc.engine.scripting import has_values, is_scripting
 from torchgmc.engine.solver import MAX_FIXED_STEPS, Log, run
@@ -327,11 +327,13 @@ class ProbabilityHead(Learning):
         divided = self.divide(examples)
         if divided is None:
             return None
-        order, held = divided
-        start = probabilities.start_of_trees(examples, sample, found, order[: len(order) - held])
-        weight = (sample.share * len(sample.share))[order]
-        loss = probabilities.tree_loss(examples.y[order], weight, self.euclidean)
-        return self.grow_trees(self._tree_columns(examples), start, final, loss, order, held)
+        start = probabilities.start_of_trees(examples, sample, found, divided.order[: -divided.held or None])
+        weight = sample.share * len(sample.share)
+
+        def loss(rows: Tensor) -> trees.Loss:
+            return probabilities.tree_loss(examples.y[rows], weight[rows], self.euclidean)
+
+        return self.grow_trees(self._tree_columns(examples), start, final, loss, divided)
 
     def _promise(self, device: torch.device, everyone: bool = False) -> probabilities.Promise:
         width = self.high - self.low
