@@ -1,12 +1,21 @@
 """Thresholds with a finite-sample guarantee: the table by brute force, the guarantee over draws, refusals, files."""
 
+import importlib.util
 import math
+import runpy
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.optimize import linprog
 
 import torchgmc as gmc
+from torchgmc.engine.offsets import Folded
 from torchgmc.engine.pinball import Pinball, solve
+from torchgmc.groups.cells import pattern_ids
 from torchgmc.heads import finite
 
 
@@ -27,6 +36,51 @@ def test_each_pattern_is_the_fit_with_a_phantom():
         weight, zero = torch.ones(1, 151).double(), torch.zeros(1, 3).double()
         theta = solve(one, weight, 0.87 * weight @ design, zero, zero.clone(), exact=1).theta[0]
         assert float(head(pattern[None])) == pytest.approx(float(design[-1] @ theta), abs=1e-4)
+
+
+@settings(deadline=None, max_examples=15)
+@given(
+    n=st.integers(12, 40),
+    groups=st.integers(1, 3),
+    seed=st.integers(0, 999),
+    target=st.sampled_from([0.2, 0.5, 0.8, 0.9]),  # whole numbers of examples in many groups: several minima
+    coarse=st.booleans(),
+    side=st.sampled_from(["covers", "covers, safe", "misses"]),
+)
+def test_of_several_minima_one_rule_decides(n, groups, seed, target, coarse, side):
+    """The end of all minima for the pattern, by two linear programs; the same to the bit in any order of rows."""
+    rng = np.random.default_rng(seed)
+    member = rng.random((n, groups)) < 0.45
+    scores = rng.standard_normal(n) + member @ np.arange(groups)
+    scores = np.round(scores) if coarse else scores
+
+    def table(order):
+        weight = torch.ones(1, n).double()
+        cell, kinds = pattern_ids(torch.tensor(member[order]))
+        mass = weight.new_zeros(1, len(kinds)).index_add_(1, cell, weight)
+        data = Folded(torch.tensor(scores[order]), cell, weight, mass, kinds, n)
+        return finite.phantom_thresholds(data, target, finite.all_patterns(groups), "covers" in side, "safe" in side)
+
+    found = table(np.arange(n))
+    assert torch.equal(found, table(rng.permutation(n)))
+    for pattern, lam in zip(finite.all_patterns(groups).numpy()[-3:], found.tolist()[-3:], strict=True):
+        end = end_of_minima(scores, member, pattern, target, side)
+        assert math.isinf(lam) if end is None else lam == pytest.approx(end, abs=1e-6)
+
+
+def end_of_minima(scores, member, pattern, target, side):
+    """Smallest (for safe coverage largest) threshold of the pattern over all minima, None if it is not bounded."""
+    n = len(scores)
+    x, row = np.c_[np.ones(n), member], np.r_[1.0, pattern]
+    cost = np.r_[-target * x.sum(0) - (target - (side == "misses")) * row, np.ones(n)]
+    over, bounds = np.c_[x, -np.eye(n)], [(None, None)] * len(row) + [(0, None)] * n
+    fine = {"bounds": bounds, "options": {"primal_feasibility_tolerance": 1e-10, "dual_feasibility_tolerance": 1e-10}}
+    least = linprog(cost, over, scores, **fine)
+    if least.status != 0:
+        return None
+    way = (-1 if side == "covers, safe" else 1) * np.r_[row, np.zeros(n)]
+    end = linprog(way, np.r_[over, cost[None]], np.r_[scores, least.fun + 1e-9], **fine)
+    return float(row @ end.x[: len(row)]) if end.status == 0 else None
 
 
 @pytest.mark.slow
@@ -99,12 +153,12 @@ def test_masks_stay_below_the_target_on_average(risk):
     assert bool((table.mean(0) <= 0.15 + 3 * table.std(0) / 60**0.5).all())
 
 
-@pytest.mark.parametrize("peer", ["mapie", "crepes", "rank"])
+@pytest.mark.parametrize("peer", ["mapie", "crepes", "torchcp", "rank"])
 @pytest.mark.parametrize("target", [0.5, 0.8, 0.9, 0.95])
 def test_one_group_is_at_the_rank_of_other_packages(peer, target):
-    """MAPIE's and crepes' threshold where they are installed, and ceil((n + 1) target) by hand."""
-    if peer != "rank":
-        pytest.importorskip(peer)
+    """MAPIE's, crepes' and TorchCP's threshold where they are installed, and ceil((n + 1) target) by hand."""
+    if peer != "rank" and importlib.util.find_spec(peer) is None:
+        pytest.skip(f"{peer} is not installed")
     for n in (20, 33, 50, 101, 333):
         scores = torch.rand(n, generator=torch.Generator().manual_seed(n), dtype=torch.float64)
         ours = gmc.QuantileHead(target, None, finite_sample=True).fit(scores)(torch.ones(1, 1, dtype=torch.bool)).item()
@@ -124,4 +178,7 @@ def peer_threshold(peer, scores, target):
         fitted = SplitConformalRegressor(zero, confidence_level=target, prefit=True)
         fitted.conformalize([[0.0]] * len(scores), scores.numpy())
         return float(fitted.predict_interval([[0.0]])[1].reshape(-1)[1])
+    if peer == "torchcp":  # the file by itself: the whole package needs others that it does not install
+        where = Path(importlib.util.find_spec(peer).origin).parent / "utils" / "common.py"
+        return float(runpy.run_path(str(where))["calculate_conformal_value"](scores, 1 - target))
     return float(scores.sort().values[math.ceil(round((len(scores) + 1) * target, 9)) - 1])

@@ -22,7 +22,7 @@ from torchgmc.engine.pinball import Pinball, independent
 
 Array = npt.NDArray[Any]
 #: Scores near the thresholds of the solved problem that are looked at; more where a threshold leaves them.
-WINDOW = 2048
+WINDOW = 256
 #: Entries of the tables of patterns by scores that are held at a time.
 ENTRIES = 1 << 20
 #: Thresholds are kept within so many widths of the scores around them.
@@ -60,25 +60,27 @@ def thresholds_with_one_more(
     seen[cell] = True
     # Coordinates in which the columns are independent.
     _, size, turn = torch.linalg.svd(problem.design[seen], full_matrices=False)
-    turn = turn[size > 1e-9 * size[0]].T  # (K, r)
+    turn, size = turn[size > 1e-9 * size[0]].T, size[size > 1e-9 * size[0]]  # (K, r), (r,)
     design, new = problem.design @ turn, rows @ turn
     found = torch.full_like(new[:, 0], torch.inf if gain > 0 else -torch.inf)
     todo = ((rows - new @ turn.T).abs().amax(1) <= 1e-7).nonzero()[:, 0]
     rest = scores - (problem.design @ theta)[cell]
     low, high = float(scores.min()), float(scores.max())
     width = max(high - low, abs(high) * 1e-9, 1e-300)
-    # Heavy scores far out on both sides of every cell: thresholds stay between them.
-    wall = torch.cat([design[seen], design[seen]])
-    ends = scores.new_tensor([low - FAR * width, high + FAR * width]).repeat_interleave(len(wall) // 2)
+    # Heavy scores far out on both sides of every coordinate: thresholds stay between them.
+    wall = torch.eye(len(size), dtype=theta.dtype, device=theta.device).repeat(2, 1)
+    far = FAR * width * len(problem.design) ** 0.5 / float(size[-1])
+    beside = torch.full_like(wall[:, 0], far)
+    beside[: len(size)] *= -1.0
+    ends = beside + wall @ (turn.T @ theta)
     heavy = (weight.sum() + abs(gain) + linear.abs().max()).expand(len(wall))
-    beside = ends - torch.linalg.lstsq(wall, (wall @ turn.T @ theta)[:, None]).solution[:, 0] @ wall.T
     window = WINDOW
     while len(todo):
         kept = rest.abs().topk(min(window, len(rest)), largest=False).indices
         x, h, w = (torch.cat(pair) for pair in ((design[cell[kept]], wall), (scores[kept], ends), (weight[kept], heavy)))
         outside = torch.ones_like(rest, dtype=torch.bool).scatter(0, kept, False)
         below = outside & (rest < 0)
-        target = linear @ turn - (weight * below) @ design[cell] + heavy[0] * design[seen].sum(0)
+        target = linear @ turn - (weight * below) @ design[cell] + heavy[0]
         begin = _begin(x, torch.cat([rest[kept], beside]), w)
         first = _walk(x, h, w, begin, target[None])
         floor, ceiling = _edges(scores, cell, below, outside & ~below, len(design))

@@ -28,8 +28,8 @@ from torchgmc.groups.cells import pattern_ids
 
 #: All patterns of membership are tabulated up to this many.
 ALL = 256
-#: Of all minima the one with the smallest thresholds: the target is lowered by this part of one example.
-TIE = 1e-5
+#: Of all minima the one with the pattern's smallest (or largest) threshold: so much of the added example is left out.
+TIE = 1e-6
 #: A threshold farther out than so many ranges of the scores has no finite value.
 FAR = 4.0
 
@@ -69,42 +69,25 @@ def phantom_thresholds(data: Folded, target: float, patterns: Tensor, covers: bo
         patterns: membership, bool ``(P, a)``.
         covers: the worst example is never at or below its threshold (coverage), so the safe side is up; else it always is
             (missed pixels), and the safe side is down.
-        safe: of several minima the one on the safe side; else the one with the smallest thresholds, which for coverage is the
-            rank of split conformal.
+        safe: of several minima the one that is safest for the pattern; else the one with its smallest threshold, which for
+            coverage is the rank of split conformal. Either way data decide, not where a search began.
     """
-    weight, mass = data.weight.sum(0), data.mass.sum(0)
+    order = data.cell.argsort(stable=True)
+    order = order[data.scores[order].argsort(stable=True)]  # the same rows in any order are one problem, to the last bit
+    scores, cell, weight, mass = data.scores[order], data.cell[order], data.weight.sum(0)[order], data.mass.sum(0)
     design, rows = (torch.cat([torch.ones_like(m[:, :1]), m], 1).double() for m in (data.member, patterns))
-    low, high = (float(v) for v in data.scores.aminmax())
+    low, high = float(scores[0]), float(scores[-1])
     width = max(high - low, abs(high) * 1e-9, 1e-12)
-    total = float(mass.sum())
-    aim = target + (TIE if covers and safe else -TIE) / (total + 1.0)
-    problem = Pinball(data.scores, data.cell, design)
-    linear = aim * (mass @ design)
+    problem = Pinball(scores, cell, design)
+    linear = target * (mass @ design)
     start = torch.zeros(1, design.shape[1], dtype=torch.float64, device=design.device)
-    start[0, 0] = weighted_quantile(data.scores, weight, aim * total)
+    start[0, 0] = weighted_quantile(scores, weight, target * float(mass.sum()))
     begin = solve(problem, weight[None], linear[None], torch.zeros_like(start), start, enough=0.1).theta[0]
     # Never covered, it adds to b only; always missed, it is below its threshold too.
-    lam = thresholds_with_one_more(problem, weight, linear, begin, rows, aim - (not covers))
-    lam = _onto_scores(lam, data.scores, width)
-    if covers and not safe:
-        lam = _by_itself(data, target, patterns, lam)
+    gain = target - (not covers) + (TIE if covers and safe else -TIE)
+    lam = _onto_scores(thresholds_with_one_more(problem, weight, linear, begin, rows, gain), scores, width)
     far = lam > high + FAR * width if covers else lam < low - FAR * width
     return torch.where(far, math.inf if covers else -math.inf, lam)
-
-
-def _by_itself(data: Folded, target: float, patterns: Tensor, lam: Tensor) -> Tensor:
-    """Where every pattern seen has its own threshold (groups that do not overlap), it is the rank of split conformal."""
-    seen = torch.cat([torch.ones_like(data.member[:, :1]), data.member], 1).double()
-    if int(torch.linalg.matrix_rank(seen)) < len(seen):
-        return lam
-    count = torch.bincount(data.cell, minlength=len(seen))
-    order = data.scores.argsort()
-    order = order[data.cell[order].argsort(stable=True)]
-    rank = conformal_rank(count, target)
-    own = data.scores[order][(count.cumsum(0) - count + rank - 1).clamp_max(len(order) - 1)]
-    own = torch.where(rank <= count, own, math.inf)
-    same = (patterns[:, None] == data.member[None]).all(2)  # (P, c)
-    return torch.where(same.any(1), own[same.to(torch.int64).argmax(1)], lam)
 
 
 def conformal_rank(count: Tensor, target: float) -> Tensor:
@@ -112,9 +95,8 @@ def conformal_rank(count: Tensor, target: float) -> Tensor:
     return torch.ceil((count.double() + 1.0) * target - 1e-9).long()
 
 
-def _onto_scores(lam: Tensor, scores: Tensor, width: float) -> Tensor:
+def _onto_scores(lam: Tensor, ordered: Tensor, width: float) -> Tensor:
     """Thresholds that equal a score but for rounding, made equal to it."""
-    ordered = scores.sort().values
     place = torch.searchsorted(ordered, lam).clamp(1, max(len(ordered) - 1, 1))
     sides = torch.stack([ordered[(place - 1).clamp_max(len(ordered) - 1)], ordered[place.clamp_max(len(ordered) - 1)]])
     nearest = sides.gather(0, (sides - lam).abs().argmin(0, keepdim=True))[0]
