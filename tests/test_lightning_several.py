@@ -121,3 +121,40 @@ def test_a_wrong_adapter_or_name_is_found_before_training(tmp_path):
         with pytest.raises((ValueError, RuntimeError), match=message):
             trainer(tmp_path, *wrong).fit(module, DataLoader(label_maps(32, 0), batch_size=16))
     assert not steps
+
+
+class Rows(LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.network = torch.nn.Linear(2, 1)
+
+    def forward(self, x):
+        return self.network(x).squeeze(1).sigmoid()
+
+    def training_step(self, batch, index):
+        return torch.nn.functional.binary_cross_entropy(self(batch["x"]), batch["y"].float())
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def test_a_head_that_learns_beside_another(tmp_path):
+    """Both in ``module.calibrated`` after training, and in the module that is loaded again."""
+    g = torch.Generator().manual_seed(0)
+    x = torch.rand(300, 2, generator=g)
+    y = torch.rand(300, generator=g) < 0.2 + 0.6 * (x[:, 1] > 0.5)
+    known = [{"x": x[i], "y": y[i], "groups": x[i, :1] > 0.5} for i in range(300)]
+    heads = {"plain": gmc.ProbabilityHead(None, ["a"]), "learned": gmc.ProbabilityHead(None, learn=gmc.Trees(1, trees=3))}
+    callbacks = [
+        CalibrationCallback(head, DataLoader(known, 100), name=name, features="x" if name == "learned" else None)
+        for name, head in heads.items()
+    ]
+    module, saver = Rows(), ModelCheckpoint(tmp_path, save_last=True)
+    trainer(tmp_path, *callbacks, saver, enable_checkpointing=True).fit(module, DataLoader(known[:100], 100))
+    again = Rows.load_from_checkpoint(tmp_path / "last.ckpt").eval()
+    restore(again, tmp_path / "last.ckpt")
+    with torch.no_grad():
+        want = {"plain": heads["plain"](module(x), x[:, :1] > 0.5), "learned": heads["learned"](module(x), features=x)}
+        for one in (module, again):
+            found = one.calibrated(x, x[:, :1] > 0.5, features=x)
+            assert list(found) == list(want) and all(torch.equal(found[name], want[name]) for name in want)

@@ -514,10 +514,12 @@ def _remember(module: "LightningModule", name: str, model: CalibratedModel) -> N
     known = module.__dict__.setdefault("calibrations", {})
     known[name] = model
     if len(known) > 1:
-        heads = {re.sub(r"\W", "_", one): part.head for one, part in known.items()}
-        adapters = {re.sub(r"\W", "_", one): part.adapter for one, part in known.items()}
+        parts = {re.sub(r"\W", "_", one): part for one, part in known.items()}
+        heads, adapters = ({one: getattr(part, what) for one, part in parts.items()} for what in ("head", "adapter"))
         sources = {part.group_key: part.group_source or part.group_key for part in known.values()}
-        model = ManyHeads(_Plain(module), heads, adapters, next(iter(sources.values())) if len(sources) == 1 else None)
+        features = {one: part.feature_source for one, part in parts.items() if part.takes_features}
+        groups = next(iter(sources.values())) if len(sources) == 1 else None
+        model = ManyHeads(_Plain(module), heads, adapters, groups, features or None)
     module.__dict__["calibrated"] = model
 
 

@@ -87,3 +87,54 @@ def test_one_head_after_another(format, tmp_path):
     assert torch.equal(model(probs, who), second(first(probs, who), who[:, 1:]))
     assert torch.equal(model(probs, groups=who), model(probs, who))
     model.export(tmp_path / "model.bin", format=format, example_inputs=(probs[:3], who[:3]))
+
+
+@pytest.fixture(scope="module")
+def rows():
+    """Rows of a model blind to its second input, and heads for it: two that learn, and one with groups."""
+    g = torch.Generator().manual_seed(2)
+    x, who = torch.rand(800, 2, generator=g), torch.rand(800, 1, generator=g) < 0.5
+    net = torch.nn.Sequential(torch.nn.Linear(2, 1), torch.nn.Flatten(0), torch.nn.Sigmoid()).requires_grad_(False)
+    net[0].weight.copy_(torch.tensor([[1.0, 0.0]]))
+    y = torch.rand(800, generator=g) < torch.sigmoid(x[:, 0] + 3 * (x[:, 1] > 0.5) - 1)
+    options = {"alpha": None, "learn": gmc.Trees(depth=1, trees=5)}
+    return net, x, who, {
+        "learned": gmc.ProbabilityHead(**options).fit(net(x), y, features=x),
+        "named": gmc.ProbabilityHead(None, ["a"]).fit(net(x), y, who),
+        "miss": gmc.QuantileHead(0.9, **options).fit(torch.rand(800, generator=g) * (1 + 4 * (x[:, 1] > 0.5)), features=x),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_heads_that_learn_beside_others(rows, format, tmp_path):
+    net, x, who, heads = rows
+    want = {
+        "learned": heads["learned"](net(x), features=x),
+        "named": heads["named"](net(x), who),
+        "miss": heads["miss"](features=x),
+    }
+    assert float(want["learned"].std()) > 2 * float(net(x).std()) and len(heads["miss"].learned)  # they did learn
+    passed, computed = gmc.attach(net, heads), gmc.attach(net, heads, features=torch.nn.Identity())
+    half = gmc.attach(net, heads, features={"miss": torch.nn.Identity()})
+    for model, keywords in ((passed, {"features": x}), (computed, {}), (half, {"features": x})):
+        found = model(x, who, **keywords)
+        assert all(torch.equal(found[name], want[name]) for name in want)
+    path = half.export(tmp_path / "model.bin", format, (x[:3], who[:3], x[:3]))  # compared with the model in writing
+    if format == "torchscript":
+        loaded = torch.jit.load(str(path))(x, who, x)
+        assert all(torch.equal(loaded[name], want[name]) for name in want)
+
+
+def test_features_of_several_heads_are_for_those_that_learn(rows):
+    net, x, who, heads = rows
+    with pytest.raises(ValueError, match="`features` is missing"):
+        gmc.attach(net, heads)(x, who)
+    with pytest.raises(TypeError, match="`features` must be for heads made with `learn`, which are none"):
+        gmc.attach(net, [heads["named"]], features=torch.nn.Identity())
+    with pytest.raises(TypeError, match="which are learned, miss"):
+        gmc.attach(net, heads, features={"named": torch.nn.Identity()})
+    with pytest.raises(TypeError, match="`features` must be a module or function of the model's input, got Tensor"):
+        gmc.attach(net, heads, features=x)
+    for kind in (gmc.PredictionSets, gmc.Intervals):  # and says what to do instead
+        with pytest.raises(ValueError, match="gmc.attach.model, head, features=...."):
+            kind(net, heads["miss"])

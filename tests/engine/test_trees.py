@@ -131,3 +131,15 @@ def test_nothing_is_kept_of_noise() -> None:
     z = torch.zeros(500, 1, dtype=torch.float64)
     found = trees.boost(trees.code(columns, equal, 16), z, z, loss, 100, 3, 100, 0.2, 10.0, 3.0)
     assert len(found.trees) <= 3
+
+
+def test_one_split_is_the_best_column_whatever_the_first_draw_of_roots() -> None:
+    """A stump has no second split; columns without any use before the useful one must not end the search."""
+    columns = torch.zeros(400, 4)
+    columns[:, 3] = torch.rand(400, generator=torch.Generator().manual_seed(0))
+    scores = 1 + 4 * (columns[:, 3] > 0.5).double() * torch.rand(400, generator=torch.Generator().manual_seed(1))
+    z = torch.full((400, 1), float(scores.quantile(0.9)), dtype=torch.float64)
+    loss = trees.pinball(scores, torch.ones(400, dtype=torch.float64), 0.9)
+    coded = trees.code(columns, torch.zeros(4, dtype=torch.bool), 16)
+    found = trees.boost(coded, z, z, loss, 100, 1, 40, 0.2, 3.0, 1.0)
+    assert len(found.trees) >= 3 and all(int(tree.column[0]) == 3 for tree in found.trees)

@@ -24,7 +24,7 @@ def attach(
     adapter: Any = None,
     mode: str = "hard",
     temperature: float = 0.1,
-    features: nn.Module | Callable[..., Tensor] | None = None,
+    features: nn.Module | Callable[..., Tensor] | Mapping[str, Any] | None = None,
     returns: str = "output",
 ) -> "CalibratedModel":
     """Attach a head to a trained model, or several.
@@ -48,7 +48,7 @@ def attach(
         temperature: of the soft modes.
         features: for a head made with ``learn``: a module or function that computes them from the model's own (first) input
             (for a model of tables the input itself, ``features=lambda x: x``); None: the argument ``features=`` of each call
-            (the last of ``example_inputs`` when it is exported).
+            (the last of ``example_inputs`` when it is exported). Of several heads one for all that learn, or by name.
         returns: ``"output"``, the model's own type of output with the head's result in it, or ``"result"``, only the result: a
             tensor, as exported files return it. (Several heads return a dict of results, here and in files.)
 
@@ -89,10 +89,8 @@ def attach(
             f"`groups` must be None (passed at each call), a batch key, or a module that computes the membership from "
             f"the input, got {type(groups).__name__}; pass a fixed membership when you call the model."
         )
-    if several and features is not None:
-        raise TypeError("`features` are for one head made with `learn`, which is attached by itself.")
     if several:
-        return ManyHeads(model, *_named(model, head, adapter), groups).soften(mode, temperature)
+        return ManyHeads(model, *_named(model, head, adapter), groups, features).soften(mode, temperature)
     assert isinstance(head, Head)
     made = CalibratedModel(model, head, groups, adapt(model, head, adapter), features)
     made.returns = returns
@@ -208,11 +206,20 @@ class CalibratedModel(nn.Module):
         """The model's output, calibrated."""
         args, kwargs, member = self.divide(inputs, groups, kwargs)
         features = kwargs.pop("features", None) if self.takes_features else None
-        if self.takes_features and features is None and self.feature_source is not None:
-            features = self.feature_source(_first(args, kwargs))
         output = self.run(args, kwargs, member)
-        result = self.apply_head(output, member, named(args, kwargs), features)
+        result = self.apply_head(output, member, named(args, kwargs), self.features(args, kwargs, features))
         return result if self.returns == "result" else self.adapter.replace(output, result)
+
+    @property
+    def needs_features(self) -> bool:
+        """Whether a call must pass them."""
+        return self.takes_features and self.feature_source is None
+
+    def features(self, args: tuple[Any, ...], kwargs: dict[str, Any], given: Any) -> Any:
+        """What a head made with ``learn`` looks at: passed, or computed from the model's input."""
+        if given is not None or not self.takes_features or self.feature_source is None:
+            return given
+        return self.feature_source(_first(args, kwargs))
 
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any], member: Tensor | None) -> Any:
         """The model's output; a model with a head of its own gets its groups too."""
@@ -341,14 +348,21 @@ class ManyHeads(CalibratedModel):
         reader: ``reader.groups`` are the names of the columns of a membership.
     """
 
-    def __init__(self, model: nn.Module, heads: Mapping[str, Head], adapters: Mapping[str, Adapter], groups: Any) -> None:
+    def __init__(
+        self, model: nn.Module, heads: Mapping[str, Head], adapters: Mapping[str, Adapter], groups: Any, features: Any = None
+    ) -> None:
         if any("." in name or not name.isidentifier() for name in heads):
             raise ValueError(f"names of heads must be words, as they name outputs, got {', '.join(map(repr, heads))}.")
         first = next(iter(heads))
-        if any(getattr(one, "learns", False) for one in heads.values()):
-            raise TypeError("a head made with `learn` needs features, and is attached by itself; attach the others as a list.")
+        learning = [name for name, one in heads.items() if getattr(one, "learns", False)]
+        if features is not None and (not learning or (isinstance(features, Mapping) and not set(features) <= set(learning))):
+            raise TypeError(f"`features` must be for heads made with `learn`, which are {', '.join(learning) or 'none'}.")
+        sources = features if isinstance(features, Mapping) else dict.fromkeys(learning, features)
         super().__init__(model, heads[first], groups, adapters[first])
-        self.parts = nn.ModuleDict({name: CalibratedModel(model, one, None, adapters[name]) for name, one in heads.items()})
+        self.parts = nn.ModuleDict(
+            {name: CalibratedModel(model, one, None, adapters[name], sources.get(name)) for name, one in heads.items()}
+        )
+        self.takes_features = bool(learning)
         below = [model.reader] if isinstance(model, CalibratedModel) and self.below else []
         self.__dict__["reader"] = reader = Readers([*below, *heads.values()])
         self.takes_groups, self.may_take_groups = reader.grouped, any(one.may_take_groups for one in heads.values())
@@ -363,6 +377,11 @@ class ManyHeads(CalibratedModel):
             part.soften(mode, temperature)  # type: ignore[operator]
         return self
 
+    @property
+    def needs_features(self) -> bool:
+        """Whether a call must pass them: some head looks at them, and nothing computes them."""
+        return any(part.needs_features for part in self.parts.values())
+
     def heads(self) -> dict[str, Head]:
         """By name."""
         return {name: part.head for name, part in self.parts.items()}  # type: ignore[misc]
@@ -370,8 +389,12 @@ class ManyHeads(CalibratedModel):
     def forward(self, *inputs: Any, groups: Any = None, **kwargs: Any) -> dict[str, Any]:
         """The result of every head, by name."""
         args, kwargs, member = self.divide(inputs, groups, kwargs)
+        given = kwargs.pop("features", None) if self.takes_features else None
         output = self.run(args, kwargs, member)
-        found = {name: part.apply_head(output, member, named(args, kwargs)) for name, part in self.parts.items()}  # type: ignore[operator]
+        found = {
+            name: part.apply_head(output, member, named(args, kwargs), part.features(args, kwargs, given))  # type: ignore[operator]
+            for name, part in self.parts.items()
+        }
         return {name: value[1] if isinstance(value, tuple) else value for name, value in found.items()}
 
 

@@ -56,7 +56,8 @@ class Flat(nn.Module):
         self.columns, self.below_columns = calibrated.columns, calibrated.below_columns
         self.parts = nn.ModuleDict()
         if isinstance(calibrated, ManyHeads):
-            self.parts.update({name: Flat(part, names, keywords, grouped, False) for name, part in calibrated.parts.items()})  # type: ignore[arg-type]
+            for name, part in calibrated.parts.items():
+                self.parts[name] = Flat(part, names, keywords, grouped, part.needs_features)  # type: ignore[arg-type]
         self.head = copy.deepcopy(calibrated.head)
         self.head.statistics = None  # a file holds the state, not the data
         self.head.report = None
@@ -93,7 +94,10 @@ class Flat(nn.Module):
         raw = self.raw(inputs, member)
         if not len(self.parts):
             return self.finish(self.adapter.scores(raw), member, inputs, self.features(tensors))
-        found = {name: part.finish(part.adapter.scores(raw), member, inputs) for name, part in self.parts.items()}  # type: ignore[operator, union-attr]
+        found = {
+            name: part.finish(part.adapter.scores(raw), member, inputs, part.features(tensors))
+            for name, part in self.each().items()
+        }
         return {name: value[1] if isinstance(value, tuple) else value for name, value in found.items()}
 
     def inputs(self, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -148,7 +152,7 @@ def flatten(model: CalibratedModel, example: Any) -> tuple[Flat, tuple[Tensor, .
         raise ValueError("`example_inputs` is empty; pass the arguments of one call, e.g. (images, groups).")
     given = "groups" in kwargs or (model.group_key or "groups") in kwargs
     asked = (model.takes_groups and model.group_source is None) or (given and (model.takes_groups or model.may_take_groups))
-    featured = model.takes_features and model.feature_source is None
+    featured = model.needs_features
     features = kwargs.pop("features", None) if featured else None
     if featured and features is None and len(inputs) > 1:
         inputs, features = inputs[:-1], inputs[-1]

@@ -120,7 +120,10 @@ class _Conformal(CalibratedModel):
         if getattr(head, "takes", "") != "groups":
             raise TypeError(f"`head` must be a QuantileHead (finite_sample=True for a guarantee), got {type(head).__name__}.")
         if head.bins is not None or head.learns:
-            raise ValueError("`head` must be a QuantileHead without `bins` or `learn`: thresholds must depend on groups only.")
+            raise ValueError(
+                "`head` must be a QuantileHead without `bins` or `learn`: thresholds must depend on groups only. Attach such a "
+                "head itself, gmc.attach(model, head, features=...): it returns the output and the threshold."
+            )
         model = nn.Identity() if model is None else model
         super().__init__(model, head, groups, adapt(model, head, adapter))
         self.ending = ending

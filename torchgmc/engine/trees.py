@@ -283,7 +283,7 @@ def boost(
         first = min(len(trees) * size % max(1, train), train - size)
         rows = slice(first, first + size)
         slope, curvature = (_grain(part) for part in loss.slopes(z[rows], rows))
-        roots = _roots(len(trees), len(coded.codes), z.device)
+        roots = _roots(len(trees), len(coded.codes), z.device) if depth > 1 else None  # one split has no partner to find
         tree = grow(coded.pick(rows), slope, curvature, depth, ridge, least, roots)
         if not bool((tree.gain > 0).any()):
             break
