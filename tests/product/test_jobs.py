@@ -99,3 +99,21 @@ def test_your_own_risk_and_error(run) -> None:
     assert float(made["head"].audit(made["scores"], made["truth"], made["member"]).max_violation) < 0.06
     error = (made["better"] - made["outcome"]).double()
     assert all(abs(float(error[k::2].mean())) * 0.5 <= 0.0101 for k in range(2))
+
+
+def lines(code: str) -> int:
+    return sum(bool(line.strip()) and not line.strip().startswith("#") for line in code.splitlines())
+
+
+def test_lines_of_code_are_as_the_table_says() -> None:
+    """Today's from the blocks, the first version's from the page that keeps them."""
+    table = re.findall(r"^\| ([^|]+) \| (\d+)[^|]* \| (\d+) \| [^|]+ \|$", PAGE, flags=re.MULTILINE)
+    said = {job.strip(): (int(first), int(today)) for job, first, today in table}
+    blocks = re.compile(r"^```python\n(.*?)^```", flags=re.MULTILINE | re.DOTALL)
+    *causal, masked = map(lines, blocks.findall((ROOT / "notebooks" / "language.md").read_text(encoding="utf-8")))
+    today = [*map(lines, blocks.findall(PAGE)), sum(causal), masked]
+    page = (ROOT / "benchmarks" / "results" / "jobs.md").read_text(encoding="utf-8")
+    first = [*map(lines, blocks.findall(page)), masked]
+    assert list(said.values()) == list(zip(first, today, strict=True))
+    for job, title in zip(said, re.findall(r"^## (.*)", page, flags=re.MULTILINE), strict=False):
+        assert title.startswith(job) and any(one.startswith(job.split(",")[0]) for one in SECTIONS)
