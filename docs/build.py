@@ -58,7 +58,7 @@ def main(folder: str) -> int:
         pages[f"{path.stem}.html"] = (path.stem.replace("_", " "), notebook(json.loads(path.read_text(encoding="utf-8"))))
     listed = "".join(f"\n- [{title}]({name})" for name, (title, _) in pages.items())
     reference = "".join(f"\n- [{name}]({name.replace('.', '/')}.html)" for name in MODULES)
-    first = readme.split("\n\n")[1]
+    first = next(part for part in readme.split("\n\n")[1:] if not part.startswith("[!"))  # after the badges
     pages["index.html"] = ("torchgmc", f"# torchgmc\n\n{first}\n\n## Pages\n{listed}\n\n## Reference\n{reference}\n")
     for name, (title, text) in pages.items():
         body = re.sub(r'href="([\w-]+)\.(?:ipynb|md)', r'href="\1.html', str(to_html(text)))

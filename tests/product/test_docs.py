@@ -62,3 +62,20 @@ def test_security_names_what_exists():
             thing = getattr(thing, part)
     for path in re.findall(r"`(tests/[\w/.]+)`", text):
         assert (ROOT / path).is_file(), path
+
+
+def test_badges_say_what_is_so():
+    """The versions that are required and tried, and the licence; the host draws that of the workflow."""
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    oldest = re.search(r'^requires-python = ">=([\d.]+)"', project, flags=re.MULTILINE).group(1)
+    versions = re.search(r"^\| Python \| ([\d.]+) \| ([\d.]+) \|", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"), re.M)
+    licence = re.search(r'^license = "(.*)"', project, flags=re.MULTILINE).group(1)
+    ci = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text(encoding="utf-8"))
+    run = [one["python"] for one in ci["jobs"]["test"]["strategy"]["matrix"]["include"]]
+    assert list(versions.groups()) == run and oldest == run[0]
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    for name, said in (("python", f"{run[0]} to {run[1]}"), ("licence", licence)):
+        drawn = (ROOT / f"notebooks/figures/{name}.svg").read_text(encoding="utf-8")
+        (alt,) = re.findall(rf"!\[(.*)\]\(notebooks/figures/{name}\.svg\)", readme)
+        assert re.findall(r">([^<>\n]+)</text>", drawn)[1] == said and alt.lower() == f"{name} {said}".lower()
+    assert "Apache License" in (ROOT / "LICENSE").read_text(encoding="utf-8") and licence == "Apache-2.0"
