@@ -41,7 +41,7 @@ def absolute_residual(prediction: Tensor, y: Tensor) -> Tensor:
         >>> absolute_residual(torch.tensor([1.0, 2.0]), torch.tensor([1.5, 0.0]))
         tensor([0.5000, 2.0000])
     """
-    _check_rows(prediction=prediction, y=y)
+    prediction, y = _check_rows(prediction=prediction, y=y)
     return (y - prediction).abs()
 
 
@@ -52,7 +52,7 @@ def interval(prediction: Tensor, threshold: Tensor) -> tuple[Tensor, Tensor]:
         >>> interval(torch.tensor([1.0, 2.0]), torch.tensor([0.5, 1.0]))
         (tensor([0.5000, 1.0000]), tensor([1.5000, 3.0000]))
     """
-    threshold = _like(threshold, prediction)
+    threshold, prediction = _like(threshold, prediction)
     return prediction - threshold, prediction + threshold
 
 
@@ -67,7 +67,7 @@ def cqr(low: Tensor, high: Tensor, y: Tensor) -> Tensor:
         >>> cqr(torch.zeros(3), torch.ones(3), torch.tensor([-0.5, 0.25, 2.0]))
         tensor([ 0.5000, -0.2500,  1.0000])
     """
-    _check_rows(low=low, high=high, y=y)
+    low, high, y = _check_rows(low=low, high=high, y=y)
     return torch.maximum(low - y, y - high)
 
 
@@ -78,14 +78,15 @@ def cqr_interval(low: Tensor, high: Tensor, threshold: Tensor) -> tuple[Tensor, 
         >>> cqr_interval(torch.zeros(1), torch.ones(1), torch.tensor([0.25]))
         (tensor([-0.2500]), tensor([1.2500]))
     """
-    if checks.ordinary("high", high).shape != checks.ordinary("low", low).shape or high.device != low.device:
+    low, high = checks.ordinary("low", low), checks.ordinary("high", high)
+    if high.shape != low.shape or high.device != low.device:
         raise ValueError(
             f"`high` must match `low`, {tuple(low.shape)} on {low.device}, got {tuple(high.shape)} on {high.device}."
         )
     if checks.numbers("high", high).dtype == torch.bool:
         raise TypeError(f"`high` must hold numbers, got {high.dtype}.")
     _not_nan(high=high)
-    threshold = _like(threshold, low)
+    threshold, low = _like(threshold, low)
     return low - threshold, high + threshold
 
 
@@ -321,9 +322,9 @@ def of_label(scores: Tensor, labels: Tensor) -> Tensor:
     return scores.gather(1, labels.long()[:, None])[:, 0]
 
 
-def _check_rows(**tensors: Tensor) -> None:
+def _check_rows(**given: Tensor) -> Sequence[Tensor]:
+    tensors = {name: checks.numbers(name, checks.ordinary(name, value)) for name, value in given.items()}
     for name, value in tensors.items():
-        checks.numbers(name, checks.ordinary(name, value))
         if value.dtype == torch.bool:
             raise TypeError(f"`{name}` must hold numbers, got {value.dtype}.")
     if len({value.device for value in tensors.values()}) > 1:
@@ -337,9 +338,10 @@ def _check_rows(**tensors: Tensor) -> None:
             f"trailing dimension)."
         )
     _not_nan(**tensors)
+    return list(tensors.values())
 
 
-def _like(threshold: Tensor, prediction: Tensor) -> Tensor:
+def _like(threshold: Tensor, prediction: Tensor) -> tuple[Tensor, Tensor]:
     threshold, prediction = checks.ordinary("threshold", threshold), checks.ordinary("prediction", prediction)
     checks.numbers("threshold", threshold)
     checks.numbers("prediction", prediction)
@@ -352,4 +354,4 @@ def _like(threshold: Tensor, prediction: Tensor) -> Tensor:
             f"`threshold` must have one entry per prediction, shape {tuple(prediction.shape)}, got {tuple(threshold.shape)}."
         )
     _not_nan(threshold=threshold, prediction=prediction)
-    return threshold.to(prediction.dtype)
+    return threshold.to(prediction.dtype), prediction

@@ -217,3 +217,33 @@ def test_lightning_with_learned_groups(source, tmp_path):
     same(callback.head, want)
     more = {} if source is None else {"features": batch[source]}
     torch.testing.assert_close(module.calibrated(x, **more), want(x[:, 0], features=x if source is None else batch[source]))
+
+
+@pytest.mark.parametrize("kind", ["pandas", "polars"])
+def test_frames_of_numbers_are_matrices_and_frames_of_groups_are_columns(kind):
+    """Of one call both: probabilities as a frame, groups as another; and columns where no head is."""
+    frame = pytest.importorskip(kind).DataFrame
+    g = torch.Generator().manual_seed(0)
+    probs, labels = torch.rand(200, 3, generator=g).softmax(1), torch.randint(3, (200,), generator=g)
+    table = frame({f"class {k}": probs[:, k].numpy() for k in range(3)})
+    people = frame({"age": (torch.arange(200) % 3).numpy()})  # numbers too, and still columns
+    y = frame({"y": labels.numpy()})["y"]
+    groups = gmc.Groups.from_columns(people)
+    head, plain = (gmc.ProbabilityHead(0.01, groups, num_classes=3, bins=None) for _ in range(2))
+    head.fit(table, y, people)
+    plain.fit(probs, labels, groups.membership)
+    assert torch.equal(head(table, people), plain(probs, groups.membership))
+    assert torch.equal(head(probs=table, groups=people), head(table, groups))
+    assert str(head.audit(table, y, people)) == str(plain.audit(probs, labels, groups.membership))
+    sets = gmc.PredictionSets(None, gmc.QuantileHead(0.8, None, groups, finite_sample=True), "lac").fit(table, y, people)
+    assert torch.equal(sets(table, people), sets(probs, groups.membership))
+    assert sets.measure(table, y, people) == sets.measure(probs, labels, groups)
+    first, second = table["class 0"], table["class 1"]
+    assert torch.equal(gmc.conformity.absolute_residual(first, second), (probs[:, 1] - probs[:, 0]).abs())
+    assert torch.equal(gmc.conformity.interval(first, second)[1], probs[:, 0] + probs[:, 1])
+    low, high = gmc.conformity.cqr_interval(first.to_numpy(), second.to_numpy(), first)
+    assert torch.equal(torch.stack([low, high]), torch.stack([probs[:, 0] - probs[:, 0], probs[:, 1] + probs[:, 0]]))
+    assert torch.equal(gmc.conformity.lac(table, y), gmc.conformity.lac(probs, labels))
+    assert torch.equal(gmc.violations(groups, first), gmc.violations(groups, probs[:, 0]))
+    moved = gmc.solve(first, lambda f: f - 0.5, groups, alpha=0.01)
+    assert torch.equal(moved.f, gmc.solve(probs[:, 0], lambda f: f - 0.5, groups, alpha=0.01).f)

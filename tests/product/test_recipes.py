@@ -1,11 +1,17 @@
-"""Models of other packages, tiny and not trained, with label maps: the lines a user writes for each."""
+"""notebooks/recipes.md: models of other packages, tiny and not trained, with label maps."""
+
+import re
 
 import pytest
 import torch
-from torch.nn import functional
 
 import torchgmc as gmc
+from gmctest import ROOT
 
+PAGE = (ROOT / "notebooks" / "recipes.md").read_text(encoding="utf-8")
+RECIPES = {}
+for block in re.findall(r"^```python\n(.*?)^```", PAGE, flags=re.MULTILINE | re.DOTALL):
+    exec(compile(block, "recipes.md", "exec"), RECIPES)
 GROUPS = ["even", "odd"]
 ADAPTER = {"channel": 2, "ignore_index": 255}
 
@@ -21,10 +27,9 @@ def pictures(n=4, size=32, channels=3):
 def calibrated(net, adapter, images, labels, who):
     """Fit on one batch, attach, and check the mask against thresholds by hand; returns the scores that were used."""
     head = gmc.ThresholdHead(0.2, None, GROUPS, resolution="exact")  # scores of an untrained model are all alike
-    model = gmc.attach(net.eval(), head, adapter=adapter)
+    model = RECIPES["calibrate"](net, adapter, [(images, labels, who)], head)
     with torch.no_grad():
         output = net(images)
-        head.fit(**model.adapter.observation(head, output, adapter.split((images, labels, who))))
         scores, result = model.adapter.scores(output), model(images, who)
     mask = result if isinstance(result, torch.Tensor) else result["calibrated" if "calibrated" in result else "out"]
     assert mask.dtype == torch.bool and torch.equal(mask, scores > head.threshold(who)[:, None, None].to(scores.dtype))
@@ -43,17 +48,6 @@ def test_torchvision_segmentation(name):
     torch.testing.assert_close(scores, net(images)["out"].softmax(1)[:, 2])
 
 
-class Instances(gmc.Adapter):
-    """Mask R-CNN: the score of a pixel is that of the best instance of the class on it."""
-
-    def scores(self, output):
-        found = [one["masks"][:, 0] * (one["scores"] * (one["labels"] == self.channel))[:, None, None] for one in output]
-        return torch.stack([one.amax(0) if len(one) else one.new_zeros(one.shape[1:]) for one in found])
-
-    def replace(self, output, result):
-        return result
-
-
 def test_torchvision_mask_rcnn():
     detection = pytest.importorskip("torchvision").models.detection
     images, labels, who = pictures(size=32)
@@ -66,7 +60,7 @@ def test_torchvision_mask_rcnn():
         box_score_thresh=0.0,
         box_detections_per_img=5,
     ).eval()
-    adapter = Instances(channel=2)
+    adapter = RECIPES["Instances"](channel=2)
     head = gmc.ThresholdHead(0.2, None, GROUPS)
     model = gmc.attach(net, head, adapter=adapter)
     with torch.no_grad():
@@ -84,13 +78,6 @@ def test_segmentation_models_pytorch():
     calibrated(net, gmc.Adapter(activation="softmax", **ADAPTER), images, labels, who)
 
 
-class Upsampled(gmc.Adapter):
-    """SegFormer's logits are a quarter as high and wide as the picture."""
-
-    def activate(self, raw):
-        return super().activate(functional.interpolate(raw, scale_factor=4, mode="bilinear", align_corners=False))
-
-
 def test_transformers_segformer():
     transformers = pytest.importorskip("transformers")
     config = transformers.SegformerConfig(
@@ -106,19 +93,17 @@ def test_transformers_segformer():
         num_labels=3,
     )
     images, labels, who = pictures()
-    calibrated(transformers.SegformerForSemanticSegmentation(config), Upsampled(**ADAPTER), images, labels, who)
+    net = transformers.SegformerForSemanticSegmentation(config)
+    calibrated(net, RECIPES["Upsampled"](**ADAPTER), images, labels, who)
+    with pytest.raises(ValueError, match=r"\(4, 8, 8\), got \(4, 32, 32\); .*interpolate"):  # says what to do
+        calibrated(net, gmc.Adapter(**ADAPTER), images, labels, who)
 
 
 def test_monai_unet_and_sliding_windows():
     nets = pytest.importorskip("monai.networks.nets")
-    inferers = pytest.importorskip("monai.inferers")
     net = nets.UNet(spatial_dims=2, in_channels=1, out_channels=3, channels=(4, 8), strides=(2,)).eval()
     images, labels, who = pictures(channels=1)
     adapter = gmc.Adapter(activation="softmax", **ADAPTER)
     calibrated(net, adapter, images, labels[:, None], who)  # MONAI's label maps have a channel
 
-    class Windows(torch.nn.Module):
-        def forward(self, x):
-            return inferers.sliding_window_inference(x, (16, 16), 2, net)
-
-    calibrated(Windows(), adapter, images, labels, who)
+    calibrated(RECIPES["Windows"](net), adapter, images, labels, who)

@@ -299,7 +299,7 @@ class Adapter:
         if left_out is not None:
             pixels = ~left_out if pixels is None else checks.numbers("pixel_weight", pixels).masked_fill(left_out, 0)
         found = {"masks": like_scores(target, scores)}
-        if pixels is None:
+        if pixels is None or found["masks"].shape != scores.shape:  # the head says what is wrong with the masks
             return found
         pixels = checks.numbers("pixel_weight", pixels).to(scores.device)
         if pixels.dim() == scores.dim() - 1:

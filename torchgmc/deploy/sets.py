@@ -131,10 +131,16 @@ class _Conformal(CalibratedModel):
     def forward(self, *inputs: Any, groups: Any = None, **kwargs: Any) -> Tensor:
         """Bool sets ``(n, C)``, or both ends ``(n, 2)``, whatever type of output the model has."""
         args, kwargs, member = self.divide(inputs, groups, kwargs)
-        found = self.adapter.scores(self.model(*args, **kwargs))
+        found = self._output(args, kwargs)
         self.check_output(found)
         answer: Tensor = self.ending(found, self.thresholds(None if member is None else member.to(found.device), len(found)))
         return answer
+
+    def _output(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+        """What scores are computed from; without a model it may come as an array or a frame."""
+        if isinstance(self.model, nn.Identity):
+            args = tuple(map(checks.tensor_of, args))
+        return self.adapter.scores(self.model(*args, **kwargs))
 
     def fit(self: _Same, inputs: Any, y: Any, groups: Any = None, **options: Any) -> _Same:
         """Fit the head on calibration data: the model's input, the truth ``(n,)``, and the groups; returns the module.
@@ -177,7 +183,7 @@ class _Conformal(CalibratedModel):
         with torch.no_grad(), evaluating(self.model):
             for batch in batches:
                 part = self.adapter.split(batch)
-                output = self.adapter.scores(self.model(*part.args, **part.kwargs))
+                output = self._output(part.args, part.kwargs)
                 y = checks.numbers("y", part.target).to(output.device)
                 member = self.reader.check_groups(part.groups, len(output), output.device) if self.reader.grouped else None
                 rows.append((self._score(output, y), y, member))

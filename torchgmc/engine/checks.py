@@ -144,8 +144,8 @@ def names(groups: Any) -> list[str]:
 
 
 def tensor_of(value: Any) -> Any:
-    """An array, or a column of pandas or polars, as a tensor; anything else as it is."""
-    if isinstance(value, np.ndarray) or (hasattr(value, "to_numpy") and not hasattr(value, "columns")):
+    """An array, or a column or a frame of numbers of pandas or polars, as a tensor; anything else as it is."""
+    if isinstance(value, np.ndarray) or hasattr(value, "to_numpy"):
         array = np.asarray(value if isinstance(value, np.ndarray) else value.to_numpy())
         if array.dtype.kind in "biuf" and array.dtype != np.longdouble:
             return torch.from_numpy(array.astype(array.dtype.newbyteorder("="), copy=True))
@@ -232,7 +232,7 @@ def binary(name: str, given: Any, like: Tensor, other: str = "scores") -> Tensor
 
 
 def _about_channels(name: str, value: Tensor, like: Tensor) -> str:
-    """What to do when shapes differ only in a channel dimension."""
+    """What to do when shapes differ only in a channel dimension, or in height and width."""
     more = like.dim() - value.dim()
     if more == 1 and like.shape[1] == 1:
         return "; drop the channel with `scores.squeeze(1)`"
@@ -241,6 +241,8 @@ def _about_channels(name: str, value: Tensor, like: Tensor) -> str:
     if (more == 1 or (more == 0 and value.dim() > 1 and value.shape[1] == 1)) and like.shape[1] > 1:
         channel = "1:2" if more == 0 else "1"
         return f"; take the channel of one class, `scores[:, {channel}]`, or make the head with `num_classes`"
+    if more == 0 and value.dim() > 2 and value.shape[:-2] == like.shape[:-2]:
+        return f"; bring the model's output to the size of `{name}`, e.g. with torch.nn.functional.interpolate"
     return ""
 
 

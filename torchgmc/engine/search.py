@@ -5,6 +5,8 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from torchgmc.engine import checks
+
 #: Elements of the largest temporary the dense fallback may make (64 MB in float64).
 MAX_ELEMENTS = 1 << 23
 
@@ -176,6 +178,7 @@ def _kind(value: object) -> str:
 
 
 def _check_mapping(s: Tensor) -> Tensor:
+    s = checks.tensor_of(s)
     if not isinstance(s, Tensor):
         raise TypeError(f"`s` must be a tensor of values of the mapping, got {type(s).__name__}.")
     if s.layout != torch.strided:

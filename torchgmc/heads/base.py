@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 _Same = TypeVar("_Same", bound="Head")
 #: Options that a state means the same without.
 FITTING = frozenset({"alpha", "noise_floor", "init", "resolution", "patterns", "cells"})
+#: Arguments of which a frame is columns by name; of others it is a matrix.
+COLUMNS = ("groups", "features")
 #: torch's name for the entry of a state dict that `get_extra_state` returns.
 ABOUT = "_extra_state"
 #: Name of the row for everyone.
@@ -359,7 +361,7 @@ class Head(Float64Module):
         missing = [name for name in (known[0], self.truth) if name and name not in found]
         if missing:
             raise TypeError(f"`{missing[0]}` is missing: a batch of a {type(self).__name__} is {wanted}.")
-        return {name: checks.tensor_of(value) for name, value in found.items()}
+        return {name: one if name in COLUMNS and is_frame(one) else checks.tensor_of(one) for name, one in found.items()}
 
     def bind_batch(self, batch: Any, place: int = 0) -> dict[str, Any]:
         """:meth:`bind` for a tuple or mapping out of many."""
@@ -616,8 +618,8 @@ class Head(Float64Module):
         """
         if torch.compiler.is_compiling() or is_tracing():
             return super().__call__(*args, **kwargs)
-        args = tuple(self._as_tensor(value) for value in args)
-        kwargs = {name: self._as_tensor(value) for name, value in kwargs.items()}
+        args = tuple(self._as_tensor(value, k > 0 or self.takes == "groups") for k, value in enumerate(args))
+        kwargs = {name: self._as_tensor(value, name in COLUMNS) for name, value in kwargs.items()}
         return super(Head, self.now()).__call__(*args, **kwargs)
 
     def now(self: _Same) -> _Same:
@@ -626,10 +628,10 @@ class Head(Float64Module):
         now.__dict__ = self.__dict__.copy()
         return now
 
-    def _as_tensor(self, value: Any) -> Any:
+    def _as_tensor(self, value: Any, columns: bool = True) -> Any:
         if isinstance(value, Tensor | str | int | float | None):
             return value
-        if isinstance(value, Groups) or is_frame(value):
+        if isinstance(value, Groups) or (columns and is_frame(value)):
             return self.members_of(value).to(self.fitted.device)
         return checks.tensor_of(value)
 

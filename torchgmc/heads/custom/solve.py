@@ -90,7 +90,8 @@ def solve(
     """
     checks.positive("alpha", alpha)
     checks.option("solver", solver, SOLVERS)
-    f = checks.scores("f0", f0).detach().double()
+    f0 = checks.scores("f0", f0)
+    f = f0.detach().double()
     flat = f.dim() == 1
     f = f[:, None] if flat else f
     if f.dim() != 2:
