@@ -134,10 +134,11 @@ def explain(k: float, noise_floor: bool, small: list[str]) -> str:
         text = "Held-out loss finds no lasting difference between groups: all are treated alike."
     else:
         text = f"Groups move where they differ by more than {k:g} standard errors (chosen by held-out loss)."
-    if small:
-        shown = ", ".join(map(repr, small[:4])) + (", ..." if len(small) > 4 else "")
-        text += (
-            f" {len(small)} groups are too small to distinguish from noise ({shown}): merge them, collect more data, or "
-            "compare with a conformal baseline."
-        )
-    return text
+    return text + too_small(small)
+
+
+def too_small(small: list[str]) -> str:
+    """Groups too small to say anything about, and what to do; empty if there are none."""
+    shown = ", ".join(map(repr, small[:4])) + (", ..." if len(small) > 4 else "")
+    advice = "Merge such groups, collect more data, or compare with a baseline that knows no groups (conformal, Platt)."
+    return f" Too small to distinguish from noise: {shown} ({len(small)} in all). {advice}" if small else ""

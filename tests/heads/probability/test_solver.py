@@ -275,3 +275,17 @@ def test_large_samples_use_a_thinned_hessian_and_reach_the_same_optimum():
     slope, _ = columns.slope(thinned)
     assert found.optimal and bool((slope[0, 1:].abs() <= 1.06 * slack[1:]).all())
     torch.testing.assert_close(thinned, full, rtol=0, atol=5e-3)
+
+
+def test_groups_with_fewer_than_ten_examples_are_named_with_what_to_do():
+    probs, y, member, _ = events(200)
+    member[:, 2] = False
+    member[:9, 2] = True
+    for head in (gmc.ProbabilityHead(None, NAMES, bins=None), gmc.ProbabilityHead(None, NAMES, num_classes=2, multilabel=True)):
+        rows = [t[:, None].repeat(1, 2) if head.multilabel else t for t in (probs, y)]
+        report = head.fit(*rows, member).report
+        assert report.details["small"] == ["c"]
+        assert "'c' (1 in all). Merge such groups" in report.message
+    member[:, 2] = True
+    member[:10, 2] = False
+    assert "Too small" not in gmc.ProbabilityHead(None, NAMES, bins=None).fit(probs, y, member).report.message

@@ -299,7 +299,8 @@ class DistributionHead(Head):
         place = divmod(int((size / allowed if missed else size).argmax()), size.shape[1])
         worst = f"{float(size[place]):.4g}" + (f" > {float(allowed[place]):.4g}" if missed else "")
         message = f"the worst |violation| is {worst} in {self.test_functions().label(*place)}."
-        message += f" {noise.explain(k, self.noise_floor, [])}"
+        small = noise.small_groups(self.groups, spread.sizes[:, 0], 0.5)
+        message += f" {noise.explain(k, self.noise_floor, small)}"
         if missed:
             why = "The list may have no probability in one of the groups." if found.stalled else "Raise `max_iter`."
             message += f" {why} Or try a larger `alpha` or more prompts."

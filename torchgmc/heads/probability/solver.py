@@ -290,7 +290,7 @@ def fit_each(examples: ProbabilityStatistics, promise: Promise, max_iter: int, n
         return torch.stack([getattr(report, name) for report in reports], -1).flatten(1)  # (a, b' C)
 
     ends = [torch.cat([r.history, r.history[-1:].expand(steps + 1 - len(r.history))]) for r in reports]
-    details = {key: reports[worst].details[key] for key in ("examples", "alpha_asked", "alpha_met")}
+    details = {key: reports[worst].details[key] for key in ("examples", "alpha_asked", "alpha_met", "small")}
     details |= {key: sum(r.details[key] for r in reports) for key in ("noise_limited", "brier_before", "brier_after")}
     details |= {key: [r.details[key] for r in reports] for key in ("slack", "alike")}
     details |= {key: torch.stack([r.details[key] for r in reports], -1).flatten(1) for key in ("tolerance", "variance")}
@@ -496,10 +496,11 @@ def _report(
     met = float(last.abs().flatten()[largest])
     who, what = divmod(worst, last.shape[1])
     place = f"violation {abs(float(last[who, what])):.4g} > {float(tolerance[who, what]):.4g} in {names.label(who, what)}"
+    small = noise.small_groups(names.who[: len(sample.sizes)], sample.sizes, 0.5)
     asked = "as small as the sample can resolve" if alpha is None else f"alpha = {alpha:.4g}"
     text = f"asked {asked}, met {met:.4g} on the sample (in {names.label(*divmod(largest, last.shape[1]))})."
     if promise.noise_floor:
-        text += f" {_how(static)}"
+        text += f" {_how(static)}{noise.too_small(small)}"
         above = 0 if alpha is None else int((last.abs() > alpha).sum())
         if above and state == "noise":
             text += (
@@ -518,6 +519,7 @@ def _report(
         "alpha_asked": alpha,
         "alpha_met": met,
         "slack": k,
+        "small": small,
         "alike": math.nan if static is None else static.alike,
         "noise_limited": 0 if alpha is None else int(((last.abs() > alpha) & (last.abs() <= tolerance)).sum()),
         "tolerance": tolerance,
