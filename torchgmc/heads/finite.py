@@ -82,7 +82,8 @@ def phantom_thresholds(data: Folded, target: float, patterns: Tensor, covers: bo
     linear = target * (mass @ design)
     start = torch.zeros(1, design.shape[1], dtype=torch.float64, device=design.device)
     start[0, 0] = weighted_quantile(scores, weight, target * float(mass.sum()))
-    begin = solve(problem, weight[None], linear[None], torch.zeros_like(start), start, enough=0.1).theta[0]
+    near = min(0.1, 1.0 / float(mass.sum()))  # to about one example: the rest is a short walk
+    begin = solve(problem, weight[None], linear[None], torch.zeros_like(start), start, enough=near).theta[0]
     # Never covered, it adds to b only; always missed, it is below its threshold too.
     gain = target - (not covers) + (TIE if covers and safe else -TIE)
     lam = _onto_scores(thresholds_with_one_more(problem, weight, linear, begin, rows, gain), scores, width)
