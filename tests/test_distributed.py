@@ -12,7 +12,7 @@ from torch import Tensor
 
 import torchgmc as gmc
 from gmctest import subprocess_env
-from gmctest.distributed_worker import SHARDS, SOLVERS, N
+from gmctest.distributed_worker import SCATTERED, SHARDS, SOLVERS, N
 from gmctest.heads_zoo import NAMES, ZOO
 from torchgmc import distributed
 from torchgmc.deploy import io
@@ -88,9 +88,25 @@ def test_two_processes_audit_and_watch_like_one(tmp_path):
 def test_bytes_do_not_grow_with_n_where_statistics_are_per_cell(tmp_path):
     for found in launch("traffic", tmp_path):
         for entry in ZOO:
+            if hasattr(type(entry.make()).calibrate, "rows_stay"):  # see below
+                continue
             small, large = found[entry.name]
             assert small > 0
             assert (large <= small * 1.01) == entry.per_cell, (entry.name, small, large)
+
+
+def test_rows_stay_on_their_ranks(tmp_path):
+    """Three ranks, one without rows: the state of one process, from sums whose size does not depend on n."""
+    found = launch("scattered", tmp_path, world=3)
+    for name in SCATTERED:
+        for rank in found:
+            close(rank[name]["state"], found[0][name]["alone"])
+            assert all(torch.equal(value, found[0][name]["state"][key]) for key, value in rank[name]["state"].items())
+            assert rank[name]["largest"] < 2600  # bytes: fewer than rows
+    assert sum(one["steps"] for one in (found[0][name] for name in SCATTERED)) > len(SCATTERED)  # rounds are taken too
+    assert found[1]["failed"] == "MemoryError: no room"
+    for rank in (0, 2):
+        assert found[rank]["failed"].startswith("PeerError") and "rank 1: MemoryError: no room" in found[rank]["failed"]
 
 
 def test_every_example_of_a_loader_goes_to_one_rank(tmp_path):

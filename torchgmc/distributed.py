@@ -1,4 +1,7 @@
-"""Many processes, one fit: statistics are gathered and added in the order of the ranks, so every rank ends with the same state.
+"""Many processes, one fit: every rank ends with the same state.
+
+Statistics are gathered and added in the order of the ranks; or, where a solver needs only sums over the rows, the rows stay
+where they are and the sums are exchanged (:func:`rows_stay`, :func:`total`).
 
 Every exchange starts with a small header, in which a rank may also say that it failed. So an error on one rank is raised on all
 of them, with its message, instead of letting the others wait. Only tensors travel, nothing is pickled.
@@ -22,14 +25,16 @@ if TYPE_CHECKING:
     from torchgmc.heads.base import Head
 
 __all__ = [
-    *("PeerError", "active", "agree", "exchanged_bytes", "from_first", "local", "moved", "pack", "pooled", "reduce"),
-    *("signature", "together", "unpack"),
+    *("PeerError", "active", "agree", "collected", "exchanged_bytes", "from_first", "local", "moved", "pack", "pooled"),
+    *("reduce", "rows_stay", "signature", "together", "total", "unpack"),
 ]
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
-_KINDS = ("nothing", "statistics", "signature", "broadcast", "end", "failure")
+_KINDS = ("nothing", "statistics", "signature", "broadcast", "sum", "end", "failure")
 _LOCAL: ContextVar[bool] = ContextVar("torchgmc_local", default=False)
+_TOGETHER: ContextVar[bool] = ContextVar("torchgmc_together", default=False)
+_SCATTERED: ContextVar[bool] = ContextVar("torchgmc_scattered", default=False)
 _LONGEST_MESSAGE = 1 << 16
 
 
@@ -80,9 +85,10 @@ def together() -> Iterator[None]:
                 head.observe(scores, masks, groups)
             head.calibrate()
     """
-    if not active():
+    if not active() or _TOGETHER.get():  # the outer one tells the others
         yield
         return
+    token = _TOGETHER.set(True)
     try:
         yield
     except PeerError:  # the others know
@@ -91,6 +97,8 @@ def together() -> Iterator[None]:
         with contextlib.suppress(PeerError):
             _exchange("failure", f"{type(error).__name__}: {error}".encode()[:_LONGEST_MESSAGE])
         raise
+    finally:
+        _TOGETHER.reset(token)
     _exchange("end", b"")
 
 
@@ -106,6 +114,43 @@ def from_first(values: Tensor) -> Tensor:
         return values
     answers = _exchange("broadcast", _to_bytes([values] if dist.get_rank() == 0 else []))
     return _from_bytes(answers[0][1], values.device)[1][0]
+
+
+def total(values: Tensor) -> Tensor:
+    """Sum over all ranks, in a fit whose rows stay on their ranks (:func:`rows_stay`); anywhere else the values themselves."""
+    if not _SCATTERED.get():
+        return values
+    _exchange("sum", b"", values.numel())
+    moved = values.to(_device(), copy=True).contiguous()
+    _collective(lambda: dist.all_reduce(moved), moved)
+    return moved.to(values.device)
+
+
+def collected(values: Tensor) -> tuple[Tensor, int]:
+    """Values ``(n,)`` of all ranks in the order of the ranks, and where this rank's begin; see :func:`total`."""
+    if not _SCATTERED.get():
+        return values, 0
+    counts = torch.zeros(dist.get_world_size(), dtype=torch.int64)
+    counts[dist.get_rank()] = len(values)
+    counts = total(counts)
+    start = int(counts[: dist.get_rank()].sum())
+    every = values.new_zeros(int(counts.sum()))
+    every[start : start + len(values)] = values
+    return total(every), start
+
+
+def rows_stay(where: Callable[..., bool]) -> Callable[[Method], Method]:
+    """Decorate a head's ``calibrate`` below :func:`pooled`: rows need not move, as it sums over them by :func:`total`.
+
+    ``where`` says for which fits, from the head, statistics without rows, and the arguments of ``calibrate``. There ``self``
+    has the statistics of its own rank, without rows where it has none; all else is as for :func:`pooled`.
+    """
+
+    def mark(calibrate: Method) -> Method:
+        calibrate.rows_stay = where  # type: ignore[attr-defined]
+        return calibrate
+
+    return mark
 
 
 def pooled(calibrate: Method) -> Method:
@@ -128,16 +173,32 @@ def pooled(calibrate: Method) -> Method:
                     stacklevel=2,
                 )
             twin.lacks_statistics = False
+            stays = False
             if active():
-                twin.statistics = reduce(self.statistics, signature(self, *args, **kwargs), self.fitted.device)
+                twin.statistics, stays = _pool(self, getattr(calibrate, "rows_stay", None), args, kwargs)
                 twin.observed = reduce(self.observed, "", self.fitted.device)
-            with local():  # a calibrate that calls another's must not add the ranks up twice
-                calibrate(twin, *args, **kwargs)
+            # A calibrate that calls another's must not add the ranks up twice.
+            with together() if stays else contextlib.nullcontext(), local():
+                token = _SCATTERED.set(stays)
+                try:
+                    calibrate(twin, *args, **kwargs)
+                finally:
+                    _SCATTERED.reset(token)
         # What was observed stays the head's own: another thread may have added to it meanwhile.
         self.__dict__.update({name: value for name, value in twin.__dict__.items() if name not in ("_parts", "observed")})
         return self
 
     return cast(Method, over_all_ranks)
+
+
+def _pool(head: "Head", stays: Callable[..., bool] | None, args: Any, kwargs: Any) -> tuple[Any, bool]:
+    """Statistics to calibrate with, and whether they are this rank's only."""
+    own, about, device = head.statistics, signature(head, *args, **kwargs), head.fitted.device
+    if stays is not None:
+        shapes = reduce(None if own is None else own.pick(slice(0)), about, device)
+        if shapes is None or stays(head, shapes, *args, **kwargs):
+            return (shapes if own is None else own), shapes is not None
+    return reduce(own, about, device), False
 
 
 def reduce(statistics: Any, signature: str = "", device: torch.device | None = None) -> Any:
@@ -172,20 +233,21 @@ def reduce(statistics: Any, signature: str = "", device: torch.device | None = N
 # -- one exchange --------------------------------------------------------------------------------------------------------
 
 
-def _exchange(kind: str, text: bytes) -> list[tuple[str, bytes]]:
+def _exchange(kind: str, text: bytes, size: int = 0) -> list[tuple[str, bytes]]:
     """What every rank says at this point. Raises if one says that it failed, or stands at another point of the program."""
-    header = torch.tensor([_KINDS.index(kind), len(text)], dtype=torch.int64, device=_device())
+    header = torch.tensor([_KINDS.index(kind), len(text), size], dtype=torch.int64, device=_device())
     headers = torch.stack(_all_gather(header)).tolist()
     texts = _gather(
         torch.frombuffer(bytearray(text), dtype=torch.uint8) if text else torch.empty(0, dtype=torch.uint8),
-        [n for _, n in headers],
+        [n for _, n, _ in headers],
     )
-    answers = [(_KINDS[code], bytes(row.cpu().numpy())) for (code, _), row in zip(headers, texts, strict=True)]
+    answers = [(_KINDS[code], bytes(row.cpu().numpy())) for (code, _, _), row in zip(headers, texts, strict=True)]
     kinds = [answer for answer, _ in answers]
     if "failure" in kinds and kind != "failure":
         failed = [f"rank {rank}: {text.decode(errors='replace')}" for rank, (k, text) in enumerate(answers) if k == "failure"]
         raise PeerError(f"this fit was stopped by another process; {'; '.join(failed)}")
-    if "failure" not in kinds and len({k if k != "nothing" else "statistics" for k in kinds}) > 1:
+    points = {("statistics" if k == "nothing" else k, size) for k, (_, _, size) in zip(kinds, headers, strict=True)}
+    if "failure" not in kinds and len(points) > 1:
         raise PeerError(
             f"the processes are at different points of the program (rank by rank: {', '.join(kinds)}): every rank must "
             "call `fit` (or `calibrate`) equally often; to fit on one rank only, use `torchgmc.distributed.local()`."
@@ -205,15 +267,19 @@ def _gather(row: Tensor, sizes: list[int]) -> list[Tensor]:
 
 def _all_gather(row: Tensor) -> list[Tensor]:
     rows = [torch.empty_like(row) for _ in range(dist.get_world_size())]
+    _collective(lambda: dist.all_gather(rows, row), row)
+    return rows
+
+
+def _collective(run: Callable[[], Any], sent: Tensor) -> None:
     try:
-        dist.all_gather(rows, row)
+        run()
     except RuntimeError as error:  # what gloo and nccl raise for a lost connection or a timeout
         raise PeerError(
             f"rank {dist.get_rank()} lost another process while statistics were exchanged: it was killed, ran out of memory, "
             f"or did not reach this fit within the timeout of the process group. ({error})"
         ) from error
-    _Traffic.sent += row.numel() * row.element_size()
-    return rows
+    _Traffic.sent += sent.numel() * sent.element_size()
 
 
 def _device() -> torch.device:

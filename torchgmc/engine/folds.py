@@ -9,7 +9,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from torchgmc import distributed
 from torchgmc.engine import hashing
+
+#: Up to so many rows have their exact place, for which every rank needs the keys of all rows; more have one by a hash.
+EXACT = 1 << 15
+#: Keys of equal rows that ranks tell one another, so that these are dealt out evenly over the ranks too.
+EQUAL = 1 << 12
+#: Range of places by a hash.
+RANGE = 1 << 40
 
 
 def shuffled(*parts: Tensor, seed: int = 0) -> Tensor:
@@ -27,10 +35,57 @@ def shuffled(*parts: Tensor, seed: int = 0) -> Tensor:
         >>> torch.equal(x[shuffled(x)], x.flip(0)[shuffled(x.flip(0))])
         True
     """
-    keys = hashing.row_keys(*parts)
+    return _permuted(hashing.row_keys(*parts), seed)
+
+
+def _permuted(keys: Tensor, seed: int) -> Tensor:
     order = keys.argsort(stable=True)
     places = torch.randperm(len(keys), generator=torch.Generator().manual_seed(len(keys) + seed)).to(order.device)
     return order[places]
+
+
+class Places(NamedTuple):
+    """A place from 0 to ``limit`` - 1 for each row of this rank ``(n,)``, and the number of rows on all ranks."""
+
+    place: Tensor
+    limit: int
+    rows: int
+
+    def few(self, rows: int, count: int) -> Tensor | None:
+        """About ``rows`` out of ``count``, bool ``(n,)``; None for all, if there are fewer than twice as many."""
+        return None if count < 2 * rows else self.place < int(rows * self.limit / count)
+
+
+def places(*parts: Tensor) -> Places:
+    """Places that do not depend on the order of the rows, nor on the ranks they are on; equal rows have different ones.
+
+    (Equal rows on several ranks: if there are more than ``EXACT`` rows, and of more than ``EQUAL`` kinds, a rank deals out its
+    own by themselves.)
+
+    Args:
+        parts: as for :func:`shuffled`.
+    """
+    keys = hashing.row_keys(*parts)
+    count = int(distributed.total(torch.tensor(len(keys))))
+    if count <= EXACT:
+        every, start = distributed.collected(keys)
+        order = _permuted(every, 0)
+        place = torch.empty_like(order)
+        place[order] = torch.arange(count, device=order.device)
+        return Places(place[start : start + len(keys)], count, count)
+    order = keys.argsort()
+    new = torch.cat([torch.ones_like(keys[:1]), keys[order].diff().ne(0).long()])
+    kind, first = new.cumsum(0) - 1, new.nonzero()[:, 0]  # of the rows in order
+    index = torch.arange(len(order), device=order.device) - first[kind]  # of a row among those equal to it
+    if int(distributed.total(torch.tensor(int(len(first) > EQUAL)))) == 0:
+        every, start = distributed.collected(keys[order[first]])
+        times, _ = distributed.collected(torch.bincount(kind, minlength=len(first)))
+        known, where = torch.unique(every, return_inverse=True)
+        before = torch.zeros_like(known).index_add_(0, where[:start], times[:start])
+        index += before[where[start : start + len(first)]][kind]
+    code = torch.empty_like(keys)
+    code[order] = hashing.mix64(keys[order] + hashing.mix64(index))
+    return Places((code >> 20) & (RANGE - 1), RANGE, count)
 
 
 def deal(parts: int, *content: Tensor, seed: int = 0) -> Tensor:

@@ -20,6 +20,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from torchgmc.distributed import total as over_ranks
+
 #: Slacks tried, in standard errors, of few and of many groups; infinity is always among them, last.
 CANDIDATES, OF_MANY = (0.0, 0.5, 1.5, 3.0), (1.0, 2.0, 3.0, 4.0)
 #: From so many groups on, the largest of their noises is far out.
@@ -81,10 +83,10 @@ def among(count: int) -> float:
 
 def skewness_of(s: Tensor, weight: Tensor) -> float:
     """Skewness of s ``(n,)``; 0 where it does not vary."""
-    share = weight / weight.sum().clamp_min(1e-300)
-    centred = s - share @ s
-    spread = float(share @ centred.square())
-    return float(share @ centred**3) / spread**1.5 if spread > 1e-24 else 0.0
+    share = weight / over_ranks(weight.sum()).clamp_min(1e-300)
+    centred = s - over_ranks(share @ s)
+    spread, cubes = over_ranks(torch.stack([share @ centred.square(), share @ centred**3])).tolist()
+    return cubes / spread**1.5 if spread > 1e-24 else 0.0
 
 
 class Choice(NamedTuple):

@@ -7,6 +7,7 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch import Tensor
 
+from torchgmc import distributed
 from torchgmc.engine import hashing
 from torchgmc.engine.clusters import total
 
@@ -61,12 +62,16 @@ class PerExample:
         inside = powers.new_zeros(2, self.member.shape[1])
         for weight, member in zip(torch.split(powers, ROWS, 1), torch.split(self.member, ROWS), strict=True):
             inside += weight @ member.double()
+        inside = distributed.total(inside)
         return inside[0].square() / inside[1].clamp_min(1e-300)
+
+    def pick(self: _Same, rows: Tensor | slice) -> _Same:
+        """Some of the examples."""
+        return type(self)(*(tensor[rows] for tensor in vars(self).values()))
 
     def sorted(self: _Same) -> _Same:
         """The same examples in an order that does not depend on how they came."""
-        order = self.order()
-        return type(self)(*(tensor[order] for tensor in vars(self).values()))
+        return self.pick(self.order())
 
     def order(self) -> Tensor:
         """Indices of the examples by their content, int64 ``(n,)``."""

@@ -224,7 +224,8 @@ class Head(Float64Module):
 
     def lacks_everyone(self, member: Tensor) -> bool:
         """Is no group everyone, so that everyone is a separate promise? From the membership ``(n, a)`` of all examples."""
-        return self.grouped and not bool((member > 0).all(0).any())
+        outside = distributed.total((member <= 0).sum(0))
+        return self.grouped and not bool((outside == 0).any())
 
     def promised(self, member: Tensor) -> Tensor:
         """Membership in :meth:`promised_groups` ``(n, a)``, from that in the groups."""

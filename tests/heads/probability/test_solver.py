@@ -264,7 +264,7 @@ def test_large_samples_use_a_thinned_hessian_and_reach_the_same_optimum():
     head = gmc.ProbabilityHead(0.001, [str(i) for i in range(20)], bins=None)
     head.observe(probs, y, member)
     sample = probabilities.Sample(head.statistics, head._promise(probs.device))
-    columns = static.Columns(sample.member, sample.z, sample.y, sample.share, False, False)
+    columns = static.Columns(sample.member, sample.z, sample.y, sample.share, False, False, sample.places)
     assert len(columns.thin(static.SAMPLE).z) < 70_000
     error = sample._transposed((probs[:, None] - sample.y).square() * sample.share.square()).sqrt()
     slack = 0.5 * error

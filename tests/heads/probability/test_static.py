@@ -52,7 +52,7 @@ def test_groups_with_a_ridge_are_at_the_optimum(scale, slope):
     design = torch.cat([torch.ones(len(z), 1), member], 1).double()
     ridge = torch.tensor([[0.0, 4.0, 4.0], [1.0, 52.0, 52.0]], dtype=torch.float64) / len(z)
     share = torch.full((len(z), 1), 1 / len(z), dtype=torch.float64)
-    columns = static.Columns(design, z[:, None], y[:, None], share, False, True, ridge[:, :, None])
+    columns = static.Columns(design, z[:, None], y[:, None], share, False, True).shrunk(ridge[:, :, None])
     zero = torch.zeros(columns.shape, dtype=torch.float64)
     found, optimal = static._solve(columns, zero, zero)
     best = minimum(z, y, design, ridge.flatten(), torch.zeros(6, dtype=torch.float64))

@@ -84,6 +84,56 @@ def traffic(rank: int) -> dict:
     return found
 
 
+def scattered(rank: int) -> dict:
+    """Fits whose rows stay on three ranks, one without rows: states, the largest sum in bytes, a rank that fails half-way."""
+    from torchgmc.engine import folds
+    from torchgmc.heads.probability import solver, static
+
+    # As of many rows: places by a hash, Hessians of some rows, folds by one step.
+    folds.EXACT, folds.EQUAL, static.EXACT_FOLDS = 100, 100, 0
+    solver.SAMPLE = static.SAMPLE = 256
+    found, sent, plain = {}, [], dist.all_reduce
+    dist.all_reduce = lambda values: (sent.append(values.nbytes), plain(values))
+    for name, (make, data) in SCATTERED.items():
+        few, static.FEW = static.FEW, 2 if name == "many groups" else static.FEW
+        rows = data(2600, 7)
+        sent.clear()
+        state = make().fit(*(t[slice(*(0, 500, 2600, 2600)[rank : rank + 2])] for t in rows)).state_dict()
+        found[name] = {"state": state, "largest": max(sent)}
+        if rank == 0:
+            with local():
+                alone = make().fit(*rows)
+            found[name] |= {"alone": alone.state_dict(), "steps": alone.report.iterations}
+        static.FEW = few
+    make, data = SCATTERED["noise"]
+    head, rows = make(), data(600, 1)
+    if rank == 1:
+        solver.Sample.measure = lambda *_: (_ for _ in ()).throw(MemoryError("no room"))
+    try:
+        head.fit(*(t[rank::3] for t in rows))
+    except (PeerError, MemoryError) as error:
+        found["failed"] = f"{type(error).__name__}: {error}"
+    return found
+
+
+def _rounded(n: int, seed: int) -> tuple[torch.Tensor, ...]:
+    """Few distinct rows."""
+    probs, y, member = ZOO[NAMES.index("probability-noise")].data(n, seed).observe
+    return (probs * 10).round() / 10, y, member
+
+
+#: Heads whose rows stay on their ranks, and data.
+SCATTERED = {
+    "noise": (lambda: gmc.ProbabilityHead(None, ["a", "b", "c"], bins=4), lambda n, s: ZOO[7].data(n, s).observe),
+    "many groups": (lambda: gmc.ProbabilityHead(None, ["a", "b", "c"], bins=4), lambda n, s: ZOO[7].data(n, s).observe),
+    "equal rows": (lambda: gmc.ProbabilityHead(None, ["b", "c"], bins=5), _rounded),
+    **{
+        name: (ZOO[NAMES.index(name)].make, lambda n, s, name=name: ZOO[NAMES.index(name)].data(n, s).observe)
+        for name in ("probability-euclidean", "probability-classes", "distribution", "distribution-noise")
+    },
+}
+
+
 def shares(rank: int) -> dict:
     """What of seven numbers this rank is given, by kind of loader."""
     from torch.utils.data import (
@@ -172,12 +222,8 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     store = dist.FileStore(str(folder / "store"), world)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=timedelta(seconds=40))
-    torch.save(
-        {"fits": fits, "audits": audits, "traffic": traffic, "shares": shares, "failures": failures, "killed": killed}[what](
-            rank
-        ),
-        folder / f"{rank}.pt",
-    )
+    runs = (fits, audits, traffic, scattered, shares, failures, killed)
+    torch.save({run.__name__: run for run in runs}[what](rank), folder / f"{rank}.pt")
     if what != "killed":
         dist.barrier()
     dist.destroy_process_group()

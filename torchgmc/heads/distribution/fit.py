@@ -6,8 +6,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from torchgmc.distributed import total as over_ranks
 from torchgmc.engine import noise
 from torchgmc.engine.clusters import codes, deal_clusters, total
+from torchgmc.engine.folds import places
 from torchgmc.heads.distribution.problem import MassStatistics
 from torchgmc.heads.distribution.tilt import Dual, Projection, project
 
@@ -22,12 +24,13 @@ class Spread(NamedTuple):
 def spread_of(dual: Dual, statistics: MassStatistics) -> Spread:
     """Noise of the violations of the model as it is: the mean of (1_A - P(A)) (p(U) - E p(U)) over prompts."""
     p = dual.at(dual.log_mass.new_zeros(dual.shape)).memory @ dual.lists
-    away = (p - dual.weight @ p) * dual.weight[:, None]  # (n, u), times the weight
+    away = (p - over_ranks(dual.weight @ p)) * dual.weight[:, None]  # (n, u), times the weight
     tilt = dual.tilt[dual.cell]  # (n, a)
     values = (tilt[:, :, None] * away[:, None]).flatten(1)  # (n, a u)
-    squares = total(values, statistics.cluster).square().sum(0).view(dual.shape)
-    pooled = total(away, statistics.cluster).square().sum(0)  # (u,)
-    mine = (tilt.square() * dual.weight[:, None].square()).sum(0) / dual.weight.square().sum()  # (a,)
+    squares = over_ranks(total(values, statistics.cluster).square().sum(0)).view(dual.shape)
+    pooled = over_ranks(total(away, statistics.cluster).square().sum(0))  # (u,)
+    weight = dual.weight[:, None].square()
+    mine = over_ranks((tilt.square() * weight).sum(0)) / over_ranks(weight.sum())  # (a,)
     sizes = statistics.group_sizes()
     if statistics.cluster.shape[1]:
         place, count = codes(statistics.cluster)
@@ -41,10 +44,15 @@ def fit_tilt(dual: Dual, statistics: MassStatistics, lists: Tensor, spread: Spre
     A violation beyond its noise is never left as it is: held-out loss cannot tell on few prompts, the violation itself can.
     """
     tried = noise.candidates(dual.shape[0] * dual.shape[1])
-    fold = deal_clusters(noise.FOLDS, statistics.cluster, *statistics.content())
+    if statistics.cluster.shape[1]:
+        fold = deal_clusters(noise.FOLDS, statistics.cluster)
+    else:
+        fold = places(*statistics.content()).place % noise.FOLDS
     parts = [(fold != k, fold == k) for k in range(noise.FOLDS)]
+    sizes = over_ranks(torch.tensor([[int(rows.sum()) for rows in pair] for pair in parts]))
+    filled = (sizes > 0).all(1).tolist()
     usable = [
-        tuple(_part(statistics, lists, dual, rows) for rows in pair) for pair in parts if all(bool(rows.any()) for rows in pair)
+        tuple(_part(statistics, lists, dual, rows) for rows in pair) for pair, some in zip(parts, filled, strict=True) if some
     ]
     nothing = project(dual, torch.full_like(spread.error, math.inf), max_iter)
     if len(usable) < 2:

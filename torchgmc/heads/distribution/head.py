@@ -12,7 +12,7 @@ from torch import Tensor
 from torchgmc import theory
 from torchgmc.audits.measure import Tally
 from torchgmc.audits.tabular import Table
-from torchgmc.distributed import pooled
+from torchgmc.distributed import pooled, rows_stay, total
 from torchgmc.engine import checks, noise, soft
 from torchgmc.engine.folds import Splits, fresh_steps
 from torchgmc.engine.scripting import is_scripting
@@ -217,6 +217,7 @@ class DistributionHead(Head):
     # -- fit ---------------------------------------------------------------------------------------------------------
 
     @pooled
+    @rows_stay(lambda head, rows, solver="exact", *_, **__: solver == "exact" and not (head.euclidean or rows.cluster.shape[1]))
     def calibrate(self, solver: str = "exact", eta: float | None = None, max_iter: int | None = None) -> "DistributionHead":
         """Find the offsets (``kl``) or the steps (``euclidean``).
 
@@ -236,7 +237,7 @@ class DistributionHead(Head):
         device = statistics.weight.device
         member, weight = statistics.member, statistics.weight
         dual = Dual(statistics.log_mass, self.atom_lists.to(device), member, weight, self.conditional)
-        self._check_share(dual.mean, statistics.rows)
+        self._check_share(dual.mean, int(total(torch.tensor(statistics.rows))))
         self._look_at_mass(statistics)
         spread = spread_of(dual, statistics)
         if not self.euclidean and solver == "exact":
@@ -271,7 +272,7 @@ class DistributionHead(Head):
 
     def _look_at_mass(self, statistics: MassStatistics) -> None:
         """Warn of lists that the model hardly ever predicts: about these any promise holds."""
-        share = (statistics.weight / statistics.weight.sum()) @ statistics.log_mass.exp()
+        share = total((statistics.weight / total(statistics.weight.sum())) @ statistics.log_mass.exp())
         mass = (share @ self.atom_lists.to(share)).tolist()
         rare = [f"{name!r} ({value:.1g})" for name, value in zip(self.attributes, mass, strict=True) if value < NO_MASS]
         if rare:
@@ -312,8 +313,9 @@ class DistributionHead(Head):
 
     def _finish(self, dual: Dual, spread: Spread, theta: Tensor | None, log: Log | None, report: Report) -> "DistributionHead":
         assert self.statistics is not None
-        details = {"examples": self.statistics.rows, "atoms": len(self.atom_lists), **report.details}
-        details["variance"] = self.statistics.rows * (spread.error * dual.scale[:, None]).square()
+        rows = int(total(torch.tensor(self.statistics.rows)))
+        details = {"examples": rows, "atoms": len(self.atom_lists), **report.details}
+        details["variance"] = rows * (spread.error * dual.scale[:, None]).square()
         self.mean_membership.copy_(dual.mean)
         if theta is not None:
             self.offsets.copy_(theta / dual.scale[:, None])  # forward multiplies only by W - EW

@@ -19,6 +19,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from torchgmc.distributed import total as over_ranks
 from torchgmc.engine.implicit import CellProblem, cell_sums
 from torchgmc.engine.orthant import Point, minimise
 from torchgmc.engine.search import MAX_ELEMENTS
@@ -111,6 +112,8 @@ def _finite(top: Tensor) -> Tensor:
 class Dual(CellProblem):
     r"""The smooth part of the dual, E log Z, with its derivatives; memory n x m. As a problem its input is ``log_mass``.
 
+    Prompts may be on several ranks: expectations are over all of them (:func:`torchgmc.distributed.total`).
+
     Args:
         log_mass: ``(n, m)``, of :func:`log_masses`.
         lists: ``(m, u)``, of :class:`Atoms`.
@@ -121,10 +124,10 @@ class Dual(CellProblem):
 
     def __init__(self, log_mass: Tensor, lists: Tensor, member: Tensor, weight: Tensor, conditional: bool = False) -> None:
         self.log_mass, self.lists = log_mass, lists.to(torch.float64)
-        self.weight = weight / weight.sum()
+        self.weight = weight / over_ranks(weight.sum())
         self.cell, self.patterns = pattern_ids(member)  # examples alike in their groups
         inside = self.patterns.to(torch.float64)  # (c, a)
-        self.mean = cell_sums(self.weight[:, None], self.cell, inside)[:, 0] @ inside  # P(A), (a,)
+        self.mean = over_ranks(cell_sums(self.weight[:, None], self.cell, inside)[:, 0] @ inside)  # P(A), (a,)
         self.scale = self.mean if conditional else torch.ones_like(self.mean)
         super().__init__((inside - self.mean) / self.scale, lists.shape[1])
         self.shape = (inside.shape[1], lists.shape[1])
@@ -138,7 +141,8 @@ class Dual(CellProblem):
     def at(self, theta: Tensor) -> Point:
         """E log Z, minus the violations, and the masses under p."""
         log_z, p = self.tilted(self.tilt @ theta, self.log_mass)
-        return Point(self.weight @ log_z, self.tilt.T @ self._slope(p), p)
+        sums = over_ranks(torch.cat([(self.weight @ log_z)[None], (self.tilt.T @ self._slope(p)).flatten()]))
+        return Point(sums[0], sums[1:].view(self.shape), p)
 
     def measure(self, shift: Tensor, *inputs: Tensor) -> tuple[Tensor, Tensor]:
         """E log Z, and minus the weighted mass of the lists in each cell."""
@@ -195,7 +199,11 @@ def project(dual: Dual, slack: float | Tensor, max_iter: int = 100) -> Projectio
     start = dual.log_mass.new_zeros(dual.shape)
     slack = torch.as_tensor(slack, dtype=start.dtype, device=start.device).expand(dual.shape)
     bar = PRECISION * float(slack.min())
-    found = minimise(dual.at, lambda p: dual.assemble(dual.covariance(p)), slack * INSIDE, start, bar, max_iter)
+
+    def hessian(p: Tensor) -> Tensor:
+        return over_ranks(dual.assemble(dual.covariance(p)))
+
+    found = minimise(dual.at, hessian, slack * INSIDE, start, bar, max_iter)
     theta, point = found.theta, found.point
     kl = float(_divergence(dual, point.memory, -point.gradient, slack))
     bound = float(-point.value - (slack * theta.abs()).nan_to_num(0.0).sum())
@@ -205,6 +213,6 @@ def project(dual: Dual, slack: float | Tensor, max_iter: int = 100) -> Projectio
 def _divergence(dual: Dual, p: Tensor, violation: Tensor, slack: Tensor) -> Tensor:
     """E KL(p || h), after mixing p with its mean just enough that every violation is within its slack."""
     mix = (1.0 - slack / violation.abs().clamp_min(1e-300)).clamp_min(0.0).max()
-    p = (1 - mix) * p + mix * (dual.weight @ p)
+    p = (1 - mix) * p + mix * over_ranks(dual.weight @ p)
     terms = torch.where(p > 0, p * (p.log() - dual.log_mass), torch.zeros_like(p))
-    return dual.weight @ terms.sum(1)
+    return over_ranks(dual.weight @ terms.sum(1))

@@ -10,7 +10,7 @@ from torch import Tensor
 from torchgmc import theory
 from torchgmc.audits.measure import ALL_LEVELS, Tally
 from torchgmc.audits.measures import rates
-from torchgmc.distributed import pooled
+from torchgmc.distributed import pooled, rows_stay, total
 from torchgmc.engine import checks, soft, trees
 from torchgmc.engine.folds import Splits, fresh_steps
 from torchgmc.engine.scripting import has_values, is_scripting
@@ -259,6 +259,7 @@ class ProbabilityHead(Learning):
     # -- fit ---------------------------------------------------------------------------------------------------------
 
     @pooled
+    @rows_stay(lambda head, rows, solver="exact", *_, **__: solver == "exact" and not head.learns and not rows.cluster.shape[1])
     def calibrate(self, solver: str = "exact", eta: float | None = None, max_iter: int | None = None) -> "ProbabilityHead":
         """Find the offsets and the steps.
 
@@ -270,7 +271,7 @@ class ProbabilityHead(Learning):
         """
         self.check_solver(solver, eta, max_iter)
         examples: ProbabilityStatistics | None = self.statistics
-        if examples is None or len(examples.z) == 0:
+        if examples is None or int(total(torch.tensor(len(examples.z)))) == 0:
             raise ValueError("no examples observed: call `observe` (or `fit`) with at least one example first.")
         with levelsets.calm(examples.member):
             if solver == "exact":

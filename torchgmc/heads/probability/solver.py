@@ -5,6 +5,7 @@ In coordinates z (logit or identity, see :mod:`torchgmc.heads.levelsets.steps`) 
 So a violation is a slope of the potential, and all offsets can be found at once.
 """
 
+import functools
 import math
 import time
 from collections.abc import Callable
@@ -14,8 +15,10 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
+from torchgmc.distributed import total as over_ranks
 from torchgmc.engine import noise
 from torchgmc.engine.clusters import codes
+from torchgmc.engine.folds import Places, places
 from torchgmc.engine.lasso import solve_lasso
 from torchgmc.engine.solver import Report, reached
 from torchgmc.engine.statistics import PerExample
@@ -119,6 +122,8 @@ class Measure(NamedTuple):
 class Sample:
     """Examples laid out for fast sums; row 0 of every table is the group of everyone.
 
+    They may be on several ranks: all sums are over all of them (:func:`torchgmc.distributed.total`), ``count`` examples.
+
     Args:
         examples: at least one.
         promise: what is asked.
@@ -126,17 +131,27 @@ class Sample:
 
     def __init__(self, examples: ProbabilityStatistics, promise: Promise) -> None:
         member = examples.member
-        n, a = member.shape
+        (rows, a), n = member.shape, int(over_ranks(torch.tensor(len(member))))
         cpu = member.device.type == "cpu" and torch.get_float32_matmul_precision() == "highest"
         self.dtype = torch.float32 if cpu and n * a > SMALL else torch.float64
-        self.member = torch.ones(n, a + 1, dtype=self.dtype, device=member.device)
+        self.member = torch.ones(rows, a + 1, dtype=self.dtype, device=member.device)
         self.member[:, 1:] = member
         self.z, self.y, self.promise = examples.z, examples.y, promise
         self.cluster, self.sizes = examples.cluster, examples.group_sizes()
-        self.share = (examples.weight / examples.weight.sum())[:, None]  # (n, 1)
-        self.kish = 1.0 / (n * float(self.share.square().mean())) if n else 1.0  # sums of squared shares into examples
-        self.mass = self._transposed(self.share)[:, 0]  # (1 + a,): P(A)
+        self.count, self.share = n, (examples.weight / over_ranks(examples.weight.sum()))[:, None]  # (n, 1)
+        self.kish = 1.0 / float(over_ranks(self.share.square().sum())) if n else 1.0  # sums of squared shares into examples
+        self.mass = over_ranks(self._transposed(self.share)[:, 0])  # (1 + a,): P(A)
         self.scale = (self.mass if promise.conditional else torch.ones_like(self.mass))[:, None, None]
+
+    @functools.cached_property
+    def places(self) -> Places:
+        """Of the examples: they say how some of them are chosen."""
+        return places(self.z, self.y, self.member)
+
+    def columns(self) -> Columns:
+        """The static problem."""
+        euclidean = self.promise.euclidean
+        return Columns(self.member, self.z, self.y, self.share, euclidean, not euclidean, self.places)
 
     def _transposed(self, values: Tensor) -> Tensor:
         """member^T values, float64, in pieces."""
@@ -165,20 +180,22 @@ class Sample:
         f = levelsets.probabilities(z, self.promise.euclidean)
         level, s = self.level(z), f - self.y
         square = s.square()
-        brier = float((square * self.share).sum())
+        brier = (square * self.share).sum()
         if self.promise.events:
             square = 0.5 * (square + f * (1.0 - f))  # a cell without events would look free of noise
         # One pass for all sums; those of squares are scaled up so that float32 holds them as well as the first.
-        square = square * (self.share.square() * len(s))
-        both = torch.cat([s * self.share, square, (self.share.square() * len(s)).expand_as(s)], 1)
+        square = square * (self.share.square() * self.count)
+        both = torch.cat([s * self.share, square, (self.share.square() * self.count).expand_as(s)], 1)
         sums = cell_sums(self.member, both.to(self.dtype), level.repeat(1, 3), self.promise.bins)
+        everything = over_ranks(torch.cat([sums.flatten(), brier[None]]))
+        sums, brier = everything[:-1].view_as(sums), everything[-1]
         if self.promise.bins > 1:
             sums = torch.cat([sums, sums.sum(1, keepdim=True)], 1)
         violation, variance, weight = torch.split(sums, z.shape[1], 2)
-        error = (variance / len(s)).sqrt()
+        error = (variance / self.count).sqrt()
         if self.cluster.shape[1]:
             error = self._clustered(s * self.share, level)
-        return Measure(level, violation.contiguous(), error, (weight * self.kish).contiguous(), brier)
+        return Measure(level, violation.contiguous(), error, (weight * self.kish).contiguous(), float(brier))
 
     def _clustered(self, values: Tensor, level: Tensor) -> Tensor:
         """Standard errors from sums over clusters: a cell at a time."""
@@ -213,23 +230,19 @@ class Sample:
 def static_stage(sample: Sample) -> Found:
     """Offsets and slopes of every group (and everyone) at once."""
     promise = sample.promise
-    columns = Columns(sample.member, sample.z, sample.y, sample.share, promise.euclidean, not promise.euclidean)
     slack = None
     if not promise.noise_floor:
         assert promise.alpha is not None
         slack = (0.95 * promise.alpha * sample.scale[:, 0]).expand(-1, sample.z.shape[1]).clone()
         slack[0] = 0.0
-    return fit_static(columns, sample.sizes, sample.cluster, slack)
+    return fit_static(sample.columns(), sample.sizes, sample.cluster, slack)
 
 
 def start_of_trees(examples: ProbabilityStatistics, sample: Sample, static: Found | None, rows: Tensor) -> Tensor:
     """z after offsets and slopes that only ``rows`` decide: on the other rows trees are judged."""
     if static is None or math.isnan(static.alike):
-        seen = type(examples)(*(part[rows] for part in vars(examples).values()))
-        return sample.apply(static_stage(Sample(seen, sample.promise)).theta)[0]
-    euclidean = sample.promise.euclidean
-    columns = Columns(sample.member, sample.z, sample.y, sample.share, euclidean, not euclidean)
-    return sample.apply(without(columns, static, rows))[0]
+        return sample.apply(static_stage(Sample(examples.pick(rows), sample.promise)).theta)[0]
+    return sample.apply(without(sample.columns(), static, rows))[0]
 
 
 def tree_loss(y: Tensor, weight: Tensor, euclidean: bool) -> Loss:
@@ -416,10 +429,10 @@ class _Rounds:
         weight = (torch.ones_like(f) if self.promise.euclidean else curvature(z, f, False)) * sample.share
         weight = weight.to(sample.dtype)
         bins = self.promise.bins
-        blocks = [self._hessian((measure.level[:, column] == k) | (k == bins), weight[:, column]) for k, column in cells]
+        blocks = self._hessians(measure.level, weight, cells)
         level, column = (torch.tensor(part, device=z.device) for part in zip(*cells, strict=True))
         slack = sample.slack(measure)
-        steps = solve_lasso(torch.stack(blocks), measure.violation[:, level, column].T, slack[:, level, column].T)
+        steps = solve_lasso(blocks, measure.violation[:, level, column].T, slack[:, level, column].T)
         steps = snap(steps.T.clamp(-LARGEST / 2, LARGEST / 2), UNIT * 2.0**HALVINGS)  # (1 + a, cells)
         table = torch.zeros(len(steps), bins, z.shape[1], dtype=torch.float64, device=z.device)
         for place, (k, one) in enumerate(cells):
@@ -429,20 +442,26 @@ class _Rounds:
                 table[:, k, one] += steps[:, place]
         return table
 
-    def _hessian(self, inside: Tensor, weight: Tensor) -> Tensor:
-        rows = inside.nonzero()[:, 0]
-        stride = max(1, len(rows) // SAMPLE)
-        some = rows[::stride]
-        member = self.sample.member[some]
-        factor = len(rows) / max(1, len(some))
-        member = member.double()  # collinear columns need it
-        found = (member.T @ (member * weight[some, None].double())) * factor
+    def _hessians(self, level: Tensor, weight: Tensor, cells: list[tuple[int, int]]) -> Tensor:
+        """Second derivative of each cell, ``(cells, 1 + a, 1 + a)``, of a large one from some of its examples."""
+        sample, found = self.sample, []
+        insides = [(level[:, column] == k) | (k == self.promise.bins) for k, column in cells]
+        counts = over_ranks(torch.stack([inside.sum() for inside in insides]))
+        for inside, count, (_, column) in zip(insides, counts.tolist(), cells, strict=True):
+            few = None if count < 2 * SAMPLE else sample.places.few(SAMPLE, count)
+            some = (inside if few is None else inside & few).nonzero()[:, 0]
+            member = sample.member[some].double()  # collinear columns need it
+            block = member.T @ (member * weight[some, column, None].double())
+            found.append(torch.cat([block.flatten(), block.new_tensor([len(some)])]))
+        sums = over_ranks(torch.stack(found))
+        blocks = sums[:, :-1].reshape(len(cells), *block.shape) * (counts / sums[:, -1].clamp_min(1.0))[:, None, None]
         # Along collinear columns a step is as long as this says, not as rounding (the order of the examples) does.
-        return found + RIDGE * found.diagonal().mean() * torch.eye(len(found), dtype=found.dtype, device=found.device)
+        ridge = RIDGE * blocks.diagonal(dim1=1, dim2=2).mean(1, keepdim=True)
+        return blocks + torch.diag_embed(ridge.expand(-1, blocks.shape[1]))
 
     def _search(self, z: Tensor, measure: Measure, table: Tensor) -> tuple[Tensor, Measure] | None:
         """The whole step, or the first of its halves, quarters, ... that lowers the potential with a Brier score allowed."""
-        sample, euclidean = self.sample, self.promise.euclidean
+        sample = self.sample
         used = (table != 0).flatten(1).any(0).nonzero()[:, 0]  # columns of the flat table
         place = measure.level * z.shape[1] + torch.arange(z.shape[1], device=z.device)
         move = torch.empty_like(z)  # (n, C)
@@ -451,23 +470,24 @@ class _Rounds:
             moves = z.new_zeros(len(part), table[0].numel())
             moves[:, used] = exact_product(part, table.flatten(1)[:, used])
             to.copy_(moves.gather(1, some))
-        start = self._loss(z, measure.brier)
+        start = self._losses(z)[0]
         for halving in range(HALVINGS + 1):
             length = 0.5**halving
             trial = z - length * move
-            f = levelsets.probabilities(trial, euclidean)
-            brier = float(((f - sample.y).square() * sample.share).sum())
-            if self._loss(trial, brier) < start and brier <= max(measure.brier, self.ceiling):
+            value, brier = self._losses(trial)
+            if value < start and brier <= max(measure.brier, self.ceiling):
                 self.tables.append(length * table)
                 return trial, sample.measure(trial)
         return None
 
-    def _loss(self, z: Tensor, brier: float) -> float:
-        """The potential of a projected f is the Brier score itself."""
-        if self.promise.euclidean:
-            return brier
-        f = levelsets.probabilities(z, False)
-        return float((loss(z, f, self.sample.y, False) * self.sample.share[:, 0]).sum())
+    def _losses(self, z: Tensor) -> tuple[float, float]:
+        """The potential, and the Brier score; of a projected f they are the same."""
+        sample, euclidean = self.sample, self.promise.euclidean
+        f = levelsets.probabilities(z, euclidean)
+        brier = ((f - sample.y).square() * sample.share).sum()
+        value = brier if euclidean else (loss(z, f, sample.y, False) * sample.share[:, 0]).sum()
+        value, brier = over_ranks(torch.stack([value, brier])).tolist()
+        return value, brier
 
 
 def _worst(sample: Sample, measure: Measure) -> float:
@@ -515,7 +535,7 @@ def _report(
             "`alpha`, fewer `bins`, or more data.",
         }.get(found.reason, "")
     details = {
-        "examples": len(sample.z),
+        "examples": sample.count,
         "alpha_asked": alpha,
         "alpha_met": met,
         "slack": k,
@@ -523,7 +543,7 @@ def _report(
         "alike": math.nan if static is None else static.alike,
         "noise_limited": 0 if alpha is None else int(((last.abs() > alpha) & (last.abs() <= tolerance)).sum()),
         "tolerance": tolerance,
-        "variance": len(sample.z) * _rows(width * after.error, sample).square(),
+        "variance": sample.count * _rows(width * after.error, sample).square(),
         "brier_before": before.brier * width**2,
         "brier_after": after.brier * width**2,
     }

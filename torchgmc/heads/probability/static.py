@@ -18,14 +18,17 @@ Of more groups by the l1 price of :mod:`torchgmc.engine.noise`, whose k is chose
 With ``geometry="euclidean"`` there are no slopes.
 """
 
+import copy
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from torchgmc.distributed import total as over_ranks
 from torchgmc.engine import noise
 from torchgmc.engine.clusters import codes, deal_clusters
+from torchgmc.engine.folds import Places, places
 from torchgmc.engine.lasso import solve_lasso
 from torchgmc.heads.levelsets import steps as levelsets
 from torchgmc.heads.levelsets.steps import LARGEST, ROWS
@@ -86,7 +89,10 @@ class Columns:
         z, y: ``(n, C)``; ``share``: ``(n, 1)``, sums to 1.
         euclidean: geometry.
         slopes: with slopes.
-        ridge: rho >= 0, of a term sum rho Theta^2 / 2 more, of the shape of Theta; None for 0.
+        spots: places of the examples, which say how some of them are chosen, if they are known.
+
+    Examples may be on several ranks: all sums are over all of them (:func:`torchgmc.distributed.total`). ``ridge``: rho >= 0,
+    of a term sum rho Theta^2 / 2 more, of the shape of Theta; None for 0.
     """
 
     def __init__(
@@ -97,44 +103,54 @@ class Columns:
         share: Tensor,
         euclidean: bool,
         slopes: bool,
-        ridge: Tensor | None = None,
+        spots: Places | None = None,
     ) -> None:
-        self.member, self.euclidean, self.slopes, self.ridge = member, euclidean, slopes, ridge
+        self.member, self.euclidean, self.slopes, self.spots = member, euclidean, slopes, spots
         self.z, self.y, self.share = z, y, share
+        self.ridge: Tensor | None = None
         self.shape = (1 + slopes, member.shape[1], z.shape[1])
+
+    def _but(self, **changed: Any) -> "Columns":
+        """The problem with some of its parts replaced."""
+        other = copy.copy(self)
+        vars(other).update(changed)
+        other.shape = (self.shape[0], other.member.shape[1], self.shape[2])
+        return other
 
     def pick(self, rows: Tensor, ridge: Tensor | None = None) -> "Columns":
         """Some of the examples."""
         share = self.share[rows]
-        parts = (self.member[rows], self.z[rows], self.y[rows], share / share.sum())
-        return Columns(*parts, self.euclidean, self.slopes, self.ridge if ridge is None else ridge)
+        share = share / over_ranks(share.sum())
+        ridge = self.ridge if ridge is None else ridge
+        return self._but(member=self.member[rows], z=self.z[rows], y=self.y[rows], share=share, ridge=ridge, spots=None)
 
     def some(self, groups: Tensor) -> "Columns":
         """The problem with some of the groups only."""
         if len(groups) == self.member.shape[1]:  # all of them, in their order
             return self
-        ridge = None if self.ridge is None else self.ridge[:, groups]
-        return Columns(self.member[:, groups], self.z, self.y, self.share, self.euclidean, self.slopes, ridge)
+        return self._but(member=self.member[:, groups], ridge=None if self.ridge is None else self.ridge[:, groups])
 
     def shrunk(self, ridge: Tensor) -> "Columns":
         """The problem with another ridge."""
-        return Columns(self.member, self.z, self.y, self.share, self.euclidean, self.slopes, ridge)
+        return self._but(ridge=ridge)
 
     def without(self, classes: Tensor) -> "Columns":
         """The problem with z = 0 in some classes, ``(C,)``."""
-        return Columns(
-            self.member, self.z.masked_fill(classes, 0.0), self.y, self.share, self.euclidean, self.slopes, self.ridge
-        )
+        return self._but(z=self.z.masked_fill(classes, 0.0))
 
     def beside(self, more: Tensor) -> "Columns":
         """The problem with more columns ``(n, k)``; it has no ridge."""
-        member = torch.cat([self.member, more.to(self.member.dtype)], 1)
-        return Columns(member, self.z, self.y, self.share, self.euclidean, self.slopes)
+        return self._but(member=torch.cat([self.member, more.to(self.member.dtype)], 1), ridge=None)
+
+    def places(self) -> Places:
+        """Of the examples."""
+        self.spots = self.spots or places(self.z, self.y, self.member)
+        return self.spots
 
     def thin(self, rows: int) -> "Columns":
-        """Every k-th example, about ``rows`` of them."""
-        stride = max(1, len(self.z) // rows)
-        return self if stride == 1 else self.pick(torch.arange(0, len(self.z), stride, device=self.z.device))
+        """About ``rows`` of the examples, chosen by their places."""
+        few = self.places().few(rows, self.places().rows)
+        return self if few is None else self.pick(few.nonzero()[:, 0])
 
     def at(self, theta: Tensor, member: Tensor, z: Tensor, least: float = -math.inf) -> Tensor:
         """z after Theta, with slopes of at least ``least``.
@@ -165,6 +181,8 @@ class Columns:
             f = levelsets.probabilities(moved, self.euclidean)
             total += (member.T @ self.weights((f - y) * share, z).to(member.dtype)).double()
             value += (loss(moved, f, y, self.euclidean) * share[:, 0]).sum()
+        everything = over_ranks(torch.cat([total.flatten(), value[None]]))
+        total, value = everything[:-1], everything[-1]
         found = total.view(self.shape[1], self.shape[0], -1).transpose(0, 1).contiguous()
         if self.ridge is not None:
             found, value = found - self.ridge * theta, value + 0.5 * (self.ridge * theta.square()).sum()
@@ -181,19 +199,20 @@ class Columns:
             here = torch.nn.functional.one_hot(part[start : start + len(z)], parts).to(values.dtype)
             total += (member.T @ (here[:, :, None] * values[:, None]).flatten(1).to(member.dtype)).double()
             start += len(z)
-        return total.view(self.shape[1], parts, self.shape[0], -1).permute(1, 2, 0, 3).contiguous()
+        return over_ranks(total).view(self.shape[1], parts, self.shape[0], -1).permute(1, 2, 0, 3).contiguous()
 
     def losses(self, theta: Tensor, part: Tensor) -> Tensor:
         """Mean loss of each part of the examples with its own Theta, ``(parts, p, 1 + a, C)``: ``(parts,)``."""
         parts = len(theta)
-        sums, mass = self.z.new_zeros(parts), self.z.new_zeros(parts)
+        found = self.z.new_zeros(2, parts)  # sums of the loss, and the mass
         for k in range(parts):
             rows = (part == k).nonzero()[:, 0]
             moved = self.at(theta[k], self.member[rows], self.z[rows], 0.0)
             f = levelsets.probabilities(moved, self.euclidean)
             share = self.share[rows, 0]
-            sums[k], mass[k] = (loss(moved, f, self.y[rows], self.euclidean) * share).sum(), share.sum()
-        return sums / mass.clamp_min(1e-300)
+            found[0, k], found[1, k] = (loss(moved, f, self.y[rows], self.euclidean) * share).sum(), share.sum()
+        found = over_ranks(found)
+        return found[0] / found[1].clamp_min(1e-300)
 
     def hessian(self, theta: Tensor) -> Tensor:
         """One block per class, ``(C, p (1 + a), p (1 + a))``, float64 (collinear columns need it)."""
@@ -206,6 +225,7 @@ class Columns:
             for column in range(columns):
                 design = wide if p == 1 else torch.cat([wide, wide * z[:, column : column + 1].clamp(-FAR, FAR)], 1)
                 total[column] += design.T @ (design * weight[:, column : column + 1])
+        total = over_ranks(total)
         return total if self.ridge is None else total + torch.diag_embed(_flat(self.ridge))
 
     def squares(self, theta: Tensor, cluster: Tensor) -> Tensor:
@@ -213,7 +233,7 @@ class Columns:
         f = levelsets.probabilities(self.at(theta, self.member, self.z), self.euclidean)
         values = self.weights((f - self.y) * self.share, self.z)
         if cluster.shape[1] == 0:
-            total = (self.member.T @ values.square().to(self.member.dtype)).double()
+            total = over_ranks((self.member.T @ values.square().to(self.member.dtype)).double())
         else:
             place, count = codes(cluster)
             total = torch.stack(
@@ -300,7 +320,7 @@ class Columns:
         if self.slopes:
             half = self.shape[2]
             weights = torch.cat([weights[:, :half], weights[:, half:].abs() * self.z.clamp(-FAR, FAR).abs()], 1)
-        total = (self.member.T @ weights.to(self.member.dtype)).double()
+        total = over_ranks((self.member.T @ weights.to(self.member.dtype)).double())
         total = total.view(self.shape[1], self.shape[0], -1).transpose(0, 1).contiguous() * (1.0 if self.euclidean else 0.25)
         return total if self.ridge is None else total + self.ridge
 
@@ -381,8 +401,7 @@ def fit_static(columns: Columns, sizes: Tensor, cluster: Tensor, slack: Tensor |
     if between is not None:
         if bool((mix @ theta[0, -2:] > 1.0).any()):
             return fit_static(given, sizes, cluster, None, False)
-        fold = deal_clusters(noise.FOLDS, cluster, given.z, given.y, given.member)
-        return _average(columns, theta, none, fold, unit, (given, between, mix))
+        return _average(columns, theta, none, _folds(given, cluster), unit, (given, between, mix))
     worthless = theta[1:, 0] > 1.0  # (p - 1, C): the more sure, the less often right; a slope of 0 is as low as slopes go
     if bool(worthless.any()):
         flat = fit_static(columns.without(worthless[0]), sizes, cluster, None)
@@ -390,7 +409,7 @@ def fit_static(columns: Columns, sizes: Tensor, cluster: Tensor, slack: Tensor |
         return flat
     if columns.shape[1] == 1:
         return Found(theta, math.inf, torch.zeros(0), True)
-    fold = deal_clusters(noise.FOLDS, cluster, columns.z, columns.y, columns.member)
+    fold = _folds(columns, cluster)
     if columns.shape[1] - 1 <= FEW:
         return _average(columns, theta, none, fold, unit)
     tried = noise.candidates(columns.shape[1] - 1)
@@ -407,9 +426,16 @@ def fit_static(columns: Columns, sizes: Tensor, cluster: Tensor, slack: Tensor |
     return Found(heads[choice.place], choice.k, choice.loss, met[choice.place])
 
 
+def _folds(columns: Columns, cluster: Tensor) -> Tensor:
+    """Fold of each example, int64 ``(n,)``; clusters stay together."""
+    if cluster.shape[1]:
+        return deal_clusters(noise.FOLDS, cluster)
+    return columns.places().place % noise.FOLDS
+
+
 def _one_example(columns: Columns, cluster: Tensor) -> float:
     """What one example weighs in the mean; of clusters as much more as their sums vary more than those of single examples."""
-    unit = float(columns.share.square().sum())
+    unit = float(over_ranks(columns.share.square().sum()))
     if cluster.shape[1] == 0:
         return unit
     nothing = torch.zeros(columns.shape, dtype=torch.float64, device=columns.z.device)
@@ -423,7 +449,8 @@ def _between(columns: Columns, unit: float) -> Tensor:
     paid = MEANS_RIDGE * unit * torch.eye(member.shape[1], dtype=member.dtype, device=member.device)
     paid[0, 0] = 0.0
     scaled = member * columns.share
-    return torch.as_tensor(torch.linalg.solve(scaled.T @ member + paid, scaled.T @ columns.z.clamp(-FAR, FAR)))
+    sums = over_ranks(scaled.T @ torch.cat([member, columns.z.clamp(-FAR, FAR)], 1))
+    return torch.as_tensor(torch.linalg.solve(sums[:, :-1] + paid, sums[:, -1:]))
 
 
 def _mix(like: Tensor) -> Tensor:
@@ -452,7 +479,7 @@ def _average(
     """
     assert columns.ridge is not None
     own = slice(1, columns.shape[1] if within is None else -2)
-    size = (columns.share * columns.z.clamp(-FAR, FAR).square()).sum(0)  # (C,): a slope moves large logits far
+    size = _mean_squares(columns)
     heads, losses, fine = [theta], [_held_out(columns, theta, none, fold)], True
     for strength, steeper in RIDGES:  # each from the one before
         ridge, price = columns.ridge.clone(), none.clone()
@@ -464,7 +491,7 @@ def _average(
         losses.append(_held_out(part, found, price, fold))
         heads, fine = [*heads, found], fine and met
     held = torch.stack(losses)  # (fits, F)
-    mass = columns.z.new_zeros(noise.FOLDS).index_add_(0, fold, columns.share[:, 0])
+    mass = _masses(columns, fold)
     total = held.nan_to_num(0.0) @ mass / unit
     prior = torch.ones_like(total)
     prior[0] = len(RIDGES)
@@ -486,11 +513,21 @@ def _average(
     return Found(mixed, math.nan, held.mean(1), fine, float(weight[0]))
 
 
+def _mean_squares(columns: Columns) -> Tensor:
+    """Mean square of the logits, ``(C,)``: a slope moves large ones far."""
+    return over_ranks((columns.share * columns.z.clamp(-FAR, FAR).square()).sum(0))
+
+
+def _masses(columns: Columns, fold: Tensor) -> Tensor:
+    """Mass of each fold."""
+    return over_ranks(columns.z.new_zeros(noise.FOLDS).index_add_(0, fold, columns.share[:, 0]))
+
+
 def without(columns: Columns, found: Found, rows: Tensor) -> Tensor:
     """Theta as if only ``rows`` had been seen: it moves as a fit with a ridge moves when the others leave."""
     unit = float(columns.share.square().sum())
     ridge = torch.full_like(found.theta, 16.0 * unit)
-    size = (columns.share * columns.z.clamp(-FAR, FAR).square()).sum(0)
+    size = _mean_squares(columns)
     ridge[1:] = 16.0 * unit * 13.0 * size  # slopes of groups differ more rarely, see RIDGES
     ridge[0, 0], ridge[1:, 0] = 0.0, COMMON_RIDGE * unit
     free, share = torch.zeros_like(ridge), float(columns.share[rows].sum())
@@ -512,7 +549,7 @@ def _prices(
     # The variance of an example is the group's own or everybody's, whichever is larger.
     weight = columns.share.square()
     ours = (columns.member.T @ columns.weights(weight.expand_as(s), columns.z).abs().to(columns.member.dtype)).double()
-    ours = ours.view(columns.shape[1], columns.shape[0], -1).transpose(0, 1)
+    ours = over_ranks(ours).view(columns.shape[1], columns.shape[0], -1).transpose(0, 1)
     share = ours / ours[:, :1].clamp_min(1e-300)
     error = torch.maximum(squares, share * pooled).sqrt()
     skewness = noise.skewness_of(s[:, 0], columns.share[:, 0])
@@ -571,7 +608,8 @@ def _held_out(columns: Columns, theta: Tensor, price: Tensor, fold: Tensor) -> T
     ridge = columns.ridge * (parts / (parts - 1)) if columns.ridge is not None else torch.zeros_like(theta)
     wide = columns.shape[0] * columns.shape[1]
     hessian = columns.thin(SAMPLE).hessian(theta) if wide <= MOST_COLUMNS else None
-    if hessian is None or len(columns.z) <= ROOM * wide or columns.member.numel() <= EXACT_FOLDS:
+    count = columns.places().rows
+    if hessian is None or count <= ROOM * wide or count * columns.shape[1] <= EXACT_FOLDS:
         rests = [columns.pick((fold != k).nonzero()[:, 0], ridge) for k in range(parts)]
         if hessian is None:
             found = [rest.descend(theta, grown, _bar(grown, 0.5), 40) for rest in rests]
@@ -579,7 +617,7 @@ def _held_out(columns: Columns, theta: Tensor, price: Tensor, fold: Tensor) -> T
             found = [rest.minimise(theta, grown, hessian, 5, 0.2) for rest in rests]
         return columns.losses(torch.stack(found), fold)
     sums = columns.slopes_by_part(theta, fold, parts)
-    mass = columns.z.new_zeros(parts).index_add_(0, fold, columns.share[:, 0])
+    mass = _masses(columns, fold)
     outside = [
         columns.goal(theta, (sums.sum(0) - sums[k]) / (1.0 - mass[k]).clamp_min(1e-300) - ridge * theta, grown, hessian)
         for k in range(parts)
