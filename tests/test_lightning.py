@@ -193,6 +193,32 @@ def test_a_monitor_is_fed_with_test_batches(tmp_path):
         MonitorCallback(fitted)
 
 
+@pytest.mark.parametrize("key", [True, False])
+def test_a_monitor_of_learned_groups_takes_their_features(tmp_path, key):
+    """By the batch's key, or by a function of the inputs; without them an error says so."""
+
+    class Scored(LightningModule):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.full((len(x),), 0.5)
+
+        def test_step(self, batch, index) -> None:
+            pass
+
+    x = torch.rand(400, 2, generator=torch.Generator().manual_seed(0))
+    y = torch.rand(400, generator=torch.Generator().manual_seed(1)) < torch.where(x[:, 0] < 0.3, 0.9, 0.3)
+    fitted = gmc.ProbabilityHead(alpha=0.05, learn=gmc.Trees(1)).fit(torch.full((400,), 0.5), y, features=x)
+    rows = [{"input": a, "labels": b, "about": a} for a, b in zip(x, y, strict=True)]
+    monitor, alone = gmc.Monitor(fitted), gmc.Monitor(fitted)
+    callback = MonitorCallback(monitor, features="about" if key else lambda inputs: inputs)
+    trainer(tmp_path, callback).test(Scored(), loader(rows, 100), verbose=False)
+    for a, b in zip(x.split(100), y.split(100), strict=True):
+        alone.update(torch.full((100,), 0.5), b, features=a)
+    torch.testing.assert_close(monitor.log_evidence(), alone.log_evidence())
+    assert int(monitor.examples) == 400
+    with pytest.raises(ValueError, match="features"):
+        trainer(tmp_path, MonitorCallback(gmc.Monitor(fitted))).test(Scored(), loader(rows, 100), verbose=False)
+
+
 def test_the_loader_may_come_from_the_datamodule(tmp_path):
     class Data(LightningDataModule):
         def train_dataloader(self):

@@ -12,12 +12,12 @@ from torchgmc.audits import betting
 from torchgmc.audits.betting import Histogram, Units
 
 
-def units_of(y, u=None, rest=0.0, spread=None):
+def units_of(y, u=None, rest=0.0, spread=None, jumps=False):
     """Every value an event of its own sequence, unless it equals the rest."""
     u = torch.ones_like(y) if u is None else u
     row, g = (y != rest * u).nonzero().unbind(1)
     count = y.shape[1]
-    return Units.of(u, torch.arange(count), torch.full((count,), rest).double(), g, row, y[row, g], spread)
+    return Units.of(u, torch.arange(count), torch.full((count,), rest).double(), g, row, y[row, g], spread, jumps)
 
 
 @settings(deadline=None, max_examples=40)
@@ -29,20 +29,21 @@ def units_of(y, u=None, rest=0.0, spread=None):
     level=st.sampled_from([0.3, 0.05, 0.001]),
     weighted=st.booleans(),
     known=st.sampled_from([0.0, 0.001, 0.05]),
+    jumps=st.booleans(),
 )
-def test_rejections_by_the_loop(n, seed, mean, up, level, weighted, known):
+def test_rejections_by_the_loop(n, seed, mean, up, level, weighted, known, jumps):
     rng = torch.Generator().manual_seed(seed)
     u = torch.rand(n, 2, generator=rng).double() * 0.9 + 0.1 if weighted else torch.ones(n, 2).double()
     y = torch.rand(n, 2, generator=rng).double()
     y = torch.stack([y[:, 0].round(), y[:, 1] ** 2], 1)
     y = torch.where(torch.rand(n, 2, generator=rng) < 0.4, 0.25, y)
-    units = units_of(u * y, u, 0.25, torch.tensor([0.0, n * known]).double())
+    units = units_of(u * y, u, 0.25, torch.tensor([0.0, n * known]).double(), jumps)
     found = units.rejects(torch.full((2, 1), mean).double(), torch.tensor([up]), torch.tensor([level]))
     for g in range(2):
         events = (u * y)[:, g] != 0.25 * u[:, g]
         listed = list(zip((u * y)[:, g].tolist(), u[:, g].tolist(), events.tolist(), strict=True))
-        prior = (betting.PRIOR, known) if g == 1 and known else (betting.VAGUE,)
-        assert bool(found[g, 0]) == bet(listed, mean, up, level, betting.BLOCKS, betting.MOST, *prior)
+        prior = (betting.PRIOR, known) if g == 1 and known else (betting.VAGUE, math.inf)
+        assert bool(found[g, 0]) == bet(listed, mean, up, level, betting.BLOCKS, betting.MOST, *prior, jumps)
 
 
 def test_ends_are_where_rejections_begin_and_never_inside():

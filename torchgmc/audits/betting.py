@@ -2,14 +2,17 @@ r"""Betting against a mean: tests and intervals that hold for every distribution
 
 To test H: :math:`E z \le 0` one starts with a capital of 1 and bets a share of it on every z, which was not looked at before:
 :math:`K \leftarrow K (1 + \lambda z)`. Under H the capital is a supermartingale, so it reaches 1/d with probability at most d
-(Ville's inequality), whatever rule :math:`\lambda` follows. The rule here replicates the z-test: K d is the price of that
-test's rejection, and :math:`\lambda` hedges it,
+(Ville's inequality), whatever rule :math:`\lambda` follows, as long as it looks at earlier values only. The rule here
+replicates the z-test: K d is the price of that test's rejection, and :math:`\lambda` hedges it against a loss of size j,
 
-.. math:: \lambda = \frac{\varphi(q)}{p \sqrt{v \tau}}, \qquad p = K d, \quad q = \Phi^{-1}(p)
+.. math:: \lambda = \frac{1 - \Phi(q - j / \sqrt{v \tau}) / p}{j}, \qquad p = K d, \quad q = \Phi^{-1}(p)
 
-with v the variance so far and :math:`\tau` the number of bets left. That makes the intervals nearly as narrow as those of the
-z-test, which holds only for n to infinity. :math:`\lambda` is fixed over each of ``BLOCKS`` blocks, and capital is looked at
-where a block ends, so that all g are worked on at once, and examples at which a g sees nothing are counted, not visited.
+with v the variance so far, :math:`\tau` the number of bets left and j the typical size of what is lost: the third moment over
+the second of the values so far, or the whole range where values jump to its end. (For small j this is the derivative of the
+price, :math:`\varphi(q) / (p \sqrt{v \tau})`, which bets too much where losses are rare and large.) That makes the intervals
+nearly as narrow as those of the z-test, which holds only for n to infinity. :math:`\lambda` is fixed over each of ``BLOCKS``
+blocks, and capital is looked at where a block ends, so that all g are worked on at once, and examples at which a g sees
+nothing are counted, not visited.
 """
 
 import math
@@ -25,8 +28,8 @@ __all__ = ["BLOCKS", "Histogram", "Units"]
 
 #: Stretches over which a bet is fixed.
 BLOCKS = 128
-#: Most of the capital that one z can take; less where single values lie at the end of the range (covered or not, p - y).
-MOST, MOST_OF_JUMPS = 0.95, 0.8
+#: Most of the capital that one z can take.
+MOST = 0.97
 #: Before anything is seen, the variance is that of calibration, and that counts for so many units.
 PRIOR = 20.0
 #: Where that is unknown, it is the largest there can be, which counts for so many.
@@ -52,7 +55,7 @@ class Units:
         a, u: A and U of each event, ``(k,)``.
         cuts: where the events of each block start, ``BLOCKS + 1`` numbers.
         variance: of one A - m U, known from other data, ``(G,)``; 0 where it is not.
-        most: share of the capital that one z can take.
+        jumps: single values lie at the end of the range (covered or not, p - y).
     """
 
     size: Tensor
@@ -63,7 +66,7 @@ class Units:
     u: Tensor
     cuts: list[int]
     variance: Tensor
-    most: float = MOST
+    jumps: bool = False
 
     @classmethod
     def of(
@@ -75,7 +78,7 @@ class Units:
         row: Tensor,
         a: Tensor,
         spread: Tensor | None = None,
-        most: float = MOST,
+        jumps: bool = False,
     ) -> "Units":
         """From a table of U and a list of events.
 
@@ -85,7 +88,7 @@ class Units:
             rest: see above.
             g, row, a: the events, ``(k,)``: test function, unit and A.
             spread: sum over all units of (A - m U)^2 that other data let expect, ``(G,)``; None if unknown.
-            most: see above.
+            jumps: see above.
         """
         inside = sets > 0
         place = inside.cumsum(0) - 1
@@ -103,7 +106,7 @@ class Units:
         others = (others - seen.view_as(others)).clamp_min(0.0)
         cuts = torch.bincount(at, minlength=BLOCKS).cumsum(0).tolist()
         spread = torch.zeros_like(rest) if spread is None else spread / size[which].clamp_min(1)
-        return cls(size[which], rest, others, g, a, u, [0, *cuts], spread, most)
+        return cls(size[which], rest, others, g, a, u, [0, *cuts], spread, jumps)
 
     def sums(self) -> Tensor:
         """Sums of 1 (units), U, U^2, A, U A, A^2 before each block, ``(6, BLOCKS + 1, G)``."""
@@ -131,7 +134,7 @@ class Units:
         up, goal = up.to(device), -level.to(device, torch.float64).log()
         sign = torch.where(up, 1.0, -1.0).double()
         bottom = torch.where(up, mean, 1.0 - mean)
-        most = self.most / bottom.clamp_min(1e-12)
+        most = MOST / bottom.clamp_min(1e-12)
         sums = self.sums()
         most_there_can_be = 0.25 * sums[2, -1] / sums[0, -1].clamp_min(1.0)
         is_known = self.variance > 0.0
@@ -139,22 +142,27 @@ class Units:
             :, None
         ]
         counts = torch.where(is_known, PRIOR, VAGUE)[:, None]
-        capital = torch.zeros_like(mean)  # its logarithm
+        one = known / counts  # before anything is seen, one unit lost all that it can
+        capital, third = torch.zeros_like(mean), torch.zeros_like(mean)  # its logarithm; sum of losses to the third power
         done = bottom < 0.0  # beyond the range
         for block in range(BLOCKS):
             n, u, uu, a, ua, aa = (part[block][:, None] for part in sums)
             centred = aa - 2.0 * mean * ua + mean.square() * uu - (a - mean * u).square() / n.clamp_min(1.0)
-            variance = ((known + centred.clamp_min(0.0)) / (counts + n)).clamp_min(1e-12)
+            seen = known + centred.clamp_min(0.0)
+            spread = (seen / (counts + n) * (self.size[:, None] - n).clamp_min(1.0)).clamp_min(1e-12).sqrt()
+            loss = bottom if self.jumps else ((one * bottom + third) / seen.clamp_min(1e-30)).minimum(bottom)
+            loss = loss.maximum(1e-4 * spread)
             price = (capital - goal).exp().clamp(1e-300, 1.0 - 1e-9)
-            hedge = torch.exp(-0.5 * torch.special.ndtri(price).square()) / (math.sqrt(2.0 * math.pi) * price)
-            left = (self.size[:, None] - n).clamp_min(1.0)
-            bet = torch.minimum(hedge / (variance * left).sqrt(), most).masked_fill(done, 0.0) * sign
+            after = torch.special.log_ndtr(torch.special.ndtri(price) - loss / spread)
+            bet = torch.minimum(-torch.expm1(after - price.log()) / loss, most).masked_fill(done, 0.0) * sign
             events = slice(self.cuts[block], self.cuts[block + 1])
             g = self.g[events]
-            gain = torch.log1p(bet[g] * (self.a[events, None] - mean[g] * self.u[events, None]))
+            z = self.a[events, None] - mean[g] * self.u[events, None]
             # log1p is concave: log(1 + b U) >= U log(1 + b), with equality where U is 1
             rest = self.others[1, block][:, None] * torch.log1p(bet * (self.rest[:, None] - mean))
-            capital = capital + rest.index_add(0, g, gain)
+            capital = capital + rest.index_add(0, g, torch.log1p(bet[g] * z))
+            if not self.jumps:
+                third = third.index_add(0, g, -sign * z**3)
             done = done | (capital >= goal)
         return done
 

@@ -211,8 +211,7 @@ class Rows:
             # The estimate is a sum over units, divided by the total of the view: its variance times the square of that.
             spread = self.variance.flatten() * (self.total / (2 if self.relative else 1)).repeat(self.who.shape[1])
             spread = spread / (most * (high - low)).square()
-        share = betting.MOST_OF_JUMPS if self.two_valued or self.levels else betting.MOST
-        return betting.Units.of(sizes, which, rest, g, row, a, spread, share), low, high
+        return betting.Units.of(sizes, which, rest, g, row, a, spread, self.two_valued or self.levels), low, high
 
     def _pairs(self, conditional: bool, sizes: Tensor, which: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         """Pairs of clusters, of which (1_A - 1_A')(s - s')/2 has the mean E[1_A s] - P(A) E[s], whatever the law."""

@@ -93,6 +93,7 @@ def bet(
     most: float,
     prior: float,
     known: float = math.inf,
+    jumps: bool = False,
 ) -> bool:
     """Is "E A / E U is at most (up) or at least ``mean``" rejected? One unit (A, U, event) at a time, in order."""
     n, capital, place = len(units), 1.0, 0
@@ -101,10 +102,14 @@ def bet(
         seen = [a - mean * u for a, u, _ in units[:place]]
         middle = sum(seen) / max(len(seen), 1)
         variance = (largest + sum((z - middle) ** 2 for z in seen)) / (prior + len(seen))
-        price = min(capital * level, 1 - 1e-9)
+        price = min(max(capital * level, 1e-300), 1 - 1e-9)
         normal = statistics.NormalDist()
-        share = normal.pdf(normal.inv_cdf(price)) / (price * math.sqrt(max(variance, 1e-12) * max(n - place, 1)))
-        share = min(share, most / (mean if up else 1 - mean))
+        spread, bottom = math.sqrt(max(variance * max(n - place, 1), 1e-12)), mean if up else 1 - mean
+        losses = sum((1 if up else -1) * (mean * u - a) ** 3 for a, u, event in units[:place] if event)
+        total = variance * (prior + len(seen))
+        loss = max(bottom if jumps else min((largest / prior * bottom + losses) / max(total, 1e-30), bottom), 1e-4 * spread)
+        share = (1 - normal.cdf(normal.inv_cdf(price) - loss / spread) / price) / loss
+        share = min(share, most / bottom)
         while place < (1 - (1 - (block + 1) / blocks) ** 2) * n - 1e-9 and place < n:
             a, u, event = units[place]
             sign = share if up else -share
