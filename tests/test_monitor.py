@@ -198,6 +198,26 @@ class TestShift:
         again.load_state_dict(watch.state_dict())
         assert again.evidence == watch.evidence and len(watch.rows()) == 4
 
+    def test_groups_by_name_and_columns(self):
+        """Frames of columns and Groups of the same names are one membership; other names and other numbers are refused."""
+        pd = pytest.importorskip("pandas")
+        scores, sex = torch.rand(300), ["f", "m", "f"] * 100
+        groups = gmc.Groups.from_columns({"sex": sex})
+        watches = [gmc.ShiftMonitor(scores, groups) for _ in range(3)]
+        frame = pd.DataFrame({"sex": ["f", "m"] * 20})
+        new = groups.transform(frame)
+        for watch, who in zip(watches, (frame, new, new.membership), strict=True):
+            watch.update(scores[:40], who)
+        assert len({watch.evidence for watch in watches}) == 1
+        assert {row["group"] for row in watches[0].rows()} > {f"share of {name}" for name in groups.names}
+        other = gmc.Groups.from_levels({"sex": ["m", "f"]}).transform(frame)
+        with pytest.raises(ValueError, match="in another order"):
+            watches[0].update(scores[:40], other)
+        with pytest.raises(ValueError, match="memberships, True or False"):
+            watches[0].update(scores[:40], 255 * new.membership.byte())
+        with pytest.raises(ValueError, match="came without `Groups`"):
+            gmc.ShiftMonitor(scores, groups.membership).update(scores[:40], frame)
+
     def test_what_is_refused(self):
         with pytest.raises(ValueError, match="at least 100"):
             gmc.ShiftMonitor(torch.rand(5))

@@ -29,6 +29,8 @@ from torchgmc.engine.clusters import check as check_clusters
 from torchgmc.engine.clusters import total
 from torchgmc.engine.float64 import Float64Module
 from torchgmc.engine.values import Names
+from torchgmc.groups.columns import is_frame
+from torchgmc.groups.groups import Groups, check_groups
 from torchgmc.heads.base import Head
 
 if TYPE_CHECKING:
@@ -331,8 +333,9 @@ class ShiftMonitor(Watch):
 
     Args:
         scores: of the calibration data, ``(n, ...)``; the mean of each image or row counts. At least 100 examples.
-        groups: their membership ``(n, a)``, or None.
-        names: of the groups.
+        groups: their :class:`~torchgmc.Groups`, with which ``update`` takes a frame of group columns too; a membership
+            ``(n, a)``; or None.
+        names: of the groups; those of Groups by default.
         delta: upper bound of the probability that a false alarm is ever raised, if the shares of the reference are those of its
             population to within ``tolerance``.
         tolerance: how far a share may move.
@@ -359,8 +362,10 @@ class ShiftMonitor(Watch):
         count = checks.count("bins", bins, 10)
         places = torch.arange(1, count, dtype=torch.float64, device=values.device) / count
         edges = torch.unique(values.sort().values[(places * len(values)).long()])
-        member = self._member(groups, len(values), values.device)
-        found = checks.names(names) if names is not None else [f"group {k}" for k in range(member.shape[1])]
+        self.named_groups = Groups.from_dict(groups.to_dict()) if isinstance(groups, Groups) else None  # without its rows
+        found = checks.names(names) if names is not None else list(groups.names) if isinstance(groups, Groups) else None
+        member = self._member(groups, values)
+        found = [f"group {k}" for k in range(member.shape[1])] if found is None else found
         if len(found) != member.shape[1]:
             raise ValueError(f"`names` must have one name per column of `groups`, {member.shape[1]}, got {len(found)}.")
         cells = [f"scores {_between(edges.tolist(), k)}" for k in range(len(edges) + 1)]
@@ -375,8 +380,7 @@ class ShiftMonitor(Watch):
             values = self._scores(scores)
             if not len(values):
                 raise ValueError("`scores` holds no examples; leave out empty batches.")
-            member = self._member(groups, len(values), values.device)
-            cells = self._cells(values, member)
+            cells = self._cells(values, self._member(groups, values))
             if cells.shape[1] != len(self.shares):
                 raise ValueError("`groups` must have the same columns as the reference.")
             shares = self.shares
@@ -398,14 +402,15 @@ class ShiftMonitor(Watch):
         checks.finite("scores", values)
         return values.flatten(1).mean(1) if values.dim() > 1 else values.contiguous()
 
-    @staticmethod
-    def _member(groups: Any, n: int, device: torch.device) -> Tensor:
+    def _member(self, groups: Any, like: Tensor) -> Tensor:
         if groups is None:
-            return torch.zeros(n, 0, dtype=torch.float64, device=device)
-        member = checks.numbers("groups", getattr(groups, "membership", groups)).to(device, torch.float64)
-        if member.dim() != 2 or len(member) != n:
-            raise ValueError(f"`groups` must have shape ({n}, a), got {tuple(member.shape)}.")
-        return member
+            return like.new_zeros(len(like), 0)
+        if is_frame(groups):
+            if self.named_groups is None:
+                raise ValueError("`groups` holds columns, but the reference came without `Groups`; pass a membership (n, a).")
+            groups = self.named_groups.transform(groups)
+        names = None if self.named_groups is None else self.named_groups.names
+        return check_groups(groups, len(like), names).to(like)
 
     def _cells(self, values: Tensor, member: Tensor) -> Tensor:
         level = torch.bucketize(values, self.edges, right=True)
