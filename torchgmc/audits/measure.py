@@ -15,6 +15,7 @@ from torchgmc.audits import overlap
 from torchgmc.audits.audit import Audit, Evidence
 from torchgmc.audits.intervals import METHODS, Rows
 from torchgmc.engine import checks
+from torchgmc.engine.clusters import check as check_clusters
 from torchgmc.engine.clusters import total
 from torchgmc.engine.values import Names
 
@@ -65,7 +66,7 @@ class Tally:
                 values.s if values.mean is None else values.s + values.mean,
                 values.who,
                 weight,
-                head.check_clusters(batch.get("clusters"), n, weight.device),
+                check_clusters(batch.get("clusters"), n, weight.device),
                 values.column,
                 head.audit_sums(weight=weight, **given),
                 head.audit_rows(**given),

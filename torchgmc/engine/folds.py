@@ -131,6 +131,6 @@ class Splits:
         return Pair((self.part == 2 * t).double(), (self.part == 2 * t + 1).double())
 
 
-def fresh_steps(max_iter: int | None, n: int) -> int:
-    """T of Algorithm 2: the argument, or about a hundred examples per step."""
-    return max_iter or min(200, max(1, n // 100))
+def fresh_splits(max_iter: int | None, *content: Tensor, seed: int = 0) -> Splits:
+    """With T of Algorithm 2 from the argument, or about a hundred examples per step."""
+    return Splits(max_iter or min(200, max(1, len(content[0]) // 100)), *content, seed=seed)

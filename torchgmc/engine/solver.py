@@ -193,13 +193,14 @@ def run(
         tolerance: largest |violation| of each g, shape ``(a, u)``; alpha everywhere if omitted.
         patience: with dynamic groups, or where steps are as small as the grid of f, stop after so many steps without a better
             worst violation.
-        splits: of the data, for ``"fresh"``.
+        splits: of the data, for ``"fresh"``; T is then theirs.
 
     Returns:
         The report, and the log of the steps that lead to the f left in ``problem``.
     """
     started = time.perf_counter()
     before = problem.violations()
+    max_iter = max_iter if splits is None else splits.steps
     if tolerance is None:
         tolerance = torch.full_like(before, alpha)
     search = _Search(problem, tolerance, solver, eta, before, splits)

@@ -16,7 +16,6 @@ from torchgmc.audits import measure, overlap
 from torchgmc.audits.audit import Audit
 from torchgmc.audits.tabular import Table
 from torchgmc.engine import checks, hashing
-from torchgmc.engine.clusters import check as check_clusters
 from torchgmc.engine.clusters import total
 from torchgmc.engine.float64 import Float64Module
 from torchgmc.engine.scripting import has_values, is_scripting, is_tracing
@@ -283,6 +282,7 @@ class Head(Float64Module):
 
     def prepare(self, solver: str, eta: float | None, max_iter: int | None) -> None:
         """Choose the statistics that a solver needs, before the first batch. An override calls this one too."""
+        self.check_solver(solver, eta, max_iter)
         self.prepared_for = (solver, eta, max_iter)
 
     def sizes(self) -> dict[str, int]:
@@ -329,7 +329,6 @@ class Head(Float64Module):
             True
         """
         with distributed.together():
-            self.check_solver(solver, eta, max_iter)
             if distributed.active():
                 distributed.agree(distributed.signature(self, solver, eta, max_iter))
             fresh = self.twin()
@@ -389,6 +388,13 @@ class Head(Float64Module):
     @statistics.setter
     def statistics(self, value: Any) -> None:
         self._parts = () if value is None else (value,)
+
+    def seen(self, one: str = "example") -> Any:
+        """:attr:`statistics`; an error, with this word for what a head observes, if there are none."""
+        found = self.statistics
+        if found is None or not int(getattr(found, "examples", getattr(found, "rows", 1))):
+            raise ValueError(f"no examples observed: call `observe` (or `fit`) with at least one {one} first.")
+        return found
 
     def keep(self, batch: Any, *content: Tensor, keys: Tensor | None = None) -> None:
         """Add a batch's statistics to those of the others; threads may call it at the same time.
@@ -485,7 +491,9 @@ class Head(Float64Module):
         return self
 
     def check_solver(self, solver: str, eta: float | None, max_iter: int | None) -> None:
-        """Raise for options that no solver takes."""
+        """Raise for options that no solver takes; :meth:`prepare` did for its own."""
+        if self.prepared_for == (solver, eta, max_iter):
+            return
         checks.option("solver", solver, SOLVERS)
         if eta is not None:
             checks.positive("eta", eta, "It is the size of a fixed step.")
@@ -562,10 +570,6 @@ class Head(Float64Module):
         return measure.audit(self, [self.bind(*batch, **named)], delta, method=method, cluster_size=cluster_size)
 
     # -- checks ------------------------------------------------------------------------------------------------------
-
-    def check_clusters(self, clusters: Any, n: int, device: torch.device) -> Tensor:
-        """Cluster ids of a batch, ``(n, 1)``, or ``(n, 0)`` for none."""
-        return check_clusters(clusters, n, device)
 
     def check_groups(self, groups: Any, n: int, device: torch.device) -> Tensor:
         """Membership (n, a), bool, on the device of the scores."""

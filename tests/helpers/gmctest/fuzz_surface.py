@@ -50,7 +50,7 @@ EXEMPT = {
 }
 #: Methods that a head gives the package, which calls them on arguments that are checked before.
 CONTRACT = (
-    "audit_rows audit_summary audit_sums bind bind_batch check_batch check_clusters check_groups check_input class_names "
+    "audit_rows audit_summary audit_sums bind bind_batch check_batch check_groups check_input class_names "
     "check_member check_solver figures flat group_thresholds keep lacks_everyone mark_fitted measure members_of "
     "prepare promised register_buffer set_extra_state soft start tables write "
     "audit_measures by_name check_features check_use divide grow_trees learned_move prepare_learning shown_output write_rules "

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torchgmc.audits.measure import Tally
 from torchgmc.distributed import pooled
 from torchgmc.engine import checks, noise, soft
+from torchgmc.engine.clusters import check as check_clusters
 from torchgmc.engine.clusters import total
 from torchgmc.engine.scripting import is_scripting
 from torchgmc.engine.search import violations
@@ -207,16 +208,14 @@ class GMCHead(Head):
             raise ValueError(
                 f"`what` has directions of length {self.directions.shape[1]}, but f0 has {f0.shape[1]} columns; make it (u, m)."
             )
-        cluster = self.check_clusters(clusters, len(f0), f0.device)
+        cluster = check_clusters(clusters, len(f0), f0.device)
         return CustomStatistics(f0.double(), y, x, checks.weights(weight, len(f0), f0).detach(), cluster)
 
     @pooled
     def calibrate(self, solver: str = "exact", eta: float | None = None, max_iter: int | None = None) -> "GMCHead":
         """Run the algorithm of :func:`torchgmc.solve` on the examples."""
         self.check_solver(solver, eta, max_iter)
-        rows: CustomStatistics | None = self.statistics
-        if rows is None:
-            raise ValueError("no examples observed: call `observe` (or `fit`) with at least one example first.")
+        rows: CustomStatistics = self.seen()
         x = rows.x
         noise_of, variance = self._noise(rows)
         tolerance = noise_of if solver == "exact" and self.noise_floor else None

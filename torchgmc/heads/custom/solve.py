@@ -8,7 +8,7 @@ from torch import Tensor
 
 from torchgmc import theory
 from torchgmc.engine import checks
-from torchgmc.engine.folds import Pair, Splits, fresh_steps
+from torchgmc.engine.folds import Pair, fresh_splits
 from torchgmc.engine.roots import MAX_TRIALS, falling_root
 from torchgmc.engine.search import Cells, Structured, masses, violations
 from torchgmc.engine.solver import EXACT_STEPS, FIXED_STEPS, SOLVERS, Log, Report, run
@@ -108,8 +108,7 @@ def solve(
         raise ValueError("`eta` is the fixed step of solver='paper' or 'fresh'; solver='exact' finds its own.")
     checks.count("max_iter", max_iter, 1)
     steps = max_iter or (EXACT_STEPS if solver == "exact" else FIXED_STEPS)
-    steps = fresh_steps(max_iter, len(f)) if solver == "fresh" else steps
-    splits = Splits(steps, f, problem.value(f, weights), weights, seed=seed) if solver == "fresh" else None
+    splits = fresh_splits(max_iter, f, problem.value(f, weights), weights, seed=seed) if solver == "fresh" else None
     report, log = run(problem, alpha, solver, eta, steps, tolerance, splits=splits)
     f = problem.f.to(f0.dtype)
     return Solution(f[:, 0] if flat else f, log, report, problem.scale)

@@ -14,7 +14,8 @@ from torchgmc.audits.measure import Tally
 from torchgmc.audits.tabular import Table
 from torchgmc.distributed import pooled, rows_stay, total
 from torchgmc.engine import checks, noise, soft
-from torchgmc.engine.folds import Splits, fresh_steps
+from torchgmc.engine.clusters import check as check_clusters
+from torchgmc.engine.folds import fresh_splits
 from torchgmc.engine.scripting import is_scripting
 from torchgmc.engine.solver import EXACT_STEPS, FIXED_STEPS, Log, Report, reached, run
 from torchgmc.engine.values import Names, Values
@@ -211,7 +212,7 @@ class DistributionHead(Head):
         if _sum_to_one(logits):
             raise ValueError("`logits` look like probabilities (non-negative, rows sum to 1); pass `probs.log()` instead.")
         member = self.check_groups(groups, len(logits), logits.device)
-        cluster = self.check_clusters(clusters, len(logits), logits.device)
+        cluster = check_clusters(clusters, len(logits), logits.device)
         return Batch(logits, member, checks.weights(weight, len(logits), logits).detach(), cluster)
 
     # -- fit ---------------------------------------------------------------------------------------------------------
@@ -257,10 +258,8 @@ class DistributionHead(Head):
         if solver != "exact":
             smoothness, bound = (1.0, problem.bound()) if isinstance(problem, SimplexProblem) else (problem.smoothness(), 1.0)
             eta = eta or theory.step_size(self.goal(), smoothness, bound, finite_sample=solver == "fresh")
-        steps, splits = max_iter or (EXACT_STEPS if solver == "exact" else FIXED_STEPS), None
-        if solver == "fresh":
-            steps = fresh_steps(max_iter, statistics.rows)
-            splits = Splits(steps, *statistics.content())
+        steps = max_iter or (EXACT_STEPS if solver == "exact" else FIXED_STEPS)
+        splits = fresh_splits(max_iter, *statistics.content()) if solver == "fresh" else None
         tolerance = None
         if solver == "exact" and self.noise_floor:
             tolerance = noise.slacks(noise.among(spread.error.numel()), spread.error, spread.sizes).clamp_min(1e-12)

@@ -54,7 +54,7 @@ class DistributionProblem:
     dynamic = False
 
     def __init__(self, member: Tensor, weight: Tensor, conditional: bool, names: Names) -> None:
-        self.member, self.weight, self.names = member.double(), weight, names
+        self.member, self.weight, self.names, self.label = member.double(), weight, names, names.label
         self.share = weight @ self.member / weight.sum()  # P(A), (a,)
         self.scale = self.share if conditional else torch.ones_like(self.share)
 
@@ -100,10 +100,6 @@ class DistributionProblem:
     def guess(self, who: Tensor, what: Tensor, violation: Tensor) -> Tensor:
         """Size of the first step to try."""
         raise NotImplementedError  # abstract
-
-    def label(self, who: int, what: int) -> str:
-        """Group and list."""
-        return self.names.label(who, what)
 
     def explain(self, who: int, what: int) -> str:
         """Why a violation may stay."""

@@ -44,7 +44,7 @@ class LevelProblem:
         apart: bool = False,
     ) -> None:
         self.apart = apart
-        self.z, self.member, self.edges, self.names = z, member, edges, names
+        self.z, self.member, self.edges, self.names, self.label = z, member, edges, names, names.label
         self.euclidean, self.unit, self.bins = euclidean, unit, len(edges) + 1
         self.dynamic = self.bins > 1
         self.share = weight / weight.sum()
@@ -135,10 +135,6 @@ class LevelProblem:
         """Set z."""
         self.z, self.place = state, self.level(state)
         self.table.recompute()
-
-    def label(self, who: int, what: int) -> str:
-        """Group, level set and class."""
-        return self.names.label(who, what)
 
 
 def check_masses(mass: Tensor, names: list[str]) -> None:

@@ -51,9 +51,7 @@ class Scaling(ProbabilityHead):
     @pooled
     def calibrate(self, solver: str = "exact", eta: float | None = None, max_iter: int | None = None) -> "Scaling":
         """Find slope and offset; accepts the options of a head's ``calibrate`` and ignores them."""
-        examples: probabilities.ProbabilityStatistics | None = self.statistics
-        if examples is None or len(examples.z) == 0:
-            raise ValueError("no examples observed: call `observe` (or `fit`) with at least one example first.")
+        examples: probabilities.ProbabilityStatistics = self.seen()
         began = time.perf_counter()
         with levelsets.calm(examples.member):
             everyone = self.lacks_everyone(examples.member)

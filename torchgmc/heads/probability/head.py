@@ -12,7 +12,8 @@ from torchgmc.audits.measure import ALL_LEVELS, Tally
 from torchgmc.audits.measures import rates
 from torchgmc.distributed import pooled, rows_stay, total
 from torchgmc.engine import checks, soft, trees
-from torchgmc.engine.folds import Splits, fresh_steps
+from torchgmc.engine.clusters import check as check_clusters
+from torchgmc.engine.folds import fresh_splits
 from torchgmc.engine.scripting import has_values, is_scripting
 from torchgmc.engine.solver import MAX_FIXED_STEPS, Log, run
 from torchgmc.engine.values import Names, Values
@@ -196,7 +197,7 @@ class ProbabilityHead(Learning):
         outcome = self._outcome(y, probs)
         member = self.check_groups(groups, len(probs), probs.device)
         weights = checks.weights(weight, len(probs), probs).detach()
-        cluster = self.check_clusters(clusters, len(probs), probs.device)
+        cluster = check_clusters(clusters, len(probs), probs.device)
         columns = self.check_features(features, len(probs), probs.device)
         return ProbabilityStatistics(self.coordinates(probs), outcome, member, weights, cluster, columns)
 
@@ -302,11 +303,8 @@ class ProbabilityHead(Learning):
         problem = self._problem(examples)
         problem.check_groups()
         eta, bound = self._fixed_step(problem, eta)
-        steps, splits = max_iter or bound, None
-        if solver == "fresh":
-            steps = fresh_steps(max_iter, examples.rows)
-            splits = Splits(steps, *examples.content())
-        report, log = run(problem, self.goal() / width, solver, eta, steps, splits=splits)
+        splits = fresh_splits(max_iter, *examples.content()) if solver == "fresh" else None
+        report, log = run(problem, self.goal() / width, solver, eta, max_iter or bound, splits=splits)
         report = dataclasses.replace(report, details={"examples": len(examples.z), "eta": eta})
         self._write(None, None, self._lengths(problem, log))
         self.mark_fitted(probabilities.in_units(report, width))

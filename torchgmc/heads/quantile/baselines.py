@@ -118,9 +118,7 @@ class MondrianConformal(QuantileHead):
 
 def _residuals(head: QuantileHead) -> tuple[QuantileStatistics, Tensor]:
     """Examples, and their scores over the start of each."""
-    examples: QuantileStatistics | None = head.statistics
-    if examples is None or len(examples.scores) == 0:
-        raise ValueError("no examples observed: call `observe` (or `fit`) with at least one score first.")
+    examples: QuantileStatistics = head.seen("score")
     own = not bool(examples.base.isnan().any())
     return examples, examples.scores - examples.base if own else examples.scores
 

@@ -13,9 +13,10 @@ from torchgmc.audits.measure import Tally
 from torchgmc.audits.tabular import Table
 from torchgmc.distributed import pooled
 from torchgmc.engine import checks, noise, soft, trees
+from torchgmc.engine.clusters import check as check_clusters
 from torchgmc.engine.clusters import deal_clusters
 from torchgmc.engine.clusters import total as total_of
-from torchgmc.engine.folds import Splits, fresh_steps
+from torchgmc.engine.folds import fresh_splits
 from torchgmc.engine.noise import small_groups
 from torchgmc.engine.offsets import Folded, Offsets, fit_offsets, fit_offsets_to, weighted_quantile
 from torchgmc.engine.scripting import is_scripting
@@ -196,7 +197,7 @@ class QuantileHead(Learning):
         else:
             base = scores.new_full((n,), math.nan, dtype=torch.float64)
         member = self.check_groups(groups, n, scores.device)
-        cluster = self.check_clusters(clusters, n, scores.device)
+        cluster = check_clusters(clusters, n, scores.device)
         columns = self.check_features(features, n, scores.device)
         return QuantileStatistics(scores.double(), base, member, checks.weights(weight, n, scores).detach(), cluster, columns)
 
@@ -212,9 +213,7 @@ class QuantileHead(Learning):
             max_iter: maximum number of steps: 1000 for ``"exact"``; else the bound of Theorem 1, at most 100,000.
         """
         self.check_solver(solver, eta, max_iter)
-        examples: QuantileStatistics | None = self.statistics
-        if examples is None or len(examples.scores) == 0:
-            raise ValueError("no examples observed: call `observe` (or `fit`) with at least one score first.")
+        examples: QuantileStatistics = self.seen("score")
         if self.finite_sample:
             with levelsets.calm(examples.member):
                 return self._tabulate(examples, solver)
@@ -468,10 +467,8 @@ class QuantileHead(Learning):
         slope, norm = problem.slope(), float((problem.mass / problem.scale.square()).max())
         low, high = (float(v) for v in torch.cat([problem.scores, z]).aminmax())
         bound = theory.iteration_bound(self.goal(), slope, norm, max(high - low, 1e-12))
-        steps, splits = max_iter or min(MAX_FIXED_STEPS, max(1, bound)), None
-        if solver == "fresh":
-            steps = fresh_steps(max_iter, len(z))
-            splits = Splits(steps, *examples.content())
+        splits = fresh_splits(max_iter, *examples.content()) if solver == "fresh" else None
+        steps = max_iter or min(MAX_FIXED_STEPS, max(1, bound))
         eta = eta or theory.step_size(self.goal(), slope, norm)
         report, log = run(problem, self.goal(), solver, eta, steps, splits=splits)
         self.base.fill_(start)

@@ -13,8 +13,9 @@ from torchgmc.audits.overlap import example_keys
 from torchgmc.audits.tabular import Table
 from torchgmc.distributed import pooled
 from torchgmc.engine import checks, hashing, noise, soft
+from torchgmc.engine.clusters import check as check_clusters
 from torchgmc.engine.clusters import parts_of
-from torchgmc.engine.folds import Splits, fresh_steps
+from torchgmc.engine.folds import Splits, fresh_splits
 from torchgmc.engine.scripting import is_scripting
 from torchgmc.engine.solver import MAX_FIXED_STEPS, Report, run
 from torchgmc.engine.values import Names, Values
@@ -323,7 +324,7 @@ class ThresholdHead(Head):
                     "or range=(low, high) for other scores."
                 )
         member = self.check_groups(groups, len(scores), scores.device)
-        cluster = self.check_clusters(clusters, len(scores), scores.device)
+        cluster = check_clusters(clusters, len(scores), scores.device)
         weights = checks.weights(weight, len(scores), scores).detach()
         return Batch(scores, masks, member, weights, cluster, self._pixels(pixel_weight, scores))
 
@@ -403,7 +404,7 @@ class ThresholdHead(Head):
             self.mark_fitted(self._finish(found.report), found.everyone)
             return self
         eta, bound = self._fixed_step(problem, eta, solver == "fresh")
-        report, _ = run(problem, self.goal(), solver, eta, splits.steps if splits else max_iter or bound, splits=splits)
+        report, _ = run(problem, self.goal(), solver, eta, max_iter or bound, splits=splits)
         self._write(self.base.new_full((self.columns,), self.init), problem.offsets)
         self.mark_fitted(self._finish(report))
         return self
@@ -411,9 +412,7 @@ class ThresholdHead(Head):
     def _splits(self, max_iter: int | None) -> Splits:
         if not self._apart:
             raise ValueError("solver='fresh' needs the individual examples: use `fit` or `fit_batches` with solver='fresh'.")
-        if self.statistics is None:
-            raise ValueError("no examples observed: call `observe` (or `fit`) with at least one image first.")
-        return Splits(fresh_steps(max_iter, int(self.statistics.examples)), *self.statistics.content())
+        return fresh_splits(max_iter, *self.seen("image").content())
 
     def _write(self, base: Tensor, offsets: Tensor) -> None:
         lattice = self.lattice
@@ -425,9 +424,7 @@ class ThresholdHead(Head):
         self.limits.copy_(torch.tensor(limits, dtype=torch.float64))
 
     def _problem(self) -> CurveProblem | SampleProblem:
-        statistics = self.statistics
-        if statistics is None or int(statistics.examples) == 0:
-            raise ValueError("no examples observed: call `observe` (or `fit`) with at least one image first.")
+        statistics = self.seen("image")
         target = self.s_target().to(statistics.mass.device)
         common = (target, self.risk.increasing, self.conditional, Names(self.groups, self.class_names()))
         problem: CurveProblem | SampleProblem

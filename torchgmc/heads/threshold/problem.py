@@ -237,7 +237,7 @@ class ThresholdProblem:
     def __init__(
         self, patterns: Tensor, mass: Tensor, target: Tensor, increasing: bool, conditional: bool, names: Names
     ) -> None:
-        self.member, self.mass, self.increasing, self.names = patterns.to(torch.float64), mass, increasing, names
+        self.member, self.mass, self.increasing, self.label = patterns.to(torch.float64), mass, increasing, names.label
         self.total = mass.sum(0).clamp_min(torch.finfo(torch.float64).tiny)  # (C,)
         self.target = target if increasing else 1.0 - target  # of the rising risk
         self.share = (self.member.T @ mass) / self.total  # (a, C): P(A)
@@ -288,10 +288,6 @@ class ThresholdProblem:
         size = self.along(who, what, sign.to(ends.dtype) * ends).abs()
         shift = torch.where(size[1] < size[0], ends[1], ends[0])
         return torch.where(size.min() < violation.abs(), sign.to(ends.dtype) * shift, torch.zeros_like(shift))
-
-    def label(self, who: int, what: int) -> str:
-        """Group (and class)."""
-        return self.names.label(who, what)
 
     def violations(self, split: Pair | None = None) -> Tensor:
         """Signed violations of the rising risk, (a, C)."""

@@ -10,7 +10,8 @@ from torchgmc import theory
 from torchgmc.audits.measure import Tally
 from torchgmc.distributed import pooled
 from torchgmc.engine import checks, soft
-from torchgmc.engine.folds import Splits, fresh_steps
+from torchgmc.engine.clusters import check as check_clusters
+from torchgmc.engine.folds import fresh_splits
 from torchgmc.engine.scripting import is_scripting
 from torchgmc.engine.solver import EXACT_STEPS, FIXED_STEPS, Report, reached, run
 from torchgmc.engine.values import Names, Values
@@ -205,7 +206,7 @@ class TreeHead(Head):
             wrong = labels[(labels < 0) | (labels >= self.num_leaves)][0]
             raise ValueError(f"`labels` must be leaves, counted from 0 to {self.num_leaves - 1}, got {int(wrong)}.")
         member = self.check_groups(groups, len(probs), probs.device)
-        cluster = self.check_clusters(clusters, len(probs), probs.device)
+        cluster = check_clusters(clusters, len(probs), probs.device)
         return Batch(probs, labels, member, checks.weights(weight, len(probs), probs).detach(), cluster)
 
     # -- fit ---------------------------------------------------------------------------------------------------------
@@ -230,11 +231,9 @@ class TreeHead(Head):
                 if self._reached(other) != "no":
                     problem, report = other, again
         else:
-            splits = None
-            if solver == "fresh":
-                splits = Splits(fresh_steps(max_iter, problem.stats.rows), *problem.stats.content())
-            steps = splits.steps if splits else max_iter or FIXED_STEPS
-            report = run(problem, self.goal(), solver, eta or self._fixed_step(problem), steps, splits=splits).report
+            splits = fresh_splits(max_iter, *problem.stats.content()) if solver == "fresh" else None
+            step, steps = eta or self._fixed_step(problem), max_iter or FIXED_STEPS
+            report = run(problem, self.goal(), solver, step, steps, splits=splits).report
         self.write(problem, report)
         return self
 
@@ -246,9 +245,7 @@ class TreeHead(Head):
         return self.goal() if fixed or not self.noise_floor else None
 
     def _problem(self, fixed: bool = False) -> TreeProblem:
-        statistics = self.statistics
-        if statistics is None or len(statistics.leaves) == 0:
-            raise ValueError("no examples observed: call `observe` (or `fit`) with at least one example first.")
+        statistics: TreeStatistics = self.seen()
         empty = (statistics.member & (statistics.weight > 0)[:, None]).any(0).logical_not().nonzero()
         if len(empty):
             raise ValueError(

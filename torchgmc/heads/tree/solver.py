@@ -92,7 +92,7 @@ class TreeProblem:
         jitter: float,
     ) -> None:
         device = statistics.levels.device
-        self.stats, self.tree, self.target, self.names = statistics, tree, target, names
+        self.stats, self.tree, self.target, self.label = statistics, tree, target, names.label
         self.conditional, self.alpha, self.jitter = conditional, alpha, jitter
         self.routes = tree.paths.to(device)[statistics.leaves]  # (n, height + 1)
         self.cell, self.patterns = pattern_ids(statistics.member)
@@ -224,10 +224,6 @@ class TreeProblem:
     def restore(self, state: Tensor) -> None:
         """Set lambda."""
         self.lam = state
-
-    def label(self, who: int, what: int) -> str:
-        """The promise."""
-        return self.names.label(who, what)
 
     def explain(self, who: int, what: int) -> str:
         """Why no step helps: an atom at the root, or too few examples."""
