@@ -91,21 +91,15 @@ class CalibrationCallback(Callback):
         features: str | Callable[..., Tensor] | None = None,
         **options: Any,
     ) -> None:
-        if not isinstance(head, Head):
-            raise TypeError(f"`head` must be a torchgmc head, got {type(head).__name__}.")
+        checks.kind("head", head, Head, "a torchgmc head")
         unknown = set(options) - {"solver", "eta", "max_iter"}
         if unknown:
             raise TypeError(f"unknown arguments {sorted(unknown)}; `head.calibrate` takes solver, eta and max_iter.")
-        if dataloader is not None and not isinstance(dataloader, Iterable):
-            raise TypeError(f"`dataloader` must be a loader of batches, got {type(dataloader).__name__}.")
-        if adapter is not None and not isinstance(adapter, Adapter):
-            raise TypeError(f"`adapter` must be an Adapter, got {type(adapter).__name__}.")
-        if groups is not None and not isinstance(groups, str | nn.Module):
-            raise TypeError(f"`groups` must be a batch key or a module, got {type(groups).__name__}.")
-        if clusters is not None and not isinstance(clusters, str):
-            raise TypeError(f"`clusters` must be a batch key, got {type(clusters).__name__}.")
-        if features is not None and not isinstance(features, str) and not callable(features):
-            raise TypeError(f"`features` must be a batch key, a module or a function, got {type(features).__name__}.")
+        checks.kind("dataloader", dataloader, Iterable | None, "a loader of batches")
+        checks.kind("adapter", adapter, Adapter | None, "an Adapter")
+        checks.kind("groups", groups, str | nn.Module | None, "a batch key or a module")
+        checks.kind("clusters", clusters, str | None, "a batch key")
+        checks.kind("features", features, str | Callable | None, "a batch key, a module or a function")
         checks.text("name", name)
         head.check_solver(options.get("solver", "exact"), options.get("eta"), options.get("max_iter"))
         self._head, self.dataloader, self.groups, self.clusters, self.features = head, dataloader, groups, clusters, features
@@ -391,8 +385,7 @@ class MonitorCallback(Callback):
         name: str = "monitor",
         features: str | Callable[..., Tensor] | None = None,
     ) -> None:
-        if not isinstance(monitor, Monitor):
-            raise TypeError(f"`monitor` must be a gmc.Monitor, got {type(monitor).__name__}.")
+        checks.kind("monitor", monitor, Monitor, "a gmc.Monitor")
         self.monitor, self.name = monitor, checks.text("name", name)
         self._reader = CalibrationCallback(monitor.head, [], adapter, groups, features=features)
 

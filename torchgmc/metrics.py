@@ -149,8 +149,7 @@ class HeadViolation(GroupViolation):
     """See :func:`for_head`."""
 
     def __init__(self, head: Head, **kwargs: Any) -> None:
-        if not isinstance(head, Head):
-            raise TypeError(f"`head` must be a torchgmc head, got {type(head).__name__}.")
+        checks.kind("head", head, Head, "a torchgmc head")
         names = head.test_functions()
         super().__init__(names.who, len(names.what), "centered" if head.relative else "residual", head.conditional, **kwargs)
         self.__dict__["head"] = head  # watched, not owned: its buffers are not a state of this metric

@@ -286,8 +286,7 @@ class Monitor(Watch):
         conditional: bool | None = None,
         cluster_size: float | None = None,
     ) -> None:
-        if not isinstance(head, Head):
-            raise TypeError(f"`head` must be a head or a baseline, got {type(head).__name__}.")
+        checks.kind("head", head, Head, "a head or a baseline")
         if not head.is_fitted:
             raise RuntimeError("this head is not fitted; call `fit`, or `observe` and `calibrate`, or load its state.")
         if alpha is None and head.alpha is None:

@@ -149,8 +149,7 @@ class GMCPenalty(Float64Module):
             softness: T of a soft step, in the units of the scores; the head's :meth:`~torchgmc.Head.softness` by default.
             options: of :class:`GMCPenalty`. ``groups``, ``conditional`` and ``alpha`` default to the head's.
         """
-        if not isinstance(head, Head):
-            raise TypeError(f"`head` must be a torchgmc head, got {type(head).__name__}.")
+        checks.kind("head", head, Head, "a torchgmc head")
         width = (
             head.softness() if softness is None else checks.positive("softness", softness, "It is the width of a soft step.")
         )

@@ -78,8 +78,7 @@ def write(
     from torchgmc.heads.base import Head
 
     audits = {} if audit is None else by_name(audit, "audit")
-    if head is not None and not isinstance(head, Head):
-        raise TypeError(f"`head` must be the head that was audited, or None, got {type(head).__name__}.")
+    checks.kind("head", head, Head | None, "the head that was audited, or None")
     for name, value in {"title": title, "lead": lead, "certificate": certificate}.items():
         checks.text(name, value)
     for name, mapping in {"settings": settings, "figures": figures}.items():

@@ -252,8 +252,7 @@ class Audit(Tabular):
         from torchgmc.audits import measure
 
         for other in (self, *others):
-            if not isinstance(other, Audit):
-                raise TypeError(f"`others` must be audits, got {type(other).__name__}.")
+            checks.kind("others", other, Audit, "audits")
             if other.source is None:
                 raise ValueError("an audit made from a table cannot be merged; make it with `gmc.audit`.")
         head, tally, size = self.source

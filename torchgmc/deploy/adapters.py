@@ -432,8 +432,7 @@ def like_scores(masks: Tensor, scores: Tensor) -> Tensor:
 
 def adapt(model: nn.Module, head: Head, adapter: Adapter | None) -> Adapter:
     """The adapter, completed with what is known about model and head."""
-    if adapter is not None and not isinstance(adapter, Adapter):
-        raise TypeError(f"`adapter` must be an Adapter, got {type(adapter).__name__}.")
+    checks.kind("adapter", adapter, Adapter | None, "an Adapter")
     base = adapter or Adapter()
     made = copy.copy(base)
     made.log_probs = head.takes == "logits"

@@ -77,13 +77,11 @@ def attach(
         >>> bool(unet[0].weight.grad.abs().sum() > 0)
         True
     """
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"`model` must be an nn.Module, got {type(model).__name__}.")
+    checks.kind("model", model, nn.Module, "an nn.Module")
     checks.option("returns", returns, ("output", "result"))
     several = isinstance(head, Sequence | Mapping) and not isinstance(head, str)
     for one in (head.values() if isinstance(head, Mapping) else head) if several else [head]:  # type: ignore[union-attr]
-        if not isinstance(one, Head):
-            raise TypeError(f"`head` must be a torchgmc head, or several in a list, got {type(one).__name__}.")
+        checks.kind("head", one, Head, "a torchgmc head, or several in a list")
     if groups is not None and not isinstance(groups, str) and not callable(groups):
         raise TypeError(
             f"`groups` must be None (passed at each call), a batch key, or a module that computes the membership from "

@@ -80,8 +80,7 @@ def save(
     from safetensors.torch import save as to_bytes
 
     body, tensors = pack(head)
-    if notes is not None and not isinstance(notes, Mapping):
-        raise TypeError(f"`notes` must be a mapping of names to JSON values, got {type(notes).__name__}.")
+    checks.kind("notes", notes, Mapping | None, "a mapping of names to JSON values")
     if notes:
         body["notes"] = dict(notes)
     named = head.named_groups if groups is None else _check_names(head, groups)
@@ -182,8 +181,7 @@ def _read_statistics(head: Head, about: Any, tensors: Mapping[str, Tensor]) -> N
 
 def _check_names(head: Head, groups: Any) -> Groups:
     """The groups, if they are those of the head."""
-    if not isinstance(groups, Groups):
-        raise TypeError(f"`groups` must be Groups, made by `Groups.from_columns`, got {type(groups).__name__}.")
+    checks.kind("groups", groups, Groups, "Groups, made by `Groups.from_columns`")
     if list(groups.names) != head.groups:
         raise ValueError(
             f"`groups` must be the head's groups, {', '.join(head.groups[:4])}{', ...' if head.num_groups > 4 else ''}, got "
@@ -199,8 +197,7 @@ def _salt(body: Mapping[str, Any], remember: bool | str) -> int:
 
 def pack(head: Head) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """What a file stores about a head: a description in JSON types, and tensors on the CPU."""
-    if not isinstance(head, Head):
-        raise TypeError(f"`head` must be a torchgmc head, got {type(head).__name__}.")
+    checks.kind("head", head, Head, "a torchgmc head")
     head = head.now()  # another thread may fit it meanwhile
     head.check_state()
     tensors = {name: value.detach().cpu().contiguous().clone() for name, value in head.state_dict().items()}

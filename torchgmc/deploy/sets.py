@@ -115,8 +115,7 @@ class _Conformal(CalibratedModel):
     reader: QuantileHead
 
     def __init__(self, model: nn.Module | None, head: QuantileHead, groups: Any, adapter: Adapter | None, ending: Any) -> None:
-        if model is not None and not isinstance(model, nn.Module):
-            raise TypeError(f"`model` must be an nn.Module, or None for its outputs themselves, got {type(model).__name__}.")
+        checks.kind("model", model, nn.Module | None, "an nn.Module, or None for its outputs themselves")
         if getattr(head, "takes", "") != "groups":
             raise TypeError(f"`head` must be a QuantileHead (finite_sample=True for a guarantee), got {type(head).__name__}.")
         if head.bins is not None or head.learns:

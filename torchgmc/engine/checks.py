@@ -111,6 +111,12 @@ def text(name: str, value: Any) -> str:
     return value
 
 
+def kind(name: str, value: Any, wanted: Any, what: str) -> None:
+    """Raise unless the value is of a type, or of one in a union."""
+    if not isinstance(value, wanted):
+        raise TypeError(f"`{name}` must be {what}, got {type(value).__name__}.")
+
+
 def path(name: str, value: Any) -> Path:
     """A path in the file system."""
     if not isinstance(value, str | os.PathLike) or not isinstance(os.fspath(value), str) or not os.fspath(value):

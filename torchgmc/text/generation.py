@@ -45,8 +45,7 @@ class GMCLogitsProcessor:
         prompt_length: int | None = None,
         normalized: bool = True,
     ) -> None:
-        if not isinstance(head, DistributionHead):
-            raise TypeError(f"`head` must be a DistributionHead, got {type(head).__name__}.")
+        checks.kind("head", head, DistributionHead, "a DistributionHead")
         if not head.is_fitted:
             raise ValueError("`head` is not fitted; call `fit` or `calibrate_masked_lm`, or load its state first.")
         checks.option("when", when, WHEN)
@@ -57,7 +56,7 @@ class GMCLogitsProcessor:
             raise ValueError(f"`groups` names {list(names)}, but the head was made for {head.groups}.")
         if isinstance(groups, Tensor):
             groups = check_groups(groups, len(groups) if groups.dim() else 0, head.groups)
-        if not isinstance(groups, Tensor) and not callable(groups):
+        elif not callable(groups):
             raise TypeError(f"`groups` must be a module from ids to membership, or a membership, got {type(groups).__name__}.")
         checks.count("prompt_length", prompt_length, 1)
         self.head, self.groups, self.when, self.prompt_length = head, groups, when, prompt_length

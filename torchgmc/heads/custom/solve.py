@@ -309,8 +309,7 @@ def _num_sets(who: Sets) -> int:
     if isinstance(who, Cells):
         return who.patterns.shape[1]
     if not isinstance(who, Tensor):
-        if not isinstance(who, Structured):
-            raise TypeError(f"`who` must be (or return) a tensor, Cells or Groups, got {type(who).__name__}.")
+        checks.kind("who", who, Structured, "(or return) a tensor, Cells or Groups")
         return len(who)
     if who.dim() == 0 or who.layout != torch.strided or who.device.type == "meta":
         raise ValueError(f"`who` must be a dense table (n, a) with values, got {who.layout}, {tuple(who.shape)}, {who.device}.")

@@ -409,8 +409,7 @@ class DistributionHead(Head):
             >>> torch.allclose(head.adjust_(logits, member).log_softmax(-1), want, atol=1e-5)
             True
         """
-        if not isinstance(logits, Tensor):
-            raise TypeError(f"`logits` must be a tensor, which is changed in place, got {type(logits).__name__}.")
+        checks.kind("logits", logits, Tensor, "a tensor, which is changed in place")
         self._check_place("logits", logits)
         member = self.check_member(groups)
         if not logits.is_floating_point() or logits.dim() < 2 or logits.shape[-1] <= self.largest:

@@ -52,8 +52,7 @@ def words(
         >>> [tick.get_text() for tick in figure.axes[0].get_yticklabels()], [axes.get_title() for axes in figure.axes]
         (['nurse'], ['female', 'male'])
     """
-    if not isinstance(head, DistributionHead):
-        raise TypeError(f"`head` must be a DistributionHead, got {type(head).__name__}.")
+    checks.kind("head", head, DistributionHead, "a DistributionHead")
     checks.count("top", top, 10)
     before, after = mean_probabilities(head, logits, groups)  # (a, vocabulary)
     moved = (after - before).abs().amax(0)

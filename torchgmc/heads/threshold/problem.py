@@ -237,7 +237,8 @@ class ThresholdProblem:
     def __init__(
         self, patterns: Tensor, mass: Tensor, target: Tensor, increasing: bool, conditional: bool, names: Names
     ) -> None:
-        self.member, self.mass, self.increasing, self.label = patterns.to(torch.float64), mass, increasing, names.label
+        self.member, self.mass, self.increasing = patterns.to(torch.float64), mass, increasing
+        self.names, self.label = names, names.label
         self.total = mass.sum(0).clamp_min(torch.finfo(torch.float64).tiny)  # (C,)
         self.target = target if increasing else 1.0 - target  # of the rising risk
         self.share = (self.member.T @ mass) / self.total  # (a, C): P(A)

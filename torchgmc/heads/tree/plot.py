@@ -69,10 +69,8 @@ def tree(
         >>> [text.get_text().split("  ")[0] for text in figure.axes[0].texts]
         ['Bridges', 'Water', 'Cancer', 'Asthma', 'all', 'Civil', 'Medical']
     """
-    if not isinstance(head, TreeHead):
-        raise TypeError(f"`head` must be a TreeHead, got {type(head).__name__}.")
-    if not isinstance(audit, Audit):
-        raise TypeError(f"`audit` must be an audit of this head, got {type(audit).__name__}.")
+    checks.kind("head", head, TreeHead, "a TreeHead")
+    checks.kind("audit", audit, Audit, "an audit of this head")
     rows = checks.count("rows", rows, 24)
     if "answered" not in audit.details or len(audit.details["answered"]) != head.num_nodes:
         raise ValueError("`audit` must be an audit of this head (head.audit or gmc.audit), which counts its answers by node.")
