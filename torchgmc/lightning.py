@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader
 
 from torchgmc.deploy import io
 from torchgmc.deploy.adapters import INPUTS, Adapter, Batch, adapt
-from torchgmc.deploy.attach import CalibratedModel, ManyHeads
+from torchgmc.deploy.attach import CalibratedModel, ManyHeads, first_input
 from torchgmc.deploy.loaders import checkpoints_of_now, figure, progress, shard
 from torchgmc.engine import checks
 from torchgmc.engine.extras import require
@@ -176,7 +176,7 @@ class CalibrationCallback(Callback):
     def calibrate(self, trainer: "Trainer", pl_module: "LightningModule", dataloader: Iterable[Any] | None = None) -> Head:
         """Calibrate on demand, e.g. after loading the best weights; returns the fitted head."""
         loader = self._find_loader(trainer, pl_module) if dataloader is None else dataloader
-        _undo_forward(pl_module)
+        pl_module.__dict__.pop("forward", None)
         head, device = self._head.to(pl_module.device), pl_module.device
         source = self.groups.to(device) if isinstance(self.groups, nn.Module) else self.groups
 
@@ -224,7 +224,7 @@ class CalibrationCallback(Callback):
             found["features"] = _entry(batch, "features", self.features)
         elif self.features is not None:
             with torch.no_grad():
-                found["features"] = self.features(_first(divided))
+                found["features"] = self.features(first_input(divided.args, divided.kwargs))
         return found
 
     def _divide(self, batch: Any, source: Any) -> Batch:
@@ -241,7 +241,7 @@ class CalibrationCallback(Callback):
             groups = _entry(batch, "groups", source)
         elif source is not None:
             with torch.no_grad():
-                groups = source(_first(divided))
+                groups = source(first_input(divided.args, divided.kwargs))
         if groups is None and self._head.needs_groups:
             seen = f"the keys {', '.join(map(repr, batch))}" if isinstance(batch, Mapping) else f"{len(batch)} entries"
             raise ValueError(
@@ -279,13 +279,7 @@ class CalibrationCallback(Callback):
         self._captured = output
 
     def on_validation_batch_end(
-        self,
-        trainer: "Trainer",
-        pl_module: "LightningModule",
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
+        self, trainer: "Trainer", pl_module: "LightningModule", outputs: Any, batch: Any, *_: Any, **__: Any
     ) -> None:
         """Add a batch to the monitor."""
         if not self.monitor or trainer.sanity_checking:
@@ -403,13 +397,7 @@ class MonitorCallback(Callback):
         self.monitor.load_state_dict(state_dict)
 
     def on_test_batch_end(
-        self,
-        trainer: "Trainer",
-        pl_module: "LightningModule",
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
+        self, trainer: "Trainer", pl_module: "LightningModule", outputs: Any, batch: Any, *_: Any, **__: Any
     ) -> None:
         """Add a batch."""
         self.monitor.head.to(pl_module.device)
@@ -421,11 +409,6 @@ class MonitorCallback(Callback):
         pl_module.log(f"{self.name}/alarm", float(self.monitor.alarm), rank_zero_only=False)
         pl_module.log(f"{self.name}/evidence", self.monitor.evidence, rank_zero_only=False)
         log.log(logging.WARNING if self.monitor.alarm else logging.INFO, "%s", self.monitor.message)
-
-
-def _first(batch: Batch) -> Any:
-    """The model's (first) input."""
-    return batch.kwargs.get("input_ids", batch.args[0] if batch.args else None)
 
 
 def _callbacks(path: Path) -> dict[str, Any]:
@@ -540,10 +523,6 @@ def _warn_of_training_data(trainer: "Trainer", loader: Iterable[Any]) -> None:
             "does not hold on fresh data. Pass CalibrationCallback a `dataloader` of held-out examples.",
             stacklevel=2,
         )
-
-
-def _undo_forward(module: nn.Module) -> None:
-    module.__dict__.pop("forward", None)
 
 
 def _entry(batch: Any, argument: str, key: str) -> Any:

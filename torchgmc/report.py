@@ -18,7 +18,7 @@ import torch
 
 from torchgmc.audits.audit import Audit
 from torchgmc.audits.comparison import Comparison, by_name
-from torchgmc.audits.measures import Estimate, Measures
+from torchgmc.audits.measures import Measures
 from torchgmc.audits.page import Picture, Section, write_html
 from torchgmc.audits.tabular import Table
 from torchgmc.engine import checks
@@ -292,17 +292,14 @@ def _measures(found: Measures) -> Section:
         if not groups:
             continue
         ends = [f"{_number(float(e))} ({g})" for e, g in (groups[-1], groups[0])]
-        spans = [_with_ends(span[name]) if name in span else "-" for span in (apart, shares)]
+        known = [span.get(name) for span in (apart, shares)]
+        spans = ["-" if e is None else f"{_number(float(e))} ({_number(e.low)} to {_number(e.high)})" for e in known]
         rows.append([name, *spans, *ends])
         listed = [[g, _number(float(e)), *(_number(v) if v == v else "-" for v in (e.low, e.high))] for e, g in groups]
         columns = ["value", "low", "high"]
         folds.append((f"{name} of every group", Table(["group", *columns], listed[:MOST_ROWS], columns, wrapped=["group"])))
     heads = ["measure", "difference", "ratio", "lowest", "highest"]
     return Section("Measures by group", text, [Table(heads, rows, wrapped=heads[1:])], folds=folds)
-
-
-def _with_ends(value: Estimate) -> str:
-    return f"{_number(float(value))} ({_number(value.low)} to {_number(value.high)})"
 
 
 def _counts(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -125,9 +125,12 @@ class Audit(Tabular):
         kind = "own deviation" if self.conditional else "mass-weighted deviation"
         promises = "promises" if any(self.table["what"]) else "groups"
         how = "" if self.method == "exact" else " (asymptotic method, for many examples)"
+        wish = "" if self.alpha is None else f"alpha {self.alpha:g}; "
+        found = [] if self.evidence is None or self.evidence.relative else sorted({*self.evidence.target.tolist()})
+        target = f" {found[0]:g}" if len(found) == 1 and found[0] else ""  # a single number, not 0, nor everybody's mean
         return (
             f"With {100 * (1 - self.delta):g} % confidence{how}, the {kind} of each of {many} {promises} is within "
-            f"{self.certified_alpha:.4f} of the target{self._target()} in the population ({self._wish()}"
+            f"{self.certified_alpha:.4f} of the target{target} in the population ({wish}"
             f"{self.max_violation:.4f} on these {self.num_examples} examples)."
         )
 
@@ -167,14 +170,6 @@ class Audit(Tabular):
     def _paid(self) -> str:
         """Every cost, in one line."""
         return ", ".join(f"{k} {round(v, 4) + 0.0:.4f}" for k, v in self.cost.items())  # no -0.0000
-
-    def _wish(self) -> str:
-        return "" if self.alpha is None else f"alpha {self.alpha:g}; "
-
-    def _target(self) -> str:
-        """The target, if it is a single number (not 0, nor everybody's mean)."""
-        found = [] if self.evidence is None or self.evidence.relative else sorted({*self.evidence.target.tolist()})
-        return f" {found[0]:g}" if len(found) == 1 and found[0] else ""
 
     def view(self, kind: str, alpha: float | None = None) -> "Audit":
         """The same data seen the other way: each group's own deviation, or weighted by the group's mass.

@@ -126,7 +126,9 @@ def find_groups(
     data = as_mapping(columns)
     depth = min(checks.count("depth", depth, 2), max(len(data), 1))
     checks.option("order", order, ("conditional", "mass-weighted"))
-    low, high = _bounds(bounds)
+    low, high = checks.interval("bounds", bounds)
+    if not low <= 0.0 <= high:
+        raise ValueError(f"`bounds` must be (low, high), the range of s, with low <= 0 <= high and low < high, got {bounds!r}.")
     if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not 0.0 <= alpha < math.inf:
         raise ValueError(f"`alpha` must be a finite number of at least 0, got {alpha!r}.")
     values = _values(s, low, high)
@@ -186,13 +188,6 @@ def _moments(groups: Groups, s: Tensor, w: Tensor, cluster: Tensor) -> Moments:
         second = torch.full_like(second, math.inf)
     everyone, every_square, every_count = table[:, 2:].sum(0)[:, None].unbind(0)
     return Moments(first, second, mass, square, count, everyone, every_square, every_count, w.amax()[None])
-
-
-def _bounds(bounds: Any) -> tuple[float, float]:
-    low, high = checks.interval("bounds", bounds)
-    if not low <= 0.0 <= high:
-        raise ValueError(f"`bounds` must be (low, high), the range of s, with low <= 0 <= high and low < high, got {bounds!r}.")
-    return low, high
 
 
 def _values(s: Any, low: float, high: float) -> Tensor:

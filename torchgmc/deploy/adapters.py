@@ -179,7 +179,7 @@ class Adapter:
             return sort(*parts) if hasattr(output, "_fields") else sort(parts)  # of a named tuple, or a plain one
         if not isinstance(output, Mapping):
             raise TypeError(f"cannot put the result back into a {type(output).__name__}; override Adapter.replace.")
-        if _is_model_output(output):
+        if any(base.__name__ == "ModelOutput" for base in type(output).__mro__):
             fields = dict(output)
             made: Any = type(output)(**fields)
             if self.log_probs:
@@ -483,10 +483,6 @@ def _take(batch: Mapping[str, Any], key: str | int | None, usual: tuple[str, ...
     if key not in batch:
         raise ValueError(f"the batch has no key {key!r}; it has {_keys(batch)}.")
     return batch[key]  # type: ignore[index]  # a str by now
-
-
-def _is_model_output(output: Any) -> bool:
-    return any(kind.__name__ == "ModelOutput" for kind in type(output).__mro__)
 
 
 def _keys(keys: Iterable[Any]) -> str:

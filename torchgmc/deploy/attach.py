@@ -217,7 +217,7 @@ class CalibratedModel(nn.Module):
         """What a head made with ``learn`` looks at: passed, or computed from the model's input."""
         if given is not None or not self.takes_features or self.feature_source is None:
             return given
-        return self.feature_source(_first(args, kwargs))
+        return self.feature_source(first_input(args, kwargs))
 
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any], member: Tensor | None) -> Any:
         """The model's output; a model with a head of its own gets its groups too."""
@@ -231,7 +231,8 @@ class CalibratedModel(nn.Module):
 
     def apply_head(self, output: Any, member: Tensor | None, inputs: Mapping[str, Any], features: Any = None) -> Any:
         """The head's result for a model's output."""
-        more = self._softness() | ({"features": features} if self.takes_features else {})
+        more = {} if self.mode == "hard" else {"mode": self.mode, "temperature": self.temperature}  # own heads may lack both
+        more |= {"features": features} if self.takes_features else {}
         member = some(member, self.columns) if self.head.needs_groups or self.head.may_take_groups else None
         if self.wants == "groups":
             scores = self.adapter.scores(output)
@@ -250,10 +251,6 @@ class CalibratedModel(nn.Module):
         member = None if member is None else member.to(scores.device)
         return self.adapter.apply(self.head, scores, member, inputs, **more)
 
-    def _softness(self) -> dict[str, Any]:
-        """Options of the head's ``forward``; none in the hard mode, which every custom head supports."""
-        return {} if self.mode == "hard" else {"mode": self.mode, "temperature": self.temperature}
-
     def divide(
         self, inputs: tuple[Any, ...], groups: Any, kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any], Tensor | None]:
@@ -268,7 +265,7 @@ class CalibratedModel(nn.Module):
         if groups is None and key in kwargs:
             groups = kwargs.pop(key)
         elif groups is None and self.group_source is not None:
-            groups = self.group_source(_first(inputs, kwargs))
+            groups = self.group_source(first_input(inputs, kwargs))
         elif groups is None and self.group_key is None and len(inputs) > 1 and self.takes_groups:
             inputs, groups = inputs[:-1], inputs[-1]
         if groups is None and not self.takes_groups:
@@ -401,7 +398,7 @@ def some(member: Tensor | None, columns: list[int] | None) -> Tensor | None:
     return member if member is None or columns is None else member[:, columns]
 
 
-def _first(inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def first_input(inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The model's main input."""
     if inputs:
         return inputs[0]

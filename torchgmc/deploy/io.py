@@ -181,7 +181,8 @@ def _read_statistics(head: Head, about: Any, tensors: Mapping[str, Tensor]) -> N
 
 def _check_names(head: Head, groups: Any) -> Groups:
     """The groups, if they are those of the head."""
-    checks.kind("groups", groups, Groups, "Groups, made by `Groups.from_columns`")
+    if not isinstance(groups, Groups):
+        raise TypeError(f"`groups` must be Groups, made by `Groups.from_columns`, got {type(groups).__name__}.")
     if list(groups.names) != head.groups:
         raise ValueError(
             f"`groups` must be the head's groups, {', '.join(head.groups[:4])}{', ...' if head.num_groups > 4 else ''}, got "

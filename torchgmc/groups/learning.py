@@ -10,7 +10,6 @@ import numpy.typing as npt
 
 from torchgmc.engine import checks
 from torchgmc.groups.columns import (
-    Codes,
     ColumnError,
     as_mapping,
     bin_of,
@@ -81,7 +80,12 @@ def _count(
         coded = []
         for name, values in data.items():
             array = read(name, values)
-            found = _binned(name, array, bins[name], spelled, start) if name in bins else _labels(name, array)
+            if name in bins:  # one value for each bin, None for a missing one
+                place = bin_of(to_numbers(name, array, spelled, start), bins[name], len(bins[name]) + 1)
+                found = [-np.inf, *bins[name], None], place
+            else:
+                found = factorize(name, array)
+                refuse_floats(name, array, [label for label in found[0] if label is not None])
             if missing == "error" and None in found[0] and (absent := found[1] == found[0].index(None)).any():
                 row = start + int(absent.argmax())
                 remedy = f"; fill it in, or pass `missing='level'` to make such rows the group `{name}=missing`."
@@ -92,17 +96,6 @@ def _count(
             seen[tuple(values[code] for (values, _), code in zip(coded, key, strict=True))] += count
         start += rows
     return names, seen
-
-
-def _labels(name: str, array: npt.NDArray[Any]) -> tuple[list[Any], Codes]:
-    labels, codes = factorize(name, array)
-    refuse_floats(name, array, [label for label in labels if label is not None])
-    return labels, codes
-
-
-def _binned(name: str, array: npt.NDArray[Any], edges: Sequence[float], spelled: bool, start: int) -> tuple[list[Any], Codes]:
-    """One value for each bin, None for a missing one, and the bin of each row."""
-    return [-np.inf, *edges, None], bin_of(to_numbers(name, array, spelled, start), edges, len(edges) + 1)
 
 
 def typed(name: str, labels: Sequence[Any]) -> list[Any]:

@@ -167,10 +167,6 @@ class Reader(Protocol):
         ...
 
 
-def _as_given(given: dict[str, Any], reader: Reader) -> dict[str, Any]:
-    return given
-
-
 @dataclass(frozen=True)
 class Task:
     """A promise on the command line.
@@ -207,5 +203,5 @@ class Task:
     arrays: Mapping[str, str] = field(default_factory=dict)
     in_use: tuple[str, ...] = ()
     groups_required: bool = False
-    complete: Callable[[dict[str, Any], Reader], dict[str, Any]] = _as_given
+    complete: Callable[[dict[str, Any], Reader], dict[str, Any]] = lambda given, _: given
     result_names: Callable[[Any], Sequence[str]] | None = None

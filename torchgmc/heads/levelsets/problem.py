@@ -15,7 +15,7 @@ WIDE = 1 << 24
 class LevelProblem:
     """f in coordinates z ``(n, C)``; g = 1{x in A, f_c(x) in level set k} e_c / scale_A; violations ``(a, b C)``.
 
-    A subclass defines s. The violations are updated from only the examples that moved (see
+    A subclass defines s, ``line_search`` and ``explain``. The violations are updated from only the examples that moved (see
     :class:`~torchgmc.heads.levelsets.steps.Table`); on a device other than the CPU, where picking rows would wait for the
     device, they are recomputed.
 
@@ -59,14 +59,6 @@ class LevelProblem:
 
     def mapping(self, z: Tensor, rows: Tensor | None) -> Tensor:
         """s of the rows at z, ``(m, C)``."""
-        raise NotImplementedError  # abstract
-
-    def line_search(self, who: Tensor, what: Tensor, violation: Tensor) -> Tensor:
-        """Signed step to the minimum of the potential along g; 0 if none lowers it."""
-        raise NotImplementedError  # abstract
-
-    def explain(self, who: int, what: int) -> str:
-        """Why no step along g reduces its violation, and what to try."""
         raise NotImplementedError  # abstract
 
     def check_groups(self) -> None:

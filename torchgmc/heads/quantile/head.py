@@ -329,7 +329,8 @@ class QuantileHead(Learning):
         self.offsets.copy_(-snapped)
         steps, history = 1, [before.violations().abs().max(), problem.violations().abs().max()]
         fixed, noise_of, _ = self._noise(problem, level, examples.cluster)
-        message = self._explain(found, examples)
+        small = small_groups(self.groups, examples.group_sizes(), self.target)
+        message = noise.explain(found.k, self.noise_floor, small)
         if len(edges):
             tolerance = fixed if self.noise_floor else torch.full_like(fixed, self.goal())
             report, log = run(problem, self.alpha or 0.0, "exact", None, max_iter, tolerance)
@@ -352,7 +353,7 @@ class QuantileHead(Learning):
             torch.stack([t.cpu() for t in history]),
             time.perf_counter() - began,
             message,
-            details | {"small": small_groups(self.groups, examples.group_sizes(), self.target)},
+            details | {"small": small},
             state,
         )
         return report, everyone
@@ -442,10 +443,6 @@ class QuantileHead(Learning):
             noise.bound(level, error, count, skewness),
             len(share) * squares,
         )
-
-    def _explain(self, found: Offsets, examples: QuantileStatistics) -> str:
-        small = small_groups(self.groups, examples.group_sizes(), self.target)
-        return noise.explain(found.k, self.noise_floor, small)
 
     def _write_log(self, log: tuple[Tensor, Tensor, Tensor]) -> None:
         device = self.offsets.device

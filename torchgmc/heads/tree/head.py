@@ -240,10 +240,6 @@ class TreeHead(Head):
     def _reached(self, problem: TreeProblem) -> str:
         return reached(problem.violations(), self.alpha, problem.noise())
 
-    def _allowed(self, fixed: bool) -> float | None:
-        """alpha, or None where the noise of each promise decides."""
-        return self.goal() if fixed or not self.noise_floor else None
-
     def _problem(self, fixed: bool = False) -> TreeProblem:
         statistics: TreeStatistics = self.seen()
         empty = (statistics.member & (statistics.weight > 0)[:, None]).any(0).logical_not().nonzero()
@@ -252,7 +248,8 @@ class TreeHead(Head):
                 f"group {self.groups[int(empty[0])]!r} has no examples; drop it, or calibrate on data that includes it."
             )
         sets = self._sets(statistics.levels.device)
-        options = (self.target, self.conditional, self._allowed(fixed), self.test_functions(), self.init, self.jitter)
+        allowed = self.goal() if fixed or not self.noise_floor else None  # where the noise of each promise decides
+        options = (self.target, self.conditional, allowed, self.test_functions(), self.init, self.jitter)
         return TreeProblem(statistics.sorted(), self.tree, sets, *options)
 
     def _sets(self, device: torch.device) -> Tensor:

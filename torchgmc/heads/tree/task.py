@@ -1,20 +1,8 @@
 """``torchgmc calibrate tree``."""
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torchgmc.heads.task import CONDITIONAL, JSON, NOISE_FLOOR, NUMBER, Option, Reader, Task, choice
-
-if TYPE_CHECKING:
-    from torchgmc.heads.tree.head import TreeHead
-
-
-def _leaves(head: "TreeHead") -> Sequence[str]:
-    return head.tree.names[: head.tree.num_leaves]
-
-
-def _nodes(head: "TreeHead") -> Sequence[str]:
-    return head.tree.names
 
 
 def _with_tree(given: dict[str, Any], reader: Reader) -> dict[str, Any]:
@@ -37,7 +25,7 @@ TASK = Task(
     scores=("probs", "scores"),
     labels=("labels", "label", "y"),
     label_kind="class",
-    label_names=_leaves,
+    label_names=lambda head: head.tree.names[: head.tree.num_leaves],
     output="nodes",
     written="node ids, leaves first",
     options=(
@@ -50,5 +38,5 @@ TASK = Task(
         Option("jitter", NUMBER, "Half-width of noise that breaks ties between scores."),
     ),
     complete=_with_tree,
-    result_names=_nodes,
+    result_names=lambda head: head.tree.names,
 )
