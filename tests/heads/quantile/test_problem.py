@@ -3,6 +3,7 @@
 import torch
 
 from gmctest.oracles_levelsets import scores_of
+from torchgmc.engine.values import Names
 from torchgmc.heads.quantile.problem import QuantileProblem, quantile_error
 
 
@@ -18,7 +19,7 @@ def test_quantile_line_search_reaches_the_best_coverage():
         member=member,
         weight=torch.rand(60, generator=g, dtype=torch.float64),
         edges=torch.zeros(0, dtype=torch.float64),
-        names=["a", "b"],
+        names=Names(["a", "b"], [""]),
         conditional=False,
         euclidean=None,
         unit=2.0**-40,
