@@ -10,7 +10,7 @@ import torchgmc as gmc
 from gmctest.heads_zoo import ZOO
 from torchgmc.audits import measure, overlap
 from torchgmc.deploy.program import Flat
-from torchgmc.engine.checks import checked_once
+from torchgmc.engine.batches import checked_once
 
 
 def expected(head, tally):

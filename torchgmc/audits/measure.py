@@ -3,7 +3,7 @@
 import copy
 import dataclasses
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ from torchgmc.audits import overlap
 from torchgmc.audits.audit import Audit, Evidence
 from torchgmc.audits.intervals import METHODS, Rows
 from torchgmc.engine import checks
+from torchgmc.engine.batches import each, one_batch
 from torchgmc.engine.clusters import check as check_clusters
 from torchgmc.engine.clusters import total
 from torchgmc.engine.values import Names
@@ -56,7 +57,7 @@ class Tally:
         """Of one batch, by the names of the arguments of ``head.observe``."""
         first = batch[head.arguments[0]]
         given = {name: value for name, value in batch.items() if name not in ("weight", "clusters")}
-        with torch.no_grad(), checks.one_batch():
+        with torch.no_grad(), one_batch():
             values = head.values(**{name: value for name, value in given.items() if name not in head.audit_only})
             n = len(values.s)
             if n == 0:
@@ -98,18 +99,6 @@ def _content(head: "Head", first: Any, batch: Mapping[str, Any]) -> list[Tensor]
     """What tells one example from another: its scores and its truth."""
     parts = [first, batch.get(head.truth)] if head.truth else [first]
     return [checks.numbers(name, part) for name, part in zip((head.arguments[0], head.truth), parts, strict=False)]
-
-
-def each(batches: Any) -> Iterable[Any]:
-    """The batches one by one; a single batch is accepted too."""
-    if isinstance(batches, Mapping) or (isinstance(batches, tuple | list) and batches and isinstance(batches[0], Tensor)):
-        return [batches]
-    if isinstance(batches, Tensor | str) or not isinstance(batches, Iterable):
-        raise TypeError(
-            f"`batches` must be an iterable of batches, or one batch: a tuple of the arguments of `observe`; got "
-            f"{type(batches).__name__}."
-        )
-    return batches
 
 
 def audit(

@@ -1,22 +1,17 @@
 """Argument checks shared by heads, baselines and functions: what is wrong, where, and what to do."""
 
-import functools
 import math
 import operator
 import os
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-
-Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 def positive(name: str, value: float, hint: str = "") -> float:
@@ -279,33 +274,3 @@ def listing(items: Iterable[Any], limit: int = 12) -> str:
 def detached(value: Any) -> Any:
     """The same numbers, for checks that look at them."""
     return value.detach() if isinstance(value, Tensor) and value.requires_grad else value
-
-
-_CHECKED: ContextVar[dict[Any, Any] | None] = ContextVar("torchgmc_checked", default=None)
-
-
-@contextmanager
-def one_batch() -> Iterator[None]:
-    """Inside, methods of a head look at one batch, which only the first of them checks, see :func:`checked_once`."""
-    token = _CHECKED.set({})
-    try:
-        yield
-    finally:
-        _CHECKED.reset(token)
-
-
-def checked_once(check: Method) -> Method:
-    """Decorate a head's ``check_batch``, whose arguments are those of ``observe``: inside :func:`one_batch` once for each."""
-
-    @functools.wraps(check)
-    def remembered(self: Any, *args: Any, **kwargs: Any) -> Any:
-        seen = _CHECKED.get()
-        if seen is None:
-            return check(self, *args, **kwargs)
-        given = dict(zip(self.arguments, args, strict=False)) | kwargs
-        key = id(self), frozenset((name, id(value)) for name, value in given.items() if value is not None)
-        if key not in seen:
-            seen[key] = check(self, *args, **kwargs), self, given  # which are kept, and so their ids
-        return seen[key][0]
-
-    return cast(Method, remembered)

@@ -16,6 +16,7 @@ from torchgmc.audits import measure, overlap
 from torchgmc.audits.audit import Audit
 from torchgmc.audits.tabular import Table
 from torchgmc.engine import checks, hashing
+from torchgmc.engine.batches import each
 from torchgmc.engine.clusters import total
 from torchgmc.engine.float64 import Float64Module
 from torchgmc.engine.scripting import has_values, is_scripting, is_tracing
@@ -334,7 +335,7 @@ class Head(Float64Module):
             fresh = self.twin()
             fresh.reset()
             fresh.prepare(solver, eta, max_iter)
-            for place, batch in enumerate(measure.each(batches)):
+            for place, batch in enumerate(each(batches)):
                 fresh.observe(**self.bind_batch(batch, place))
             fresh.calibrate(solver=solver, eta=eta, max_iter=max_iter)
         self.__dict__.update(fresh.__dict__)

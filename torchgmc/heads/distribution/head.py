@@ -14,6 +14,7 @@ from torchgmc.audits.measure import Tally
 from torchgmc.audits.tabular import Table
 from torchgmc.distributed import pooled, rows_stay, total
 from torchgmc.engine import checks, noise, soft
+from torchgmc.engine.batches import checked_once
 from torchgmc.engine.clusters import check as check_clusters
 from torchgmc.engine.folds import fresh_splits
 from torchgmc.engine.scripting import is_scripting
@@ -192,7 +193,7 @@ class DistributionHead(Head):
         x = logits if logits.dtype == torch.float64 else logits.float()
         return torch.softmax(x / self.temperature, -1)
 
-    @checks.checked_once
+    @checked_once
     def check_batch(self, logits: Any, groups: Any = None, weight: Any = None, clusters: Any = None) -> Batch:
         """The checked batch, or an error that says what is wrong with it."""
         logits = checks.ordinary("logits", logits)

@@ -12,6 +12,7 @@ from torchgmc.audits.measure import ALL_LEVELS, Tally
 from torchgmc.audits.measures import rates
 from torchgmc.distributed import pooled, rows_stay, total
 from torchgmc.engine import checks, soft, trees
+from torchgmc.engine.batches import checked_once
 from torchgmc.engine.clusters import check as check_clusters
 from torchgmc.engine.folds import fresh_splits
 from torchgmc.engine.scripting import has_values, is_scripting
@@ -176,7 +177,7 @@ class ProbabilityHead(Learning):
         if batch.rows:
             self.keep(batch.clone(), probs, y)
 
-    @checks.checked_once
+    @checked_once
     def check_batch(
         self, probs: Any, y: Any, groups: Any = None, weight: Any = None, clusters: Any = None, features: Any = None
     ) -> ProbabilityStatistics:

@@ -13,6 +13,7 @@ from torchgmc.audits.measure import Tally
 from torchgmc.audits.tabular import Table
 from torchgmc.distributed import pooled
 from torchgmc.engine import checks, noise, soft, trees
+from torchgmc.engine.batches import checked_once
 from torchgmc.engine.clusters import check as check_clusters
 from torchgmc.engine.clusters import deal_clusters
 from torchgmc.engine.clusters import total as total_of
@@ -181,7 +182,7 @@ class QuantileHead(Learning):
         if batch.rows:
             self.keep(batch.clone(), batch.scores)
 
-    @checks.checked_once
+    @checked_once
     def check_batch(
         self, scores: Any, groups: Any = None, weight: Any = None, base: Any = None, clusters: Any = None, features: Any = None
     ) -> QuantileStatistics:

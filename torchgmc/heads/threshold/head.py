@@ -13,6 +13,7 @@ from torchgmc.audits.overlap import example_keys
 from torchgmc.audits.tabular import Table
 from torchgmc.distributed import pooled
 from torchgmc.engine import checks, hashing, noise, soft
+from torchgmc.engine.batches import checked_once
 from torchgmc.engine.clusters import check as check_clusters
 from torchgmc.engine.clusters import parts_of
 from torchgmc.engine.folds import Splits, fresh_splits
@@ -304,7 +305,7 @@ class ThresholdHead(Head):
             )
         return CurveStatistics(patterns, sums.view(*shape, -1), masses.view(shape), powers, n, excluded, together, self._apart)
 
-    @checks.checked_once
+    @checked_once
     def check_batch(
         self, scores: Any, masks: Any, groups: Any = None, weight: Any = None, clusters: Any = None, pixel_weight: Any = None
     ) -> Batch:

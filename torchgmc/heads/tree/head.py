@@ -10,6 +10,7 @@ from torchgmc import theory
 from torchgmc.audits.measure import Tally
 from torchgmc.distributed import pooled
 from torchgmc.engine import checks, soft
+from torchgmc.engine.batches import checked_once
 from torchgmc.engine.clusters import check as check_clusters
 from torchgmc.engine.folds import fresh_splits
 from torchgmc.engine.scripting import is_scripting
@@ -184,7 +185,7 @@ class TreeHead(Head):
     def _structure(self, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         return self.paths.to(device), self.depths.to(device), self.order.to(device), self.spans.to(device)
 
-    @checks.checked_once
+    @checked_once
     def check_batch(self, probs: Any, labels: Any, groups: Any = None, weight: Any = None, clusters: Any = None) -> Batch:
         """The checked batch, or an error that says what is wrong with it."""
         probs = checks.scores("probs", probs).detach()
