@@ -151,9 +151,7 @@ def audit(
     checks.option("method", method, METHODS)
     if cluster_size is not None:
         checks.positive("cluster_size", cluster_size, "It is the largest number of examples of a cluster.")
-    if not head.is_fitted:
-        raise RuntimeError("this head is not fitted; call `fit`, or `observe` and `calibrate`, or load its state.")
-    head.check_state()
+    head.check_state(fitted=True)
     tally: Tally | None = None
     with distributed.together():
         if distributed.active():

@@ -99,7 +99,7 @@ def audit(
         show.print_json({"torchgmc": gmc.__version__} | found.to_dict() | more)
     else:
         show.print_audit(found, showing.most)
-        show.print_needed(found)
+        show.print_needed(found, needed)
         if measures:
             show.print_measures(found.measures(), showing.most)
         if report is not None:

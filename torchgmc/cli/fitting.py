@@ -31,7 +31,6 @@ def held_out(total: int, how: options.HoldingOut) -> Rows | None:
 
 def fit(head: gmc.Head, source: Source, how: options.Solving, held: Rows | None) -> None:
     """``head.fit_batches`` of a file, without the rows held out."""
-    head.check_solver(how.solver, how.eta, how.max_iter)
     with show.progress("observe", source.count()) as advance, _located(source) as looking_at:
 
         def batches() -> Iterator[dict[str, Tensor]]:
@@ -47,7 +46,6 @@ def fit(head: gmc.Head, source: Source, how: options.Solving, held: Rows | None)
 
 def observe(head: gmc.Head, source: Source, how: options.Steps) -> None:
     """``head.observe`` of every block of a file."""
-    head.check_solver(how.solver, how.eta, how.max_iter)
     head.prepare(how.solver, how.eta, how.max_iter)
     with show.progress("observe", source.count()) as advance, _located(source) as looking_at:
         for block, arguments in source.blocks(head):

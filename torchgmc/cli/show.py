@@ -125,13 +125,11 @@ def command() -> str:
     return shlex.join(["torchgmc", *sys.argv[1:]])
 
 
-def print_needed(audit: gmc.Audit) -> None:
+def print_needed(audit: gmc.Audit, needed: Any) -> None:
     """How many examples would certify alpha, where these did not."""
-    if audit.alpha is None or audit.certified:
-        return
-    needed = audit.examples_needed()
-    text = f"Examples like these that would certify {audit.alpha:g}: {needed or 'no number is enough'}."
-    console().print(_plain(text), soft_wrap=True)
+    if audit.alpha is not None and not audit.certified:
+        text = f"Examples like these that would certify {audit.alpha:g}: {needed or 'no number is enough'}."
+        console().print(_plain(text), soft_wrap=True)
 
 
 def _print_rest(page: Any, more: int) -> None:

@@ -693,8 +693,10 @@ class Head(Float64Module):
             )
         return groups
 
-    def check_state(self) -> None:
-        """Raise if a fitted number is not finite: its answers would be NaN, which audits leave out."""
+    def check_state(self, fitted: bool = False) -> None:
+        """Raise if a fitted number is not finite: its answers would be NaN, which audits leave out; or if it must be fitted."""
+        if fitted and not self.is_fitted:
+            raise RuntimeError("this head is not fitted; call `fit`, or `observe` and `calibrate`, or load its state.")
         why = self._refuse(dict(self._buffers), "") if self.is_fitted else ""
         if why:
             raise ValueError(f"the state of this {type(self).__name__} cannot be used: {why}; fit it again.")

@@ -63,8 +63,7 @@ def reliability(audit: Audit, *, top: int = 6, title: str | None = None, dark: b
                 at.tolist(), mean.tolist(), reach.tolist(), fmt=marker, color=colour, ms=6, elinewidth=1.4, label=label
             )
         axes.set_title(safe(folded(group, 28)), fontsize=13, color=theme.ink)
-        axes.set_xlim(-0.03, 1.03)
-        axes.set_ylim(-0.03, 1.03)
+        axes.set(xlim=(-0.03, 1.03), ylim=(-0.03, 1.03))
         axes.set_xticks([0, 0.5, 1], ["0", "0.5", "1"])
         axes.set_yticks([0, 0.5, 1], ["0", "0.5", "1"])
         axes.tick_params(labelsize=SMALL)

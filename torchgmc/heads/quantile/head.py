@@ -514,8 +514,6 @@ class QuantileHead(Learning):
             self.check_input("base", base, groups)
         n = 1
         if groups is not None:
-            if not is_scripting():
-                self.check_member(groups)
             n = groups.shape[0]
         elif base is not None:
             n = base.shape[0]
