@@ -287,13 +287,11 @@ class Monitor(Watch):
         cluster_size: float | None = None,
     ) -> None:
         checks.kind("head", head, Head, "a head or a baseline")
-        if not head.is_fitted:
-            raise RuntimeError("this head is not fitted; call `fit`, or `observe` and `calibrate`, or load its state.")
+        head.check_state(fitted=True)
         if alpha is None and head.alpha is None:
             raise ValueError("`alpha` is missing: this head was made with alpha=None, so pass the deviation that is allowed.")
         if head.s_range() is None:
             raise ValueError("a monitor needs the range of s: make the head with `bounds=(low, high)`.")
-        head.check_state()
         own = head.conditional if conditional is None else bool(conditional)
         size = max(1.0, float(head.largest_cluster)) if cluster_size is None else cluster_size
         super().__init__(head.test_functions(), head.alpha if alpha is None else alpha, delta, own, size)  # type: ignore[arg-type]

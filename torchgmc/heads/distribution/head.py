@@ -321,8 +321,7 @@ class DistributionHead(Head):
             self.offsets.copy_(theta / dual.scale[:, None])  # forward multiplies only by W - EW
         elif log is not None:
             self._write_log(Log(log.who, log.what, log.step / dual.scale[log.who]))
-        parts = {name: getattr(report, name) for name in Report.__dataclass_fields__}
-        self.mark_fitted(Report(**(parts | {"details": details})))
+        self.mark_fitted(replace(report, details=details))
         return self
 
     def _write_log(self, log: Log) -> None:

@@ -1,6 +1,7 @@
 """Coverage on a label tree that holds for every set of answers: "when we answer Medical, we are right 95 % of the time"."""
 
 import math
+from dataclasses import replace
 from typing import Any, ClassVar, NamedTuple, Optional
 
 import torch
@@ -295,17 +296,8 @@ class TreeHead(Head):
         }
         details |= {f"before: {k}": v for k, v in self._describe(before, problem.weight).items()}
         details |= self._describe(problem.nodes(), problem.weight)
-        report = Report(
-            report.converged,
-            steps,
-            report.violations_before,
-            problem.violations(),
-            report.history,
-            report.seconds,
-            report.message + _warning(details["answers: root"]),
-            details,
-            self._reached(problem),
-        )
+        message, state = report.message + _warning(details["answers: root"]), self._reached(problem)
+        report = replace(report, violations_after=problem.violations(), message=message, details=details, reached=state)
         self.mark_fitted(report)
 
     def _describe(self, nodes: Tensor, weight: Tensor) -> dict[str, float]:
