@@ -54,7 +54,7 @@ class TokenGroups(nn.Module):
     def __init__(self, tokenizer: Any, words: Mapping[str, Sequence[str]], case: str = "smart") -> None:
         super().__init__()
         lists = _check_words("words", words)
-        _check_case(case)
+        checks.option("case", case, CASES)
         pieces = _Pieces(tokenizer)
         self.names = checks.names(list(lists))
         self._build(pieces.find(lists, case), pieces)
@@ -158,7 +158,7 @@ def attributes_from_words(
         Name of each list and its token ids, ascending.
     """
     checks.option("several", several, ("skip", "first", "error"))
-    _check_case(case)
+    checks.option("case", case, CASES)
     pieces = _Pieces(tokenizer)
     found: dict[str, list[int]] = {}
     long: list[str] = []
@@ -166,7 +166,7 @@ def attributes_from_words(
         ids: set[int] = set()
         unknown = []
         for word in entries:
-            forms = [form for form in pieces.forms(word, case) if pieces.starts_word(form[0])]
+            forms = [form for form in pieces.forms(word, case) if not pieces.joins[form[0]]]
             single = {form[0] for form in forms if len(form) == 1}
             if not forms:
                 unknown.append(word)
@@ -228,10 +228,6 @@ class _Pieces:
         data = bytes(_BYTES.get(char, 0x41) for char in token)  # a piece may begin or end inside a character: a letter
         return data.decode("utf-8", errors="surrogateescape")
 
-    def starts_word(self, token: int) -> bool:
-        """Does the piece always start a word, wherever it stands?"""
-        return not self.joins[token]
-
     def forms(self, word: str, case: str) -> list[tuple[int, ...]]:
         """The word in every case that counts: by itself, after a space and after a quotation mark; without unknown pieces."""
         variants = {word}
@@ -246,7 +242,8 @@ class _Pieces:
                     found.add(tuple(tokens[len(lead) :]))
         unknown = self.tokenizer.unk_token_id
         whole = [form for form in found if form and (unknown is None or unknown not in form)]
-        return sorted(form for form in whole if self._spells(form))
+        # A bare marker by itself would match any word after a space.
+        return sorted(form for form in whole if len(form) > 1 or self._text(self.tokens[form[0]]).strip())
 
     def find(self, lists: Mapping[str, Sequence[str]], case: str) -> dict[tuple[int, ...], set[int]]:
         """Every form of every word, and the lists that it belongs to."""
@@ -262,10 +259,6 @@ class _Pieces:
 
     def _encode(self, text: str) -> list[int]:
         return list(self.tokenizer.encode(text, add_special_tokens=False)) if text else []
-
-    def _spells(self, form: tuple[int, ...]) -> bool:
-        """Not a bare marker followed by the word: such pieces would match any word after a space."""
-        return bool(self._text(self.tokens[form[0]]).strip()) or len(form) > 1
 
 
 def _byte_table() -> dict[str, int]:
@@ -293,10 +286,6 @@ def _check_words(argument: str, words: Any) -> dict[str, list[str]]:
             raise TypeError(f"`{argument}`[{name!r}] must be a list of words, got {entries!r}.")
         found[str(name)] = list(dict.fromkeys(word.strip() for word in entries))
     return found
-
-
-def _check_case(case: str) -> None:
-    checks.option("case", case, CASES)
 
 
 def _report_unknown(name: str, missing: list[str], total: int) -> None:
