@@ -23,7 +23,7 @@ from torch import Tensor
 
 from torchgmc import distributed
 from torchgmc.audits.intervals import Bounds, Rows
-from torchgmc.audits.tabular import Tabular
+from torchgmc.audits.tabular import Tabular, row_name
 from torchgmc.engine import checks
 from torchgmc.engine.clusters import check as check_clusters
 from torchgmc.engine.clusters import total
@@ -172,8 +172,9 @@ class Watch(Float64Module, Tabular):
         """Groups whose own evidence reached its bar; after an alarm without one, the one with most evidence."""
         if not self.alarm:
             return []
-        found = [_name(row) for row in self.rows() if row["beyond"]]
-        return found or [f"{_name(self.rows()[0])} (most evidence, but not certain by itself)"]
+        found = [row_name(row["group"], row["what"]) for row in self.rows() if row["beyond"]]
+        first = self.rows()[0]
+        return found or [f"{row_name(first['group'], first['what'])} (most evidence, but not certain by itself)"]
 
     @property
     def table(self) -> dict[str, list[Any]]:  # type: ignore[override]
@@ -205,11 +206,12 @@ class Watch(Float64Module, Tabular):
 
     def __str__(self) -> str:
         rows = self.rows()[:40]
-        wide = max([28, *(len(_name(r)) for r in rows)])
+        names = [row_name(r["group"], r["what"]) for r in rows]
+        wide = max([28, *map(len, names)])
         lines = [f"{'group':{wide}s} {'count':>9s} {'estimate':>9s} {'log10 e':>8s}"]
         lines += [
-            f"{_name(r):{wide}s} {r['count']:9d} {r['estimate']:+9.4f} {r['evidence']:8.2f}{'  beyond' * r['beyond']}"
-            for r in rows
+            f"{name:{wide}s} {r['count']:9d} {r['estimate']:+9.4f} {r['evidence']:8.2f}{'  beyond' * r['beyond']}"
+            for name, r in zip(names, rows, strict=True)
         ]
         return "\n".join([*lines, self.message])
 
@@ -418,7 +420,3 @@ def _between(edges: list[float], k: int) -> str:
     if k == 0:
         return f"below {edges[0]:.3g}" if edges else "of any size"
     return f"from {edges[-1]:.3g}" if k == len(edges) else f"{edges[k - 1]:.3g} to {edges[k]:.3g}"
-
-
-def _name(row: dict[str, Any]) -> str:
-    return f"{row['group']} / {row['what']}" if row["what"] else str(row["group"])

@@ -20,7 +20,7 @@ from torchgmc.audits.audit import Audit
 from torchgmc.audits.comparison import Comparison, by_name
 from torchgmc.audits.measures import Measures
 from torchgmc.audits.page import Picture, Section, write_html
-from torchgmc.audits.tabular import Table
+from torchgmc.audits.tabular import Table, row_name
 from torchgmc.engine import checks
 from torchgmc.engine.files import write_file
 
@@ -264,7 +264,7 @@ def _intervals(name: str, audit: Audit, several: bool) -> Section:
     shown = dict(list(groups.items())[:MOST_ROWS])
     if len(shown) < len(groups):
         text.append(f"{len(groups) - len(shown)} groups that deviate less are not shown; `audit.to_json` writes all.")
-    tops = [cells(f"{group} / {r['what']}" if r["what"] else group, r) for group, (r, *_) in shown.items()]
+    tops = [cells(row_name(group, r["what"]), r) for group, (r, *_) in shown.items()]
     beneath: list[tuple[str, Table]] = []
     if any(len(found) > 1 for found in groups.values()):
         text.append("The row of each group that deviates most; unfold all of its rows beneath it.")

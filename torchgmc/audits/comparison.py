@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torchgmc.audits.audit import MAX_SHOWN, Audit
-from torchgmc.audits.tabular import Tabular
+from torchgmc.audits.tabular import Tabular, row_name
 from torchgmc.engine.files import write_json
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class Comparison(Tabular):
         names = list(self.audits)
         wide = [max(len(name), 19) for name in names]
         lines = [" ".join([f"{'group':28s}", *(f"{name:>{w}s}" for name, w in zip(names, wide, strict=True))])]
-        labels = list(map(_label, self.table["group"], self.table["what"]))
+        labels = list(map(row_name, self.table["group"], self.table["what"]))
         for k, label in enumerate(labels[:MAX_SHOWN]):  # the largest estimates come first
             cells = [(self.table[f"{name} estimate"][k], self.table[f"{name} verdict"][k]) for name in names]
             shown = ["-" if value is None else f"{value:+.4f} {verdict:9s}" for value, verdict in cells]
@@ -136,10 +136,6 @@ def by_name(audits: Any, name: str = "audits") -> dict[str, Audit]:
     if not found:
         raise ValueError(f"`{name}` must have at least one audit, as in {{'GMC': head.audit(...)}}, got none.")
     return dict(found)
-
-
-def _label(group: str, what: str) -> str:
-    return f"{group} / {what}" if what else group
 
 
 def _text(value: Any) -> str:

@@ -7,6 +7,11 @@ from typing import Any
 from torchgmc.engine.extras import require
 
 
+def row_name(group: str, what: str) -> str:
+    """Name of a row: the group, with what it is about if that is one of several things."""
+    return f"{group} / {what}" if what else group
+
+
 class Tabular:
     """Something with a ``table``: columns by name, all of one length."""
 

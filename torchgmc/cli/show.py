@@ -13,6 +13,7 @@ import typer
 
 import torchgmc as gmc
 from torchgmc.audits.measures import Measures
+from torchgmc.audits.tabular import row_name
 from torchgmc.engine import checks
 
 
@@ -91,7 +92,7 @@ def print_audit(audit: gmc.Audit, most: int) -> None:
     colours = {"holds": "green", "violated": "bold red", "undecided": "yellow"}
     for row in audit.rows()[:most]:
         table.add_row(
-            _plain(f"{row['group']} / {row['what']}" if row["what"] else row["group"]),
+            _plain(row_name(row["group"], row["what"])),
             f"{row['mass']:.4f}",
             f"{row['estimate']:+.4f}",
             f"{row['low']:+.4f} to {row['high']:+.4f}",

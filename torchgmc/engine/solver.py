@@ -33,7 +33,7 @@ level sets, are solved by ``engine.lasso``, which is exact and no Newton.
 
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -155,6 +155,22 @@ class Problem(Protocol):
     def explain(self, who: int, what: int) -> str:
         """Why no step along g reduces its violation, and what to try."""
         ...
+
+
+class OneTensor:
+    """The part of a :class:`Problem` that keeps and sets f, where f is one attribute."""
+
+    #: Its name.
+    moving: ClassVar[str]
+
+    def state(self) -> Tensor:
+        """f."""
+        found: Tensor = getattr(self, self.moving)
+        return found
+
+    def restore(self, state: Tensor) -> None:
+        """Set f."""
+        setattr(self, self.moving, state)
 
 
 class Result(NamedTuple):

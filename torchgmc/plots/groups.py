@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from torchgmc.audits.audit import Audit
 from torchgmc.audits.comparison import Comparison, by_name
+from torchgmc.audits.tabular import row_name
 from torchgmc.engine import checks
 from torchgmc.engine.extras import require
 from torchgmc.heads.base import Head
@@ -64,7 +65,7 @@ def deviation(
     order, left_out = _order(rows, top)
     theme = DARK if dark else LIGHT
     mass = {key: value["mass"] for found in rows.values() for key, value in found.items()}
-    labels = [f"{safe(folded(_label(key)))}  ({share(mass[key])})" for key in order]
+    labels = [f"{safe(folded(row_name(*key)))}  ({share(mass[key])})" for key in order]
     at, tall = _places(labels)
     height = max(3.4, 1.7 + tall * (0.30 + 0.15 * len(audits)))
     figure, (axes,) = new_figure(theme, (10, height))
@@ -225,7 +226,3 @@ def _order(
             worst[key] = max(worst.get(key, 0.0), abs(row["estimate"]))
     kept = sorted(worst, key=lambda key: -worst[key])[: len(worst) if top is None else top]
     return sorted(kept, key=lambda key: (key[1], -mass[key], key[0])), len(worst) - len(kept)
-
-
-def _label(key: tuple[str, str]) -> str:
-    return key[0] if not key[1] else f"{key[0]} / {key[1]}"

@@ -11,7 +11,7 @@ from torchgmc.engine import checks
 from torchgmc.engine.folds import Pair, fresh_splits
 from torchgmc.engine.roots import MAX_TRIALS, falling_root
 from torchgmc.engine.search import Cells, Structured, masses, violations
-from torchgmc.engine.solver import EXACT_STEPS, FIXED_STEPS, SOLVERS, Log, Report, run
+from torchgmc.engine.solver import EXACT_STEPS, FIXED_STEPS, SOLVERS, Log, OneTensor, Report, run
 from torchgmc.mappings import Mapping
 
 Sets = Tensor | Cells | Structured
@@ -157,8 +157,10 @@ def replay(
     return f.to(f0.dtype).reshape(f0.shape)
 
 
-class DenseProblem:
+class DenseProblem(OneTensor):
     """f with one row per example; see :class:`torchgmc.engine.solver.Problem`."""
+
+    moving = "f"
 
     def __init__(
         self,
@@ -273,14 +275,6 @@ class DenseProblem:
         """f <- Proj(f - step g)."""
         test = _test_function(_membership(self.who, self.f), who, what, self.what, self.scale, self.f)
         self.f = self.f if not bool(step != 0) else self._moved(test, step)
-
-    def state(self) -> Tensor:
-        """f."""
-        return self.f
-
-    def restore(self, state: Tensor) -> None:
-        """Set f."""
-        self.f = state
 
     def _name(self, who: int) -> str:
         if self.names is not None:

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from torchgmc.engine.folds import Pair
 from torchgmc.engine.roots import falling_root
+from torchgmc.engine.solver import OneTensor
 from torchgmc.engine.statistics import PerExample
 from torchgmc.engine.values import Names
 from torchgmc.heads.distribution.simplex import Point, Tail, start, step
@@ -109,8 +110,10 @@ class DistributionProblem:
         )
 
 
-class TiltProblem(DistributionProblem):
+class TiltProblem(OneTensor, DistributionProblem):
     """Offsets theta ``(a, u)`` of the information projection: a step along g adds to one of them."""
+
+    moving = "theta"
 
     def __init__(self, dual: Dual, member: Tensor, weight: Tensor, conditional: bool, names: Names) -> None:
         super().__init__(member, weight, conditional, names)
@@ -133,14 +136,6 @@ class TiltProblem(DistributionProblem):
     def smoothness(self) -> float:
         """Bound on the second derivative along any g: E[(1_A - P(A))^2] / 4."""
         return float((self.share * (1 - self.share) / self.scale.square()).max().clamp_min(1e-12)) / 4
-
-    def state(self) -> Tensor:
-        """Theta."""
-        return self.theta
-
-    def restore(self, state: Tensor) -> None:
-        """Set theta."""
-        self.theta = state
 
 
 class SimplexProblem(DistributionProblem):

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from torchgmc.engine.folds import Pair
+from torchgmc.engine.solver import OneTensor
 from torchgmc.engine.values import Names
 from torchgmc.groups.cells import pattern_ids
 from torchgmc.heads.threshold.risks import Lattice
@@ -225,7 +226,7 @@ class SampleStatistics:
         return table.view(shape), weights.cumsum(-1).view(shape), mass
 
 
-class ThresholdProblem:
+class ThresholdProblem(OneTensor):
     """Thresholds lambda(x) = f0 - sum of the offsets of x's groups, on statistics per cell of equal membership.
 
     The violation of (A, class) is E[1_A (R - target)] for the risk R, or 1 - R, that rises with lambda: the slope of a
@@ -323,6 +324,8 @@ class ThresholdProblem:
 class CurveProblem(ThresholdProblem):
     """On lattice curves: thresholds move by whole units of the lattice, and every one is evaluated exactly."""
 
+    moving = "levels"
+
     def __init__(
         self,
         statistics: CurveStatistics,
@@ -397,14 +400,6 @@ class CurveProblem(ThresholdProblem):
         rise = self.curve[..., window:] - self.curve[..., :-window]
         return self.largest_slope(rise, window * self.lattice.unit)
 
-    def state(self) -> Tensor:
-        """The levels."""
-        return self.levels
-
-    def restore(self, state: Tensor) -> None:
-        """Set the levels."""
-        self.levels = state
-
     @property
     def offsets(self) -> Tensor:
         """What each group takes off the threshold, (a, C)."""
@@ -413,6 +408,8 @@ class CurveProblem(ThresholdProblem):
 
 class SampleProblem(ThresholdProblem):
     """On every relevant score: thresholds are any numbers of the scores' type."""
+
+    moving = "offsets"
 
     def __init__(
         self,
@@ -493,11 +490,3 @@ class SampleProblem(ThresholdProblem):
         points = torch.linspace(low, high, 65, dtype=torch.float64, device=self.scores.device)
         place = torch.searchsorted(self.scores, points.expand(*self.mass.shape, -1).contiguous(), side="right")
         return self.largest_slope(self.weights.gather(-1, place).diff(dim=-1), max(high - low, 1e-12) / 64)
-
-    def state(self) -> Tensor:
-        """The offsets."""
-        return self.offsets
-
-    def restore(self, state: Tensor) -> None:
-        """Set the offsets."""
-        self.offsets = state

@@ -16,7 +16,7 @@ from torchgmc.engine.clusters import total as total_of
 from torchgmc.engine.folds import Pair
 from torchgmc.engine.noise import among, slacks
 from torchgmc.engine.search import MAX_ELEMENTS
-from torchgmc.engine.solver import Report
+from torchgmc.engine.solver import OneTensor, Report
 from torchgmc.engine.statistics import PerExample
 from torchgmc.engine.values import Names
 from torchgmc.groups.cells import pattern_ids
@@ -62,7 +62,7 @@ class TreeStatistics(PerExample):
     cluster: Tensor
 
 
-class TreeProblem:
+class TreeProblem(OneTensor):
     """Lambda per example; see :class:`torchgmc.engine.solver.Problem`. Who = group * q + set, what = 0.
 
     Args:
@@ -78,6 +78,7 @@ class TreeProblem:
     """
 
     dynamic = True
+    moving = "lam"
 
     def __init__(
         self,
@@ -216,14 +217,6 @@ class TreeProblem:
     def line_search(self, who: Tensor, what: Tensor, violation: Tensor) -> Tensor:
         """Not used: the tree's exact solver is :func:`descend`."""
         raise NotImplementedError("use torchgmc.heads.tree.solver.descend")
-
-    def state(self) -> Tensor:
-        """Lambda."""
-        return self.lam
-
-    def restore(self, state: Tensor) -> None:
-        """Set lambda."""
-        self.lam = state
 
     def explain(self, who: int, what: int) -> str:
         """Why no step helps: an atom at the root, or too few examples."""
