@@ -4,6 +4,7 @@ import copy
 import functools
 import json
 import math
+import operator
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Optional, TypeVar
@@ -493,7 +494,7 @@ class Head(Float64Module):
 
     def check_solver(self, solver: str, eta: float | None, max_iter: int | None) -> None:
         """Raise for options that no solver takes; :meth:`prepare` did for its own."""
-        if self.prepared_for == (solver, eta, max_iter):
+        if all(map(operator.is_, self.prepared_for, (solver, eta, max_iter))):
             return
         checks.option("solver", solver, SOLVERS)
         if eta is not None:
