@@ -285,6 +285,8 @@ def boost(
         slope, curvature = (_grain(part) for part in loss.slopes(z[rows], rows))
         roots = _roots(len(trees), len(coded.codes), z.device) if depth > 1 else None  # one split has no partner to find
         tree = grow(coded.pick(rows), slope, curvature, depth, ridge, least, roots)
+        if not bool((tree.gain > 0).any()):  # those columns are constant, or there is nothing left
+            tree = grow(coded.pick(rows), slope, curvature, depth, ridge, least)
         if not bool((tree.gain > 0).any()):
             break
         place = leaves_of(coded, tree)
