@@ -386,7 +386,7 @@ def fit_static(columns: Columns, sizes: Tensor, cluster: Tensor, slack: Tensor |
     between = None
     if apart and columns.slopes and columns.shape[2] == 1 and 1 < columns.shape[1] <= FEW + 1:
         given, between = columns, _between(columns, unit)
-        middle = columns.member.double() @ between
+        middle = torch.cat([member.double() @ between for member, *_ in columns._parts()])
         mix = _mix(middle)
         columns = columns.beside(torch.cat([columns.z.clamp(-FAR, FAR) - middle, middle], 1) @ mix)
         theta = torch.zeros(columns.shape, dtype=torch.float64, device=theta.device)
@@ -445,11 +445,13 @@ def _one_example(columns: Columns, cluster: Tensor) -> float:
 
 def _between(columns: Columns, unit: float) -> Tensor:
     """What each group (and everyone) adds to the model's logit, ``(1 + a, 1)``: a ridge regression on membership."""
-    member = columns.member.double()
-    paid = MEANS_RIDGE * unit * torch.eye(member.shape[1], dtype=member.dtype, device=member.device)
+    paid = MEANS_RIDGE * unit * torch.eye(columns.shape[1], dtype=torch.float64, device=columns.z.device)
     paid[0, 0] = 0.0
-    scaled = member * columns.share
-    sums = over_ranks(scaled.T @ torch.cat([member, columns.z.clamp(-FAR, FAR)], 1))
+    sums = paid.new_zeros(columns.shape[1], columns.shape[1] + 1)
+    for member, z, _, share in columns._parts():
+        wide = torch.cat([member.double(), z.clamp(-FAR, FAR)], 1)
+        sums += (wide[:, :-1] * share).T @ wide
+    sums = over_ranks(sums)
     return torch.as_tensor(torch.linalg.solve(sums[:, :-1] + paid, sums[:, -1:]))
 
 

@@ -1,0 +1,273 @@
+"""What heads cost as examples and processes grow: bytes and time a row, bytes exchanged, memory and processor time of a rank.
+
+    python -m benchmarks.scale                       # every missing measurement, for up to 7 minutes; run it again for the rest
+    python -m benchmarks.scale --heads probability --sizes 100000 1000000 --processes 1 2
+    python -m benchmarks.scale --page                # writes benchmarks/results/scale.md from what there is
+
+Each measurement is a process (or several, over gloo) by itself, kept in benchmarks/results/scale.json at once: the command may
+be stopped and started again. Every rank makes its own rows, in batches. Memory is the largest resident set beyond that before
+the first row, so it contains the rows; times are of the processor.
+"""
+
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch import distributed as dist
+
+import torchgmc as gmc
+from benchmarks.timing import machine
+from torchgmc.distributed import exchanged_bytes
+
+RESULTS = Path(__file__).parent / "results"
+BATCH = 100_000
+SIZES, PROCESSES = (100_000, 1_000_000, 10_000_000), (1, 2, 4)
+TREE = {"x": ["x1", "x2"], "y": ["y1", "y2", "y3"]}
+#: What a page says of the state before rows stayed on their ranks: measured at commit 16fa66e, with the machine busy.
+BEFORE = """\
+| head | bytes a row at the peak | exchanged | processor time of a rank, 1 / 2 / 4 processes (1 = alone) |
+|---|---|---|---|
+| probability, 50 groups | 786 to 860 | all rows | 1 / 1.16 / 1.00 |
+| quantile | - | all rows | 1 / 1.04 / 1.04 |
+| tree | - | all rows | 1 / 1.00 / 1.10 |"""
+
+
+def probability(n: int, g: torch.Generator) -> tuple[Tensor, ...]:
+    """One event, 50 groups."""
+    member = torch.rand(n, 50, generator=g) < 0.2
+    z = 1.5 * torch.randn(n, generator=g)
+    y = torch.rand(n, generator=g) < torch.sigmoid(z + 0.7 * member[:, 0] - 0.4 * member[:, 1])
+    return torch.sigmoid(z), y, member
+
+
+def distribution(n: int, g: torch.Generator) -> tuple[Tensor, ...]:
+    """Logits of 100 tokens, 3 lists, 10 groups."""
+    member = torch.rand(n, 10, generator=g) < 0.3
+    return torch.randn(n, 100, generator=g) + member[:, :1] * torch.eye(100)[3], member
+
+
+def quantile(n: int, g: torch.Generator) -> tuple[Tensor, ...]:
+    """Conformity scores, 5 groups."""
+    member = torch.rand(n, 5, generator=g) < 0.3
+    return torch.randn(n, generator=g).abs() * (1 + 0.4 * member[:, 0]), member
+
+
+def threshold(n: int, g: torch.Generator) -> tuple[Tensor, ...]:
+    """Images of 8 x 8, 4 groups."""
+    member = torch.rand(n, 4, generator=g) < 0.3
+    masks = torch.rand(n, 8, 8, generator=g) < 0.4
+    return torch.sigmoid(2.0 * masks + torch.randn(n, 8, 8, generator=g) - member[:, 0, None, None].float()), masks, member
+
+
+def tree(n: int, g: torch.Generator) -> tuple[Tensor, ...]:
+    """Five leaves under two branches."""
+    logits = 1.5 * torch.randn(n, 5, generator=g)
+    return logits, torch.multinomial(logits.softmax(1), 1, generator=g)[:, 0]
+
+
+def _names(count: int) -> list[str]:
+    return [f"group {k}" for k in range(count)]
+
+
+HEADS: dict[str, tuple[Callable[[], gmc.Head], Callable[[int, torch.Generator], tuple[Tensor, ...]]]] = {
+    "probability": (lambda: gmc.ProbabilityHead(0.005, _names(50)), probability),
+    "distribution": (lambda: gmc.DistributionHead({"a": [3, 4], "b": [4, 5], "c": [9]}, 0.002, _names(10)), distribution),
+    "quantile": (lambda: gmc.QuantileHead(0.9, 0.01, _names(5)), quantile),
+    "threshold": (lambda: gmc.ThresholdHead(0.1, 0.01, _names(4)), threshold),
+    "tree": (lambda: gmc.TreeHead(TREE, 0.9, 0.02), tree),
+}
+
+
+def _resident() -> int:
+    """Largest resident set so far, in bytes."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def batches(name: str, n: int, rank: int, world: int) -> Iterator[tuple[Tensor, ...]]:
+    """This rank's part of n rows, the same rows for any number of ranks."""
+    for place in range(-(-n // BATCH)):
+        if place % world == rank or n <= BATCH:
+            rows = HEADS[name][1](min(BATCH, n - place * BATCH), torch.Generator().manual_seed(place))
+            yield rows if n > BATCH else tuple(t[rank::world] for t in rows)
+
+
+def worker(name: str, n: int, world: int, rank: int, store: str) -> dict[str, Any]:
+    """One rank: the same fit of 1,000 rows first, so that what is loaded once does not count."""
+    torch.set_num_threads(1)
+    if world > 1:
+        dist.init_process_group("gloo", store=dist.FileStore(store, world), rank=rank, world_size=world)
+    HEADS[name][0]().fit_batches(batches(name, 1000, rank, world))
+    base, head, sent = _resident(), HEADS[name][0](), exchanged_bytes()
+    observed = 0.0
+    for rows in batches(name, n, rank, world):
+        start = time.process_time()
+        head.observe(*rows)
+        observed += time.process_time() - start
+    kept = sum(t.nbytes for t in _tensors(head.statistics))
+    start, wall = time.process_time(), time.perf_counter()
+    head.calibrate()
+    found = {"observe": observed, "calibrate": time.process_time() - start, "wall": time.perf_counter() - wall, "kept": kept}
+    found |= {"peak": _resident() - base, "sent": exchanged_bytes() - sent, "reached": head.report.reached}
+    if world > 1:
+        dist.barrier()
+        dist.destroy_process_group()
+    state = [t.double().flatten()[:200].tolist() for key, t in head.state_dict().items() if t.is_floating_point()]
+    return found | {"state": [value for part in state for value in part]}
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    tensors: list[Tensor] = []
+    gmc.distributed.pack(value, tensors)
+    return tensors
+
+
+def measure(name: str, n: int, world: int) -> list[dict[str, Any]]:
+    """Every rank's figures."""
+    env = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "benchmarks.scale", "--worker", name, str(n), str(world)]
+        ranks = [
+            subprocess.Popen([*command, str(rank), f"{folder}/store"], stdout=subprocess.PIPE, text=True, env=env)
+            for rank in range(world)
+        ]
+        texts = [rank.communicate()[0] for rank in ranks]
+    if any(rank.returncode for rank in ranks):
+        raise RuntimeError(f"a rank of {name}, n = {n:,}, {world} processes failed.")
+    return [json.loads(text.splitlines()[-1]) for text in texts]
+
+
+def unit(rows: int = 7_733_248, block: int = 1 << 16) -> dict[str, list[float]]:
+    """Milliseconds of the processor for one naive pass over scores of 118 images of 256 x 256: least, middle, largest of 15.
+
+    With fresh temporaries, in blocks whose temporaries are used again, and plain reading.
+    """
+    scores, masks = torch.rand(rows), torch.rand(rows) < 0.4
+    low, missed = torch.empty(block, dtype=torch.bool), torch.empty(block, dtype=torch.bool)
+
+    def fresh() -> float:
+        return float(((scores <= 0.5) & masks).sum() / masks.sum())
+
+    def blocks() -> float:
+        count = total = 0
+        for one, mask in zip(scores.split(block), masks.split(block), strict=True):
+            torch.le(one, 0.5, out=low[: len(one)])
+            torch.logical_and(low[: len(one)], mask, out=missed[: len(one)])
+            count, total = count + int(torch.count_nonzero(missed[: len(one)])), total + int(torch.count_nonzero(mask))
+        return count / total
+
+    assert abs(fresh() - blocks()) < 1e-5  # the same number before any time is taken
+    found = {}
+    for name, work in (("fresh temporaries", fresh), ("in blocks", blocks), ("plain reading", lambda: float(scores.sum()))):
+        times = []
+        for _ in range(15):
+            start = time.process_time()
+            work()
+            times.append(1e3 * (time.process_time() - start))
+        found[name] = [min(times), sorted(times)[7], max(times)]
+    return found
+
+
+def load(path: Path) -> dict[str, Any]:
+    """What was measured so far."""
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+
+
+def page(found: dict[str, Any]) -> str:
+    """The page: only what was measured."""
+    cells = {tuple(key.split()): value for key, value in found.items() if key not in ("unit", "machine")}
+    lines = ["# Scale", "", "`python -m benchmarks.scale`, one thread per process."]
+    lines += [f"- {name}: {value}" for name, value in found.get("machine", {}).items()]
+    lines += ["", "## One process", "", "Processor time in microseconds, memory in bytes, each per row.", ""]
+    lines += ["| head | n | kept | peak | observe | calibrate |", "|---|---|---|---|---|---|"]
+    for (name, n, world), ranks in sorted(cells.items(), key=lambda item: (item[0][0], int(item[0][1]))):
+        if world == "1":
+            one, rows = ranks[0], int(n)
+            line = [name, f"{rows:,}", f"{one['kept'] / rows:.0f}", f"{one['peak'] / rows:.0f}"]
+            lines.append(f"| {' | '.join([*line, *(f'{1e6 * one[key] / rows:.2f}' for key in ('observe', 'calibrate'))])} |")
+    lines += ["", "## Several processes", "", "Of the rank that needs most; `state`: largest difference from one process.", ""]
+    lines += ["| head | n | processes | kB sent | MB at the peak | calibrate, s | state |", "|---|---|---|---|---|---|---|"]
+    for (name, n, world), ranks in sorted(cells.items(), key=lambda item: (item[0][0], int(item[0][1]), int(item[0][2]))):
+        if (name, n, "1") not in cells:
+            continue
+        most = {key: max(rank[key] for rank in ranks) for key in ("sent", "peak", "calibrate")}
+        alone = cells[name, n, "1"][0]["state"]
+        far = max((abs(a - b) for rank in ranks for a, b in zip(rank["state"], alone, strict=False)), default=0.0)
+        same = all(len(rank["state"]) == len(alone) for rank in ranks)
+        lines.append(
+            f"| {name} | {int(n):,} | {world} | {most['sent'] / 1e3:,.0f} | {most['peak'] / 1e6:,.0f} | "
+            f"{most['calibrate']:.2f} | {f'{far:.1g}' if same else 'other rounds'} |"
+        )
+    lines += ["", "Before rows stayed on their ranks (commit 16fa66e, a busy machine):", "", BEFORE]
+    if "unit" in found:
+        lines += ["", "## The unit: one pass over the scores of 118 images of 256 x 256", ""]
+        lines += ["Milliseconds of the processor, 15 runs.", "", "| | least | middle | largest |", "|---|---|---|---|"]
+        lines += [f"| {name} | {' | '.join(f'{value:.1f}' for value in times)} |" for name, times in found["unit"].items()]
+    return "\n".join([*lines, "", *NOTES.splitlines()]) + "\n"
+
+
+NOTES = """\
+## How to read it
+
+- A peak contains the batch of rows that is being made and what every fit needs once: at n = 100,000 that is most of it.
+- `probability` and `distribution` keep their rows on their ranks: what is sent does not depend on n beyond 32,768 examples
+  (up to there each example sends a key of 8 bytes too). The other heads send their rows, or their tables (`threshold`).
+- No figure above is of a size, or a number of processes, that is not in the tables.
+
+## On paper, not measured: 1e9 examples x 1e5 groups over 64 workers, `ProbabilityHead`
+
+- Rows kept by a worker, (24 + a) n / 64 bytes: 1.6 TB. It breaks here first: membership is a dense table. Kept as codes of the
+  columns that groups are made of, some 100 bytes a row, it would be 1.6 GB.
+- A slope, 16 (1 + a) + 8 bytes: 1.6 MB all-reduced. Sums of all cells, 24 (1 + a) b bytes: 24 MB for 10 level sets.
+- The second derivative of all groups, 8 (2 + 2 a)^2 bytes, would be 320 GB: it is not made, since beyond 2,000 columns at work
+  the fit takes plain steps, of one slope each.
+- The second derivative of a level set, 8 (1 + a)^2 bytes: 80 GB a cell. It breaks here too; products with it (conjugate
+  gradients), or the groups that move only, would do."""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Measure what is missing, write the page."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.scale", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("--heads", nargs="+", choices=HEADS, default=list(HEADS))
+    parser.add_argument("--sizes", nargs="+", type=int, default=SIZES)
+    parser.add_argument("--processes", nargs="+", type=int, default=PROCESSES)
+    parser.add_argument("--minutes", type=float, default=7.0, help="start no measurement after so long")
+    parser.add_argument("--page", action="store_true", help="write the page only")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder of scale.json and scale.md")
+    parser.add_argument("--worker", nargs=5, help=argparse.SUPPRESS)
+    options = parser.parse_args(arguments)
+    if options.worker:
+        name, n, world, rank, store = options.worker
+        print(json.dumps(worker(name, int(n), int(world), int(rank), store)))
+        return 0
+    path, began = options.results / "scale.json", time.perf_counter()
+    found = load(path) or {"machine": machine()}
+    wanted = [(name, n, world) for n in options.sizes for name in options.heads for world in options.processes]
+    for name, n, world in [] if options.page else wanted:
+        key = f"{name} {n} {world}"
+        if key in found or time.perf_counter() - began > 60 * options.minutes:
+            continue
+        found[key] = measure(name, n, world)
+        path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        print(key, {k: v for k, v in found[key][0].items() if k != "state"}, flush=True)
+    if "unit" not in found:
+        found["unit"] = unit()
+        path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    (options.results / "scale.md").write_text(page(found), encoding="utf-8")
+    left = sum(f"{name} {n} {world}" not in found for name, n, world in wanted)
+    print(f"{left} measurements are left." if left else "all is measured.")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
