@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from torchgmc.groups.groups import Groups
     from torchgmc.heads import DistributionHead, GMCHead, Head, ProbabilityHead, QuantileHead, ThresholdHead, TreeHead
     from torchgmc.heads.custom.solve import Solution, replay, solve
-    from torchgmc.heads.learned import Trees
+    from torchgmc.heads.learned import Linear, Trees
     from torchgmc.heads.threshold.risks import MonotoneRisk
     from torchgmc.monitor import Monitor, ShiftMonitor
     from torchgmc.penalty import GMCPenalty
@@ -42,6 +42,7 @@ __all__ = [
     "Groups",
     "Head",
     "Intervals",
+    "Linear",
     "Monitor",
     "MonotoneRisk",
     "PredictionSets",
@@ -94,7 +95,7 @@ _LATER = {
         "groups.groups": ("Groups",),
         "heads": ("DistributionHead", "GMCHead", "Head", "ProbabilityHead", "QuantileHead", "ThresholdHead", "TreeHead"),
         "heads.custom.solve": ("Solution", "replay", "solve"),
-        "heads.learned": ("Trees",),
+        "heads.learned": ("Linear", "Trees"),
         "heads.threshold.risks": ("MonotoneRisk",),
         "monitor": ("Monitor", "ShiftMonitor"),
         "penalty": ("GMCPenalty",),

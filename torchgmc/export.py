@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchgmc.deploy.attach import CalibratedModel
+from torchgmc.deploy.attach import CalibratedModel, heard
 from torchgmc.deploy.program import KEY, Flat, Program, first_line, flatten
 from torchgmc.deploy.torchscript import open_torchscript, write_torchscript
 from torchgmc.engine import checks as asked
@@ -155,11 +155,12 @@ def _dynamic(flat: Flat, tensors: tuple[Tensor, ...], others: bool) -> tuple[Any
 
 def _freest(flat: Flat, tensors: tuple[Tensor, ...], work: Callable[[Any], Any]) -> Any:
     """``work`` on the exported program, with every size free that the model and ``work`` can take so."""
+    how: dict[str, Any] = {} if not flat.layers else {"strict": False}  # a hook looks at the layer
     try:
-        return work(torch.export.export(flat, tensors, dynamic_shapes=_dynamic(flat, tensors, True)))
+        return work(torch.export.export(flat, tensors, dynamic_shapes=_dynamic(flat, tensors, True), **how))
     except Exception as error:  # the exporters raise many kinds
         log.info("only the number of examples is free in this export: %s", first_line(error))
-        return work(torch.export.export(flat, tensors, dynamic_shapes=_dynamic(flat, tensors, False)))
+        return work(torch.export.export(flat, tensors, dynamic_shapes=_dynamic(flat, tensors, False), **how))
 
 
 def _write_export(flat: Flat, tensors: tuple[Tensor, ...], path: Path, body: str) -> None:
@@ -238,19 +239,20 @@ def _compare(flat: Flat, example: tuple[Tensor, ...], found: Any, format: str) -
     those must agree that no change of the scores by so much (and by the jitter, which such a change re-draws) can turn.
     """
     inputs, member = flat.inputs(example), flat.groups(example)
-    raw = flat.raw(inputs, member)
+    raw, seen = heard(flat.model, flat.layers, lambda: flat.raw(inputs, member))
     for name, part in flat.each().items():
         scores = part.adapter.scores(raw)
-        expected = part.finish(scores, member, inputs, part.features(example))
+        features = part.features(example, seen)
+        expected = part.finish(scores, member, inputs, features)
         got = found
         if name:  # one of several heads; ONNX returns all in order
             by_name = found if isinstance(found, dict) else dict(zip(flat.outputs, _tuple(found), strict=True))
             expected, got = expected[1] if isinstance(expected, tuple) else expected, by_name[name]
-        _compare_part(part, (scores, member, inputs), list(zip(_tuple(expected), _tuple(got), strict=True)), format)
+        _compare_part(part, (scores, member, inputs, features), list(zip(_tuple(expected), _tuple(got), strict=True)), format)
 
 
 def _compare_part(part: Flat, given: tuple[Any, ...], pairs: list[tuple[Tensor, Tensor]], format: str) -> None:
-    scores, member, inputs = given
+    inputs = given[2]
     for want, got in pairs:
         if want.shape != got.shape or want.dtype != got.dtype:
             raise RuntimeError(
@@ -263,7 +265,7 @@ def _compare_part(part: Flat, given: tuple[Any, ...], pairs: list[tuple[Tensor, 
         else:
             off = want != got
             if bool(off.any()):
-                off &= _settled(part, scores, member, inputs, want)
+                off &= _settled(part, given, want)
         if bool(off.any()):
             raise RuntimeError(
                 f"the {format} file disagrees with the model in {int(off.sum())} of {off.numel()} values on {len(inputs[0])} "
@@ -271,8 +273,9 @@ def _compare_part(part: Flat, given: tuple[Any, ...], pairs: list[tuple[Tensor, 
             )
 
 
-def _settled(flat: Flat, scores: Tensor, member: Tensor | None, inputs: tuple[Tensor, ...], result: Tensor) -> Tensor:
+def _settled(flat: Flat, given: tuple[Any, ...], result: Tensor) -> Tensor:
     """Which entries of the result a small change of the scores does not change, bool."""
+    scores, *others = given
     size = RTOL * (1.0 + float(scores.abs().max())) + 2.0 * flat.head.jitter
     draws = torch.Generator().manual_seed(0)
     steps = [torch.ones_like(scores), -torch.ones_like(scores)]
@@ -280,7 +283,7 @@ def _settled(flat: Flat, scores: Tensor, member: Tensor | None, inputs: tuple[Te
     same = torch.ones_like(result, dtype=torch.bool)
     for step in steps:
         moved = scores + size * step
-        same &= flat.finish(moved.clamp(0.0, 1.0) if flat.head.takes == "probs" else moved, member, inputs) == result
+        same &= flat.finish(moved.clamp(0.0, 1.0) if flat.head.takes == "probs" else moved, *others) == result
     return same
 
 

@@ -82,7 +82,7 @@ def test_results_are_written_through_a_link(tmp_path, monkeypatch, capsys):
     assert "is also an input" in capsys.readouterr().err and (tmp_path / "d.npz").read_bytes() == before
 
 
-@pytest.mark.parametrize("task", ["probability", "quantile"])
+@pytest.mark.parametrize("task", ["probability", "quantile", "fnr"])
 def test_learned_groups_are_those_of_python(task, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     rng = np.random.default_rng(0)
@@ -90,17 +90,24 @@ def test_learned_groups_are_those_of_python(task, tmp_path, monkeypatch, capsys)
     x[::20, 1] = np.nan
     y = rng.random(600) < 0.4 + 0.4 * (x[:, 0] > 0)
     arrays = {"probs": p, "y": y} if task == "probability" else {"scores": rng.random(600) * (1 + (x[:, 0] > 0))}
+    if task == "fnr":
+        arrays = {"scores": rng.random((600, 5)) ** (1 + (x[:, :1] > 0)), "masks": rng.random((600, 5)) < 0.5}
     np.savez("d.npz", x=x, **arrays)
-    words = [task, "d.npz", "--alpha", "0.05", *(["--target", "0.9"] if task == "quantile" else [])]
+    words = [
+        task,
+        "d.npz",
+        "--alpha",
+        "0.05",
+        *([] if task == "probability" else ["--target", "0.9" if task == "quantile" else "0.4"]),
+    ]
     assert main(["calibrate", *words, "--learn", "2", "--features", "x", "--out", "h.safetensors"]) == 0
     assert main(["apply", "h.safetensors", "d.npz", "--out", "o.npz"]) == 0  # under the name that the calibration was told
     learn, given = gmc.Trees(depth=2), {k: torch.from_numpy(v) for k, v in arrays.items()}
     head = gmc.ProbabilityHead(0.05, learn=learn) if task == "probability" else gmc.QuantileHead(0.9, 0.05, learn=learn)
+    head = gmc.ThresholdHead(0.4, 0.05, learn=learn) if task == "fnr" else head
     head.fit(*given.values(), features=x)
-    want = head(given["probs"], features=x) if task == "probability" else head(features=x)
-    assert len(want.unique()) > 2 and np.array_equal(
-        read_array(tmp_path / "o.npz", gmc.load("h.safetensors").task.output), want.numpy()
-    )
+    want = head(features=x) if task == "quantile" else head(next(iter(given.values())), features=x)
+    assert head.learned and np.array_equal(read_array(tmp_path / "o.npz", gmc.load("h.safetensors").task.output), want.numpy())
     assert main(["calibrate", *words, "--learn", "2", "--out", "h.safetensors"]) == 2
     assert main(["calibrate", *words, "--learn", "deep", "--features", "x", "--out", "h.safetensors"]) == 2
     told = capsys.readouterr().err

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import torchgmc as gmc
+from torchgmc.deploy.attach import CalibratedModel
 from torchgmc.engine import trees
 
 NAMES = ["age", "income", "site"]
@@ -121,6 +122,25 @@ def test_classes_and_other_options(options: dict[str, object]) -> None:
     assert head.learned and ("class" in head.learned[0][0]) == ("num_classes" in options)
 
 
+def test_labels_have_trees_of_their_own(tmp_path: Path) -> None:
+    """Each label is biased in hidden groups of its own; a tree moves one label."""
+    batch, second = people(1500, 0)
+    g, even = torch.Generator().manual_seed(5), torch.full((1500,), 0.4)
+    first = even + 0.4 * (batch["features"][:, 1] > 0.5)
+    y = torch.stack([torch.rand(1500, generator=g) < first, batch["y"]], 1)
+    both = batch | {"probs": torch.stack([even, batch["probs"]], 1), "y": y}
+    head = make(multilabel=True, num_classes=2, bins=None).fit(**both)
+    f = output(head, both)
+    for k, truth in enumerate((first, second)):
+        assert (f[:, k] - truth).square().mean() < 0.3 * (both["probs"][:, k] - truth).square().mean()
+    assert head.learned and {rule.rsplit(", ", 1)[1] for rule, _, _ in head.learned} <= {"label 0", "label 1"}
+    used = head.tree_leaf.abs().amax(1) > 0  # (T, 2)
+    assert bool((used.sum(1) <= 1).all()) and bool(used.any(0).all())
+    gmc.save(head, tmp_path / "labels.safetensors")
+    assert torch.equal(output(gmc.load(tmp_path / "labels.safetensors"), both), f)
+    assert torch.equal(torch.jit.script(head)(both["probs"], both["groups"], features=both["features"]), f)
+
+
 def test_without_groups_with_weights_and_clusters() -> None:
     batch, truth = people(1500, 0)
     weight, clusters = torch.rand(1500) + 0.5, torch.arange(1500) // 3
@@ -231,24 +251,240 @@ def test_rows_held_out_have_no_say_in_where_trees_put_them() -> None:
     x = torch.randn(200, 2, generator=g)
     scores = torch.rand(200, generator=g).double() + 2 * (x[:, 0] > 0)
     z, changed = torch.full((200, 1), 0.5).double(), torch.cat([scores[:150], scores[150:] + 9])
-    coded = trees.code(x, torch.zeros(2, dtype=torch.bool), 8)
+    coded, goal = trees.code(x, torch.zeros(2, dtype=torch.bool), 8), torch.tensor([0.8]).double()
     found = [
-        trees.boost(coded, z, z, trees.pinball(s, torch.ones(200).double(), 0.8), 50, 2, 7, 0.3, 5.0, 1.0, stop=False)
-        for s in (scores, changed)
+        trees.boost(coded, z, z, trees.pinball(s, torch.ones_like(s), goal), 50, 2, 7, 0.3, 5.0, 1.0, stop=False)
+        for s in (scores[:, None, None], changed[:, None, None])
     ]
     assert torch.equal(found[0].z, found[1].z) and not torch.equal(found[0].z, z[150:])
 
 
+def images(n: int, seed: int, classes: int = 0) -> dict[str, torch.Tensor]:
+    """Masks that a model finds less of where income is high, and among women; of two classes, the first."""
+    g = torch.Generator().manual_seed(seed)
+    x, groups = torch.randn(n, 2, generator=g), torch.rand(n, 2, generator=g) < 0.5
+    shape = (n, classes, 8, 8) if classes else (n, 8, 8)
+    masks = torch.rand(shape, generator=g) < 0.4
+    dark = (1.5 * (x[:, 1] > 0.3) + 0.6 * groups[:, 0]).view(-1, *[1] * (len(shape) - 1))
+    if classes:
+        dark = dark * torch.tensor([1.0, 0.0]).view(1, 2, 1, 1)
+    scores = torch.sigmoid(2.5 * masks - 1 + torch.randn(shape, generator=g) - dark)
+    return {"scores": scores, "masks": masks, "groups": groups, "features": x}
+
+
+def missed(head: gmc.ThresholdHead, data: dict[str, torch.Tensor]) -> torch.Tensor:
+    """Of each image, the share of its pixels that is missed."""
+    more = {"features": data["features"]} if head.learns else {}
+    lost = ~head(data["scores"], data["groups"], **more) & data["masks"]
+    return (lost.flatten(-2).sum(-1) / data["masks"].flatten(-2).sum(-1)).double()
+
+
+@pytest.fixture(scope="module")
+def adaptive() -> gmc.ThresholdHead:
+    learn = gmc.Trees(depth=2, names=["age", "income"], trees=20, rate=0.4)
+    return gmc.ThresholdHead(0.1, None, ["women", "urban"], learn=learn).fit(**images(500, 0))
+
+
+def test_thresholds_of_masks_follow_features(adaptive: gmc.ThresholdHead, tmp_path: Path) -> None:
+    """Adaptive risk control: miss rates of images lie nearer to one another, at the same mean."""
+    data, new = images(500, 0), images(3000, 1)
+    plain = gmc.ThresholdHead(0.1, None, ["women", "urban"]).fit(*(data[k] for k in ("scores", "masks", "groups")))
+    rates = [missed(head, new) for head in (plain, adaptive)]
+    assert rates[1].std() < 0.75 * rates[0].std() and abs(float(rates[1].mean()) - 0.1) < 0.01
+    assert adaptive.audit(**new).max_violation < 0.015
+    assert "income" in adaptive.learned[0][0] and adaptive.tables(None)[0].rows and adaptive.report.reached == "noise"
+    before, after = adaptive.rule_values[0, 2], adaptive.rule_values[0, 5]
+    assert abs(float(after)) < 0.5 * abs(float(before))
+    want = adaptive.threshold(new["groups"], features=new["features"])
+    parts = [{name: part[k::3] for name, part in data.items()} for k in range(3)]
+    heads = [gmc.ThresholdHead(**adaptive.config()) for _ in parts]
+    for head, part in zip(heads, parts, strict=True):
+        head.observe(**part)
+    with pytest.warns(UserWarning, match="treat it as you treat the data"):
+        gmc.save(heads[2], tmp_path / "part.safetensors", statistics=True)
+    heads[0].merge(heads[1], gmc.load(tmp_path / "part.safetensors")).calibrate()
+    torch.testing.assert_close(heads[0].threshold(new["groups"], features=new["features"]), want, rtol=0, atol=1e-8)
+    gmc.save(adaptive, tmp_path / "t.safetensors")
+    assert torch.equal(gmc.load(tmp_path / "t.safetensors").threshold(new["groups"], features=new["features"]), want)
+
+
+@pytest.mark.parametrize("format", ["torchscript", "torch.export", "onnx"])
+def test_thresholds_of_masks_are_exported(adaptive: gmc.ThresholdHead, tmp_path: Path, format: str) -> None:
+    data = images(6, 2)
+    model = gmc.attach(torch.nn.Identity(), adaptive, adapter=gmc.Adapter(activation="none"))
+    assert torch.equal(
+        model(*(data[k] for k in ("scores", "groups")), features=data["features"]).bool(), _masks(adaptive, data)
+    )
+    model.export(tmp_path / "model", format, (data["scores"], data["groups"], data["features"]))  # compared there
+
+
+def _masks(head: gmc.ThresholdHead, data: dict[str, torch.Tensor]) -> torch.Tensor:
+    return head(data["scores"], data["groups"], features=data["features"])
+
+
+def test_thresholds_of_classes_of_false_alarms_and_of_clusters_follow_features() -> None:
+    learn = gmc.Trees(depth=1, trees=10, rate=0.5)
+    data, new = images(400, 0, 2), images(2000, 1, 2)
+    head = gmc.ThresholdHead([0.1, 0.2], None, num_classes=2, learn=learn)
+    del data["groups"], new["groups"]
+    head.fit(**data, clusters=torch.arange(400) // 2, weight=torch.rand(400) + 0.5)
+    lam = head.threshold(features=new["features"])
+    high = new["features"][:, 1] > 0.3
+    assert lam.shape == (2000, 2) and lam[high, 0].mean() < lam[~high, 0].mean() - 0.1
+    assert (lam[high, 1].mean() - lam[~high, 1].mean()).abs() < 0.05
+    risk = head.values(**new).s + torch.tensor([0.1, 0.2])
+    assert bool(((risk.mean(0) - torch.tensor([0.1, 0.2])).abs() < 0.015).all())
+    alarms = gmc.ThresholdHead(0.05, None, risk="fpr", resolution="exact", learn=learn)
+    one, fresh = images(400, 3), images(2000, 4)
+    alarms.fit(one["scores"], one["masks"], features=one["features"])
+    assert alarms.learned and alarms.audit(fresh["scores"], fresh["masks"], features=fresh["features"]).max_violation < 0.01
+
+
+def test_thresholds_that_learn_refuse_what_they_cannot_do() -> None:
+    data, learn = images(60, 0), gmc.Trees(trees=3)
+    for options in ({"finite_sample": True}, {"resolution": 0.01}, {"risk": gmc.MonotoneRisk(lambda s, m, t: t)}):
+        with pytest.raises(ValueError, match=r"`learn`|resolution"):
+            gmc.ThresholdHead(0.1, None, learn=learn, **options)
+    with pytest.raises(ValueError, match="solver='exact'"):
+        gmc.ThresholdHead(0.1, 0.1, ["a", "b"], learn=learn).fit(**data, solver="paper")
+    with pytest.raises(ValueError, match="`features` is missing"):
+        gmc.ThresholdHead(0.1, None, ["a", "b"], learn=learn).fit(data["scores"], data["masks"], data["groups"])
+    with pytest.raises(TypeError, match="does not learn"):
+        gmc.baselines.ConformalRiskControl(0.1, learn=learn)
+
+
+def test_few_scores_of_an_image_give_its_risk() -> None:
+    """All of them where there are few enough, means of neighbours where there are more; against plain loops."""
+    g = torch.Generator().manual_seed(0)
+    scores, masks = torch.rand(7, 90, generator=g).double(), torch.rand(7, 90, generator=g) < 0.5
+    masks[3] = False
+    head = gmc.ThresholdHead(0.1, None, resolution="exact")
+    head.observe(scores, masks)
+    for points in (8, 64):
+        small = head.statistics.sketched(points)
+        assert torch.bincount(small.example, minlength=7).tolist() == [min(points, int(m.sum())) for m in masks]
+        for lam in (0.1, 0.35, 0.9):
+            found = small.risk(torch.full((7, 1), lam).double())[:, 0]
+            for i in range(7):
+                inside = scores[i][masks[i]]
+                want = float((inside <= lam).double().mean()) if len(inside) else math.nan
+                limit = 1 / points if points == 8 else 1e-9
+                assert math.isnan(float(found[i])) if math.isnan(want) else abs(float(found[i]) - want) <= limit
+
+
+class Net(torch.nn.Module):
+    """A probability from an embedding, and how often it was asked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.last, self.calls = torch.nn.Linear(4, 6), torch.nn.Linear(6, 1), 0
+        torch.nn.init.orthogonal_(self.body.weight, generator=torch.Generator().manual_seed(0))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return torch.sigmoid(0 * self.last(torch.tanh(self.body(x)))).squeeze(1)
+
+
+@pytest.fixture(scope="module")
+def behind() -> CalibratedModel:
+    """A model that does not use its own embedding, and a head that does."""
+    g = torch.Generator().manual_seed(1)
+    net, head = Net(), gmc.ProbabilityHead(None, ["women"], learn=gmc.Linear())
+    model = gmc.attach(net, head, features="body")
+    x, groups = torch.randn(1500, 4, generator=g), torch.rand(1500, 1, generator=g) < 0.5
+    scores, embedding = model.scores_and_features(x)
+    assert net.calls == 1 and torch.equal(embedding, net.body(x))
+    head.fit(scores, torch.rand(1500, generator=g) < torch.sigmoid(2 * embedding[:, 0]), groups, features=embedding)
+    return model
+
+
+def test_a_head_learns_from_a_layer_of_its_model(behind: CalibratedModel, tmp_path: Path) -> None:
+    x, groups = torch.randn(300, 4, generator=torch.Generator().manual_seed(2)), torch.rand(300, 1) < 0.5
+    embedding, before = behind.model.body(x).detach(), behind.model.calls
+    f = behind(x, groups)
+    assert behind.model.calls == before + 1  # no second pass
+    assert not behind.model.body._forward_hooks
+    assert torch.equal(f, behind.head(torch.full((300,), 0.5), groups, features=embedding))
+    assert (f - torch.sigmoid(2 * embedding[:, 0])).abs().mean() < 0.05
+    assert behind.head.learned[0][0].startswith("x0 ")
+    gmc.save(behind.head, tmp_path / "h.safetensors")
+    again = gmc.load(tmp_path / "h.safetensors")
+    assert torch.equal(again(torch.full((300,), 0.5), groups, features=embedding), f) and again.learned == behind.head.learned
+    with pytest.raises(ValueError, match="must name a layer of the model, got 'bottleneck'; it has body, last"):
+        gmc.attach(behind.model, again, features="bottleneck")
+    with pytest.raises(ValueError, match="no source of features"):
+        gmc.attach(behind.model, again).scores_and_features(x)
+    several = gmc.attach(behind.model, [again, behind.head], features="body")
+    assert torch.equal(several(x, groups)["probability"], f)
+    state = again.state_dict()
+    state["line_center"], state["line_weight"] = state["line_center"][:-1], state["line_weight"][:-1]
+    with pytest.raises(RuntimeError, match="line_center"):
+        again.load_state_dict(state)
+
+
+@pytest.mark.parametrize("format", ["torchscript", "torch.export", "onnx"])
+def test_a_layer_is_looked_at_in_files_too(behind: CalibratedModel, tmp_path: Path, format: str) -> None:
+    x, groups = torch.randn(5, 4), torch.rand(5, 1) < 0.5
+    path = behind.export(tmp_path / "model", format, (x, groups))  # compared there, on other numbers of rows too
+    assert gmc.export.metadata(path)["inputs"] == ["x", "groups"]
+
+
+def test_a_layer_of_images_is_averaged_over_its_pixels() -> None:
+    net = torch.nn.Sequential(torch.nn.Conv2d(1, 3, 3, padding=1), torch.nn.Conv2d(3, 1, 1), torch.nn.Sigmoid())
+    data = images(120, 0)
+    head = gmc.ThresholdHead(0.1, None, learn=gmc.Linear("l1"))
+    model = gmc.attach(net, head, features="0")
+    pictures = data["scores"][:, None]
+    scores, x = model.scores_and_features(pictures)
+    torch.testing.assert_close(x, net[0](pictures).mean((2, 3)))
+    head.fit(scores, data["masks"][:, None], features=x)
+    assert torch.equal(model(pictures), head(net(pictures), features=x))
+    with pytest.raises(TypeError, match="must return a tensor"):
+        gmc.attach(torch.nn.Sequential(torch.nn.Flatten(0)), head, features="0")(pictures[:, 0, 0, 0])
+
+
+@pytest.mark.parametrize("penalty", ["l1", "l2"])
+def test_linear_functions_of_features_in_every_head(penalty: str, tmp_path: Path) -> None:
+    learn = gmc.Linear(penalty, names=["age", "income"])
+    data, new = widths(800, 0), widths(4000, 1)
+    head = gmc.QuantileHead(0.9, None, ["women", "urban"], learn=learn).fit(**data)
+    plain = gmc.QuantileHead(0.9, None, ["women", "urban"]).fit(data["scores"], data["groups"])
+    high = new["features"][:, 1] > 0.5
+    q = [plain(new["groups"]), head(new["groups"], features=new["features"])]
+    covered = [float((new["scores"] <= t).double().mean()) for t in q]
+    assert abs(covered[1] - 0.9) < 0.025 and q[1][high].mean() > 1.3 * q[0][high].mean()
+    gmc.save(head, tmp_path / "q.safetensors")
+    assert torch.equal(gmc.load(tmp_path / "q.safetensors")(new["groups"], features=new["features"]), q[1])
+    masks, fresh = images(400, 0), images(2000, 1)
+    masker = gmc.ThresholdHead(0.1, None, ["women", "urban"], learn=learn).fit(**masks)
+    one = gmc.ThresholdHead(0.1, None, ["women", "urban"]).fit(*(masks[k] for k in ("scores", "masks", "groups")))
+    rates = [missed(h, fresh) for h in (one, masker)]
+    assert rates[1].std() < 0.9 * rates[0].std() and abs(float(rates[1].mean()) - 0.1) < 0.015
+    batch, _ = people(800, 0)
+    labels = batch | {"probs": batch["probs"][:, None].expand(-1, 2), "y": torch.stack([batch["y"], ~batch["y"]], 1)}
+    both = gmc.ProbabilityHead(None, ["women", "urban"], num_classes=2, multilabel=True, learn=gmc.Linear(penalty)).fit(
+        **labels
+    )
+    scripted = torch.jit.script(both)(labels["probs"], labels["groups"], features=labels["features"])
+    assert torch.equal(scripted, output(both, labels)) and both.line_weight.shape == (3, 2)
+    for options in ({"penalty": "l0"}, {"ridge": 0.0}, {"steps": 0}):
+        with pytest.raises(ValueError, match=next(iter(options))):
+            gmc.Linear(**options)
+
+
 def test_leaves_of_quantiles_take_the_quantile_of_their_residuals() -> None:
     g = torch.Generator().manual_seed(0)
-    scores, weight, place = torch.rand(50, generator=g).double(), torch.ones(50).double(), torch.arange(50) % 3
-    loss = trees.pinball(scores, weight, 0.8)
+    scores, place = torch.rand(50, 2, 3, generator=g).double(), torch.arange(50) % 3  # two columns, three scores of each row
+    loss = trees.pinball(scores, torch.ones_like(scores), torch.tensor([0.8, 0.3]).double())
     assert loss.steps is not None
-    found = loss.steps(torch.full((50, 1), 0.5).double(), place, 4, slice(0, 50))[:, 0]
-    for leaf in range(3):
-        ordered = (scores[place == leaf] - 0.5).sort().values
-        assert float(found[leaf]) == -float(ordered[math.ceil(0.8 * len(ordered)) - 1])
-    assert found[3] == 0
+    found = loss.steps(torch.full((50, 2), 0.5).double(), place, 4, slice(0, 50))
+    for column, target in enumerate((0.8, 0.3)):
+        for leaf in range(3):
+            ordered = (scores[place == leaf, column] - 0.5).flatten().sort().values
+            assert float(found[leaf, column]) == -float(ordered[math.ceil(target * len(ordered)) - 1])
+    assert bool((found[3] == 0).all())
+    slope, _ = loss.slopes(torch.full((50, 2), 0.5).double(), slice(0, 50))
+    assert float(slope[7, 1]) == pytest.approx(float((scores[7, 1] <= 0.5).sum()) - 0.3 * 3)
 
 
 @pytest.mark.parametrize("kind", ["pandas", "polars", "dict"])

@@ -1,5 +1,6 @@
 """From a trained model and a fitted head to one module."""
 
+import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -24,7 +25,7 @@ def attach(
     adapter: Any = None,
     mode: str = "hard",
     temperature: float = 0.1,
-    features: nn.Module | Callable[..., Tensor] | Mapping[str, Any] | None = None,
+    features: str | nn.Module | Callable[..., Tensor] | Mapping[str, Any] | None = None,
     returns: str = "output",
 ) -> "CalibratedModel":
     """Attach a head to a trained model, or several.
@@ -46,9 +47,11 @@ def attach(
         mode: what the head returns: ``"hard"`` (its answer), ``"soft"`` or ``"straight_through"`` (see its ``forward``),
             through which the model can be trained. :meth:`CalibratedModel.soften` changes it later. Files hold ``"hard"``.
         temperature: of the soft modes.
-        features: for a head made with ``learn``: a module or function that computes them from the model's own (first) input
-            (for a model of tables the input itself, ``features=lambda x: x``); None: the argument ``features=`` of each call
-            (the last of ``example_inputs`` when it is exported). Of several heads one for all that learn, or by name.
+        features: for a head made with ``learn``: the name of a layer of the model (as in ``named_modules()``), whose output in
+            the same pass they are, averaged over all but its first two dimensions; or a module or function that computes them
+            from the model's own (first) input (for a model of tables the input itself, ``features=lambda x: x``); None: the
+            argument ``features=`` of each call (the last of ``example_inputs`` when it is exported). To fit the head,
+            :meth:`CalibratedModel.scores_and_features` gives what it sees. Of several heads one for all that learn, or by name.
         returns: ``"output"``, the model's own type of output with the head's result in it, or ``"result"``, only the result: a
             tensor, as exported files return it. (Several heads return a dict of results, here and in files.)
 
@@ -167,12 +170,18 @@ class CalibratedModel(nn.Module):
         self.group_source = groups if callable(groups) else None
         self.takes_groups, self.may_take_groups = head.needs_groups, head.may_take_groups
         self.takes_features = bool(getattr(head, "learns", False))
-        if features is not None and (not self.takes_features or not callable(features)):
+        if features is not None and (not self.takes_features or not (callable(features) or isinstance(features, str))):
             why = (
                 "be a module or function of the model's input" if self.takes_features else "come with a head made with `learn`"
             )
-            raise TypeError(f"`features` must {why}, got {type(features).__name__}.")
-        self.feature_source = features
+            raise TypeError(f"`features` must {why}, got {type(features).__name__}; a layer of the model is given by its name.")
+        self.layer = features if isinstance(features, str) else None
+        layers = [name for name, _ in model.named_modules() if name]
+        if self.layer is not None and self.layer not in layers:
+            raise ValueError(
+                f"`features` must name a layer of the model, got {features!r}; it has {checks.listing(layers, 8)}."
+            )
+        self.feature_source, self.layers = None if self.layer else features, [self.layer] if self.layer else []
         if isinstance(model, CalibratedModel) and model.takes_features:
             raise TypeError("a head made with `learn` needs features, which a head after it does not pass on; attach it last.")
         self.columns: list[int] | None = None  # of the membership that the head takes
@@ -204,20 +213,20 @@ class CalibratedModel(nn.Module):
         """The model's output, calibrated."""
         args, kwargs, member = self.divide(inputs, groups, kwargs)
         features = kwargs.pop("features", None) if self.takes_features else None
-        output = self.run(args, kwargs, member)
-        result = self.apply_head(output, member, named(args, kwargs), self.features(args, kwargs, features))
+        output, seen = heard(self.model, self.layers, lambda: self.run(args, kwargs, member))
+        result = self.apply_head(output, member, named(args, kwargs), self.features(args, kwargs, features, seen))
         return result if self.returns == "result" else self.adapter.replace(output, result)
 
     @property
     def needs_features(self) -> bool:
         """Whether a call must pass them."""
-        return self.takes_features and self.feature_source is None
+        return self.takes_features and self.feature_source is None and self.layer is None
 
-    def features(self, args: tuple[Any, ...], kwargs: dict[str, Any], given: Any) -> Any:
-        """What a head made with ``learn`` looks at: passed, or computed from the model's input."""
-        if given is not None or not self.takes_features or self.feature_source is None:
+    def features(self, args: tuple[Any, ...], kwargs: dict[str, Any], given: Any, seen: Mapping[str, Any]) -> Any:
+        """What a head made with ``learn`` looks at: passed, a layer's output, or computed from the model's input."""
+        if given is not None or not self.takes_features or self.needs_features:
             return given
-        return self.feature_source(first_input(args, kwargs))
+        return pooled(seen, self.layer) if self.layer is not None else self.feature_source(first_input(args, kwargs))  # type: ignore[misc]
 
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any], member: Tensor | None) -> Any:
         """The model's output; a model with a head of its own gets its groups too."""
@@ -228,6 +237,14 @@ class CalibratedModel(nn.Module):
     def scores(self, *inputs: Any, **kwargs: Any) -> Tensor:
         """What the head sees of the model's output for these inputs (without groups)."""
         return self.adapter.scores(self.model(*inputs, **kwargs))
+
+    def scores_and_features(self, *inputs: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """What the head sees of these inputs (without groups), from one pass: to fit a head that learns from a layer."""
+        if self.needs_features or not self.takes_features:
+            raise ValueError("this model has no source of features; attach the head with features='layer name' or a function.")
+        with torch.no_grad():
+            scores, seen = heard(self.model, self.layers, lambda: self.scores(*inputs, **kwargs))
+            return scores, self.features(inputs, kwargs, None, seen)
 
     def apply_head(self, output: Any, member: Tensor | None, inputs: Mapping[str, Any], features: Any = None) -> Any:
         """The head's result for a model's output."""
@@ -358,6 +375,7 @@ class ManyHeads(CalibratedModel):
             {name: CalibratedModel(model, one, None, adapters[name], sources.get(name)) for name, one in heads.items()}
         )
         self.takes_features = bool(learning)
+        self.layers = list({part.layer for part in self.parts.values() if part.layer is not None})  # type: ignore[misc]
         below = [model.reader] if isinstance(model, CalibratedModel) and self.below else []
         self.__dict__["reader"] = reader = Readers([*below, *heads.values()])
         self.takes_groups, self.may_take_groups = reader.grouped, any(one.may_take_groups for one in heads.values())
@@ -385,12 +403,35 @@ class ManyHeads(CalibratedModel):
         """The result of every head, by name."""
         args, kwargs, member = self.divide(inputs, groups, kwargs)
         given = kwargs.pop("features", None) if self.takes_features else None
-        output = self.run(args, kwargs, member)
+        output, seen = heard(self.model, self.layers, lambda: self.run(args, kwargs, member))
         found = {
-            name: part.apply_head(output, member, named(args, kwargs), part.features(args, kwargs, given))  # type: ignore[operator]
+            name: part.apply_head(output, member, named(args, kwargs), part.features(args, kwargs, given, seen))  # type: ignore[operator]
             for name, part in self.parts.items()
         }
         return {name: value[1] if isinstance(value, tuple) else value for name, value in found.items()}
+
+
+def heard(model: nn.Module, layers: Sequence[str], work: Callable[[], Any]) -> tuple[Any, dict[str, Any]]:
+    """What ``work``, a pass of the model, returns, and what these layers of it return, by name."""
+    if not layers:
+        return work(), {}
+    seen: dict[str, Any] = {}
+    hooks = {name: functools.partial(lambda name, module, inputs, output: seen.update({name: output}), name) for name in layers}
+    handles = [model.get_submodule(name).register_forward_hook(hook) for name, hook in hooks.items()]
+    try:
+        return work(), seen
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def pooled(seen: Mapping[str, Any], layer: str) -> Tensor:
+    """A layer's output as features ``(n, d)``: averaged over all but its first two dimensions."""
+    found = seen.get(layer)
+    if not isinstance(found, Tensor) or found.dim() < 2:
+        got = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+        raise TypeError(f"the layer {layer!r} of `features` must return a tensor (n, d, ...), got {got}; name another.")
+    return found.flatten(2).mean(2) if found.dim() > 2 else found
 
 
 def some(member: Tensor | None, columns: list[int] | None) -> Tensor | None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from torchgmc.deploy.adapters import beside
-from torchgmc.deploy.attach import CalibratedModel, ManyHeads, some
+from torchgmc.deploy.attach import CalibratedModel, ManyHeads, heard, pooled, some
 from torchgmc.engine.scripting import is_scripting
 from torchgmc.heads.base import ROOM
 
@@ -70,6 +70,7 @@ class Flat(nn.Module):
         self.takes_member = calibrated.head.needs_groups or calibrated.head.may_take_groups or calibrated.by_class is not None
         self.grouped, self.threshold_only = grouped, calibrated.wants == "groups"
         self.featured, self.feature_source = featured, None if featured else calibrated.feature_source
+        self.layer, self.layers = calibrated.layer, calibrated.layers
         self.names = [*names, *(["groups"] if grouped else []), *(["features"] if featured else [])]
         self.ending, self.by_class = calibrated.ending, calibrated.by_class
         named = ["scores", "threshold"] if self.threshold_only else ["output"]
@@ -91,11 +92,11 @@ class Flat(nn.Module):
 
     def forward(self, *tensors: Tensor) -> Any:
         inputs, member = self.inputs(tensors), self.groups(tensors)
-        raw = self.raw(inputs, member)
+        raw, seen = heard(self.model, self.layers, lambda: self.raw(inputs, member))
         if not len(self.parts):
-            return self.finish(self.adapter.scores(raw), member, inputs, self.features(tensors))
+            return self.finish(self.adapter.scores(raw), member, inputs, self.features(tensors, seen))
         found = {
-            name: part.finish(part.adapter.scores(raw), member, inputs, part.features(tensors))
+            name: part.finish(part.adapter.scores(raw), member, inputs, part.features(tensors, seen))
             for name, part in self.each().items()
         }
         return {name: value[1] if isinstance(value, tuple) else value for name, value in found.items()}
@@ -121,10 +122,12 @@ class Flat(nn.Module):
             return tensors[-1 - self.featured]
         return None if self.source is None else self.source(tensors[self.main])
 
-    def features(self, tensors: tuple[Tensor, ...]) -> Tensor | None:
-        """What a head that learns looks at: passed last, computed, or not needed."""
+    def features(self, tensors: tuple[Tensor, ...], seen: Mapping[str, Any]) -> Tensor | None:
+        """What a head that learns looks at: passed last, a layer's output, computed, or not needed."""
         if self.featured:
             return tensors[-1]
+        if self.layer is not None:
+            return pooled(seen, self.layer)
         return None if self.feature_source is None else self.feature_source(tensors[self.main])
 
     def finish(self, scores: Tensor, member: Tensor | None, inputs: tuple[Tensor, ...], features: Tensor | None = None) -> Any:

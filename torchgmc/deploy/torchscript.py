@@ -45,8 +45,8 @@ def write_torchscript(flat: Flat, tensors: tuple[Tensor, ...], path: Path, body:
     with _scripting(flat):
         parts = _parts(flat) | {"source": _script(flat.source)}
         try:
-            if flat.below is not None:
-                raise TypeError("a model with a head of its own is joined from its parts")
+            if flat.below is not None or flat.layers:
+                raise TypeError("a model with a head of its own, or a layer that a head looks at, is joined from its parts")
             module = _join(flat, tensors, model=torch.jit.script(flat.model), **parts)
         except Exception as error:  # the compiler raises many kinds
             log.info("%s is traced, not scripted: %s", type(flat.model).__name__, first_line(error))

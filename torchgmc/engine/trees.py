@@ -318,28 +318,38 @@ def _roots(tree: int, columns: int, device: torch.device) -> Tensor:
     return (draw <= max(ROOTS, float(draw.min()))).to(device)
 
 
-def pinball(scores: Tensor, weight: Tensor, target: float) -> Loss:
-    """The loss of quantiles: z is the threshold of scores ``(n,)``, s = 1{score <= z} - target; leaves search the whole line.
+def pinball(scores: Tensor, weight: Tensor, target: Tensor) -> Loss:
+    """The loss of quantiles: z ``(n, C)`` are thresholds, s the weight of the scores at or below them - target x all weight.
 
-    Weights have the mean 1. Curvatures are those of an event of probability ``target``, up to a factor: what a leaf knows.
+    Args:
+        scores: ``(n, C, q)``: one score of an example, or those of the pixels of an image.
+        weight: of each, about 1 for an example.
+        target: ``(C,)``.
+
+    Leaves search the whole line. Curvatures are those of an event of probability ``target``, up to a factor: what a leaf knows.
     """
+    mass = weight.sum(2)  # (n, C)
 
     def slopes(z: Tensor, rows: slice) -> tuple[Tensor, Tensor]:
-        w = weight[rows, None]
-        return ((scores[rows, None] <= z).to(z.dtype) - target) * w, 2.0 * target * (1.0 - target) * w
+        below = ((scores[rows] <= z[:, :, None]) * weight[rows]).sum(2)
+        return below - target * mass[rows], 2.0 * target * (1.0 - target) * mass[rows]
 
     def value(z: Tensor, rows: slice) -> Tensor:
-        above = scores[rows] - z[:, 0]
-        return torch.maximum(target * above, (target - 1.0) * above) * weight[rows]
+        above = scores[rows] - z[:, :, None]
+        goal = target[:, None]
+        return (torch.maximum(goal * above, (goal - 1.0) * above) * weight[rows]).sum((1, 2))
 
     def steps(z: Tensor, place: Tensor, leaves: int, rows: slice) -> Tensor:
-        residual, order = (scores[rows] - z[:, 0]).sort(stable=True)
-        leaf, again = place[order].sort(stable=True)  # by leaf, and within by residual
-        residual, w = residual[again], weight[rows][order[again]]
-        mass = torch.bincount(leaf, w, leaves)
-        before = mass.cumsum(0) - mass
-        at = torch.searchsorted(w.cumsum(0), before + (target - 1e-9) * mass).clamp_max(len(w) - 1)
-        return torch.where(mass > 0, -residual[at], torch.zeros_like(mass))[:, None]
+        found, leaf_of = [], place[:, None].expand(-1, scores.shape[2]).reshape(-1)
+        for c, goal in enumerate(target):
+            residual, order = (scores[rows, c] - z[:, c, None]).flatten().sort(stable=True)
+            leaf, again = leaf_of[order].sort(stable=True)  # by leaf, and within by residual
+            residual, w = residual[again], weight[rows, c].flatten()[order[again]]
+            total = torch.bincount(leaf, w, leaves)
+            before = total.cumsum(0) - total
+            at = torch.searchsorted(w.cumsum(0), before + (goal - 1e-9) * total).clamp_max(len(w) - 1)
+            found.append(torch.where(total > 0, -residual[at], torch.zeros_like(total)))
+        return torch.stack(found, 1)
 
     return Loss(slopes, value, steps)
 

@@ -7,7 +7,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, Optional
+from typing import Any, ClassVar, NamedTuple, Optional, TypeAlias
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor
 from torchgmc.audits.audit import Audit
 from torchgmc.audits.intervals import Rows
 from torchgmc.audits.tabular import Table
-from torchgmc.engine import checks, trees
+from torchgmc.engine import checks, linear, trees
 from torchgmc.engine.clusters import deal_clusters
 from torchgmc.engine.folds import shuffled
 from torchgmc.engine.scripting import has_values
@@ -48,17 +48,6 @@ class Trees:
         rate: share of each leaf's step that is taken.
         bins: levels that a number is cut into, 2 to 255.
         ridge: examples by which each leaf is drawn to no change; ``smallest``: least curvature of a leaf, in examples.
-
-    Example:
-        >>> x, group = torch.randn(4000, 2), torch.rand(4000, 1) < 0.5
-        >>> hidden = (x[:, 0] > 0.5) & group[:, 0]  # nobody named it
-        >>> probs = torch.full((4000,), 0.4)
-        >>> y = torch.rand(4000) < probs + 0.4 * hidden
-        >>> learn = gmc.Trees(depth=2, names=["age", "income"])
-        >>> head = gmc.ProbabilityHead(alpha=None, groups=["women"], learn=learn).fit(probs, y, group, features=x)
-        >>> f = head(probs, group, features=x)
-        >>> bool((f[hidden].mean() - 0.8).abs() < 0.05), "women" in head.learned[0][0]
-        (True, True)
     """
 
     depth: int = 3
@@ -95,15 +84,56 @@ class Trees:
         """As JSON, for files."""
         return dataclasses.asdict(self) | {"categorical": [[int(k), v] for k, v in self.categorical.items()]}
 
-    @classmethod
-    def of(cls, value: Any) -> "Trees | None":
-        """From an argument, or from a file."""
-        if value is None:
-            return None
-        found = value if isinstance(value, dict) else getattr(value, "to_dict", dict)()
-        if "depth" not in found:
-            raise TypeError(f"`learn` must be gmc.Trees(...) or None, got {type(value).__name__}.")
-        return cls(**found | {"categorical": dict(found.get("categorical", ()))})
+
+@dataclass(frozen=True)
+class Linear:
+    """Learn a linear function of features, such as a model's own embedding: ``learn=gmc.Linear("l2")``.
+
+    The promise is then multi-accuracy over that representation: no linear function of it tells where the model is wrong, up to
+    noise. Features are standardised, missing ones count as their mean. Of the rows (or clusters) the last fifth says how many
+    steps help; :attr:`torchgmc.ProbabilityHead.learned` names the features that matter most, at or above their mean.
+
+    Args:
+        penalty: ``"l2"`` (ridge) or ``"l1"`` (few features, one step at a time).
+        names: of the features; ``x0, x1, ...`` by default.
+        steps: most steps.
+        ridge: examples by which each weight is drawn to 0; or 10, 100 or 1,000 times as many, if held-out rows prefer it.
+    """
+
+    penalty: str = "l2"
+    names: Sequence[str] | None = None
+    steps: int = 200
+    ridge: float = 1.0
+    depth: ClassVar[int] = 1  # of the rules that say what it found
+    categorical: ClassVar[dict[str, Any]] = {}
+
+    def __post_init__(self) -> None:
+        checks.option("penalty", self.penalty, ("l1", "l2"))
+        object.__setattr__(self, "steps", checks.count("steps", self.steps, 200))
+        checks.positive("ridge", self.ridge, "See gmc.Linear.")
+        if self.names is not None:
+            object.__setattr__(self, "names", checks.names(self.names))
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON, for files."""
+        return dataclasses.asdict(self)
+
+
+def learner(value: Any) -> Trees | Linear | None:
+    """From an argument, or from a file."""
+    if value is None:
+        return None
+    found = value if isinstance(value, dict) else getattr(value, "to_dict", dict)()
+    if "penalty" in found:
+        return Linear(**found)
+    if "depth" not in found:
+        raise TypeError(f"`learn` must be gmc.Trees(...), gmc.Linear(...) or None, got {type(value).__name__}.")
+    return Trees(**found | {"categorical": dict(found.get("categorical", ()))})
+
+
+#: z before trees, of fits without and with the held-out rows; and the loss of rows in an order.
+Ends: TypeAlias = tuple[Tensor, Tensor]
+LossOf: TypeAlias = Callable[[Tensor], trees.Loss]
 
 
 class Division(NamedTuple):
@@ -127,6 +157,15 @@ class Found(NamedTuple):
     history: list[float]
     start: Tensor  # z before the trees
     unseen: Tensor  # z after trees grown without the row's part, where that was asked for; else z
+    weight: Tensor  # z falls by (x - center) @ weight too, (d, C); (0, C) of trees
+    center: Tensor
+
+    def scaled(self, scale: float, start: Tensor) -> "Found | None":
+        """In another unit of z; None if nothing was found."""
+        if not len(self.column):
+            return None
+        leaf, z, unseen, weight = self.leaf * scale, self.z * scale, self.unseen * scale, self.weight * scale
+        return self._replace(leaf=leaf, z=z, unseen=unseen, start=start, weight=weight)
 
 
 class Learning(Head):
@@ -139,15 +178,20 @@ class Learning(Head):
     tree_width: Tensor
     rule_place: Tensor
     rule_values: Tensor
-    #: Buffers of the trees.
-    forest: ClassVar[tuple[str, ...]] = ("tree_column", "tree_cut", "tree_kind", "tree_leaf", "rule_place", "rule_values")
+    line_weight: Tensor
+    line_center: Tensor
+    #: Buffers of the trees, of their rules, and of a linear function.
+    forest: ClassVar[tuple[str, ...]] = (
+        *("tree_column", "tree_cut", "tree_kind", "tree_leaf", "rule_place", "rule_values", "line_weight", "line_center"),
+    )
     unbounded: ClassVar[tuple[str, ...]] = ("tree_cut", "rule_values")
     #: What a rule changes, and by how much it is multiplied to be shown.
     effect_unit: ClassVar[tuple[str, float]] = ("", 1.0)
 
     def prepare_learning(self, learn: Any, columns: int) -> None:
         """Options and empty buffers, from ``__init__``; ``columns``: of z."""
-        self.learn = Trees.of(learn)
+        self.learn = learner(learn)
+        self.linear = isinstance(self.learn, Linear)
         if self.learn is not None and not self.noise_floor:
             raise ValueError("`learn` goes as far as held-out rows say, which needs noise_floor=True.")
         self.learns = self.learn is not None
@@ -159,6 +203,8 @@ class Learning(Head):
         self.register_buffer("tree_width", torch.zeros((), dtype=torch.int64))
         self.register_buffer("rule_place", torch.zeros(0, 3, dtype=torch.int64))
         self.register_buffer("rule_values", torch.zeros(0, 8, dtype=torch.float64))
+        self.register_buffer("line_weight", torch.zeros(0, columns, dtype=torch.float64))
+        self.register_buffer("line_center", torch.zeros(0, dtype=torch.float64))
         self.num_features = 0  # mirrors tree_width
 
     def mark_unfitted(self) -> None:
@@ -178,10 +224,13 @@ class Learning(Head):
         column, width = (state_dict.get(prefix + name) for name in ("tree_column", "tree_width"))
         if why or not isinstance(column, Tensor) or not isinstance(width, Tensor):
             return why
-        for parts in (self.forest[:4], self.forest[4:]):
-            lengths = {name: len(state_dict[prefix + name]) for name in parts}
+        for parts in (self.forest[:4], self.forest[4:6], self.forest[6:]):
+            lengths = {name: len(state_dict[prefix + name]) for name in parts if prefix + name in state_dict}
             if len(set(lengths.values())) > 1:
                 return f"the parts of its trees differ in length: {lengths}"
+        line = state_dict.get(prefix + "line_center")
+        if isinstance(line, Tensor) and len(line) not in (0, int(width)):
+            return f"'line_center' must have {int(width)} entries, as 'tree_width' says, got {len(line)}"
         if not column.numel():
             return ""
         limit = int(width) + self.tree_leaf.shape[2] + self.num_groups
@@ -199,7 +248,9 @@ class Learning(Head):
         """Features of a batch, float32 ``(n, d)``; ``(n, 0)`` for a head that does not learn."""
         if self.learn is None:
             if features is not None:
-                raise ValueError("`features` came, but this head does not use them; make it with learn=gmc.Trees(...).")
+                raise ValueError(
+                    "`features` came, but this head does not use them; make it with learn=gmc.Trees(...) or gmc.Linear(...)."
+                )
             return torch.zeros(n, 0, device=device)
         if features is None:
             raise ValueError("`features` is missing: this head was made with `learn`; pass an array of shape (n, d).")
@@ -272,6 +323,11 @@ class Learning(Head):
             raise ValueError("`features` is missing: this head was fitted with them; pass an array of shape (n, d)")
         if features.dim() != 2 or features.shape[1] != self.num_features:
             raise ValueError(f"`features` must have shape (n, {self.num_features}), got {features.shape}")
+        if self.linear:
+            if self.line_center.shape[0] == 0:
+                return torch.zeros_like(z, dtype=torch.float64)
+            x = features.to(torch.float64) - self.line_center
+            return torch.where(x.isnan(), torch.zeros_like(x), x) @ self.line_weight
         parts = [features.to(torch.float32), z.detach().to(torch.float32), member.to(torch.float32)]
         return trees.walk(torch.cat(parts, 1), self.tree_column, self.tree_cut, self.tree_kind, self.tree_leaf)
 
@@ -285,36 +341,31 @@ class Learning(Head):
         part = deal_clusters(PARTS, rows.cluster, *rows.content())
         return Division(part, order[_last(part[order] == 0)], int((part == 0).sum()))
 
-    def grow_trees(
-        self,
-        columns: Tensor,
-        start: Tensor,
-        final: Tensor,
-        loss: Callable[[Tensor], trees.Loss],
-        division: Division,
-        cross: bool = False,
-    ) -> Found:
+    def grow_trees(self, columns: Tensor, ends: Ends, loss: LossOf, division: Division, cross: bool = False) -> Found:
         """Boost; see :func:`torchgmc.engine.trees.boost`. All in the order of the statistics.
 
         Args:
             columns: features, own output and groups, float32 ``(n, q)``.
-            start, final: z before the trees, ``(n, C)``, found without and with the held-out rows.
+            ends: z before the trees, ``(n, C)``, found without and with the held-out rows.
             loss: of rows in an order.
             division: of :meth:`divide`.
             cross: grow as many trees without each part too, for ``Found.unseen``.
         """
         learn = self.learn
+        if isinstance(learn, Linear):
+            return self._draw_line(learn, columns, ends, loss, division, cross)
         assert learn is not None
-        part, order, held = division
+        (part, order, held), (start, final) = division, ends
         equal = torch.zeros(columns.shape[1], dtype=torch.bool, device=columns.device)
         equal[[int(place) for place in learn.categorical]] = True
         coded = trees.code(columns[order], equal, learn.bins)
         options = (learn.depth, learn.trees, learn.rate, learn.ridge, learn.smallest)
         found = trees.boost(coded, start[order], final[order], loss(order), held, *options)
-        device, splits = columns.device, (1 << learn.depth) - 1
+        device, splits, none = columns.device, (1 << learn.depth) - 1, (final[:0], final[:0, 0])
         if not found.trees:
             nothing = torch.zeros(0, splits, dtype=torch.int64, device=device)
-            return Found(nothing, nothing.double(), nothing, found.moves, final, order, held, found.history, final, final)
+            no = (nothing, nothing.double(), nothing, found.moves)
+            return Found(*no, final, order, held, found.history, final, final, *none)
         column, code, missing = (torch.stack([tree[k] for tree in found.trees]) for k in range(3))
         cuts = torch.cat([coded.cuts, torch.full_like(coded.cuts[:, :1], math.inf)], 1).double()
         cut, kind = cuts[column, code], equal[column].long() + 2 * missing.long() + 4 * columns.isnan().any(0)[column].long()
@@ -327,23 +378,40 @@ class Learning(Head):
             if 0 < count < len(rows):
                 parts = (coded.pick(at), final[rows], final[rows], loss(rows), count)
                 unseen[rows[len(rows) - count :]] = trees.boost(*parts, *options, stop=False).z
-        return Found(column, cut, kind, found.moves, z, order, held, found.history, final, unseen)
+        return Found(column, cut, kind, found.moves, z, order, held, found.history, final, unseen, *none)
+
+    def _draw_line(self, learn: Linear, columns: Tensor, ends: Ends, loss: LossOf, division: Division, cross: bool) -> Found:
+        """A linear function in place of trees; see :meth:`grow_trees`. Its rules are the features that matter most."""
+        (part, order, held), (start, final) = division, ends
+        features = columns[:, : columns.shape[1] - self.tree_leaf.shape[2] - self.num_groups]
+        x, mean, deviation = linear.standard(features)
+        few = learn.penalty == "l1"
+        line = linear.fit(x[order], start[order], final[order], loss(order), held, learn.steps, learn.ridge, few)
+        z = final - x @ line.weight
+        unseen = z.clone()
+        for k in range(PARTS if cross and line.steps else 0):
+            rows, rest = order[part[order] != k], part == k
+            own = linear.descend(x[rows], final[rows], loss(rows), 0, line.steps, line.ridge, few)
+            unseen[rest] = final[rest] - x[rest] @ own.weight
+        size = line.weight.abs().amax(1)
+        most = size.argsort(descending=True, stable=True)[:RULES]
+        column = most[size[most] > 0][:, None]
+        kind = 4 * features.isnan().any(0)[column].long()
+        leaf = z.new_zeros(len(column), 2, z.shape[1])  # rules that move nothing: the line does
+        weight = line.weight / deviation[:, None]
+        return Found(
+            column, mean.float().double()[column], kind, leaf, z, order, held, line.history, final, unseen, weight, mean
+        )
 
     def write_trees(self, found: Found | None, width: int) -> None:
-        """The fitted trees become buffers."""
+        """The fitted trees, or the line, become buffers."""
         self.tree_width.fill_(width)
         self.num_features = width
-        if found is not None:
-            device = self.tree_width.device
-            parts = (found.column, found.cut, found.kind, found.leaf)
-            for name, part in zip(self.forest[:4], parts, strict=True):
-                setattr(self, name, part.to(device))
-        for name in self.forest[4:]:
-            setattr(self, name, getattr(self, name)[:0])
+        for name in self.forest:
+            part = getattr(found, name.partition("_")[2], None)
+            setattr(self, name, getattr(self, name)[:0] if part is None else part.to(self.tree_width.device))
 
-    def write_rules(
-        self, found: Found, columns: Tensor, values: Sequence[Tensor], rows: Any, bounds: tuple[float, float]
-    ) -> None:
+    def write_rules(self, found: Found, columns: Tensor, values: Sequence[Tensor], rows: Any, bounds: tuple[Any, Any]) -> None:
         """The rules that change most on the rows searched, judged on the others.
 
         Args:

@@ -281,6 +281,14 @@ ENTRIES = [
         lambda d, v: None,
     ),
     Entry(
+        "CalibratedModel.scores_and_features",
+        lambda n, s: {"x": heads_zoo.images(n, s).inputs[0]},
+        lambda x: gmc.attach(
+            nn.Sequential(nn.Identity(), Scores()), gmc.ThresholdHead(0.1, 0.1, learn=gmc.Linear()), features="0"
+        ).scores_and_features(x),
+        lambda d, v: None,
+    ),
+    Entry(
         "Adapter.split",
         lambda n, s: {
             "batch": dict(zip(("image", "mask", "groups"), heads_zoo.images(n, s).observe, strict=True)),

@@ -15,6 +15,7 @@ from gmctest.fuzz_inputs import Arguments, Entry, all_plain
 from gmctest.oracles import miss_rate, violations_loop
 from gmctest.oracles_tree import SlowTree
 from torchgmc import mappings
+from torchgmc.heads.learned import learner
 
 SEX, AGE = ["f", "m", "f", "m", "f"], [20.0, 40.0, 61.0, 33.0, 52.0]
 GROUPS = gmc.Groups.from_columns({"sex": SEX, "age": AGE}, bins={"age": [30, 50]}, intersections=2)
@@ -136,8 +137,8 @@ def check_forgotten(data: Arguments, head: gmc.Head) -> None:
     assert abs(float(head.statistics.weight.sum()) - 40 * data["factor"]) < 1e-6
 
 
-def check_trees(data: Arguments, trees: gmc.Trees) -> None:
-    assert gmc.Trees.of(trees.to_dict()) == trees
+def check_learner(data: Arguments, learn: gmc.Trees | gmc.Linear) -> None:
+    assert learner(learn.to_dict()) == learn
 
 
 LOOK = {"title": None, "dark": False}
@@ -364,9 +365,14 @@ ENTRIES = [
         "Trees",
         lambda n, s: {"depth": 2, "trees": 9, "rate": 0.5, "bins": 8, "ridge": 2.0, "smallest": 1.0, "names": ["x", "y"]},
         gmc.Trees,
-        check_trees,
+        check_learner,
     ),
-    Entry("Trees.of", lambda n, s: {"value": gmc.Trees(depth=2)}, gmc.Trees.of, lambda d, v: None),
+    Entry(
+        "Linear",
+        lambda n, s: {"penalty": "l1" if s % 2 else "l2", "names": ["x", "y"], "steps": 9, "ridge": 2.0},
+        gmc.Linear,
+        check_learner,
+    ),
     Entry("Monitor", watched, monitored, check_evidence),
     Entry("Monitor.plot", lambda n, s: LOOK, lambda **a: monitored(**watched(40, 1)).plot(**a), figure, share=0.3),
     Entry("plots.evidence", lambda n, s: LOOK, lambda **a: gmc.plots.evidence(monitored(**watched(40, 1)), **a), figure),

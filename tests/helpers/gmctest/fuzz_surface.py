@@ -53,8 +53,8 @@ CONTRACT = (
     "audit_rows audit_summary audit_sums bind bind_batch check_batch check_groups check_input class_names "
     "check_member check_solver figures flat group_thresholds keep lacks_everyone mark_fitted measure members_of "
     "prepare promised register_buffer set_extra_state soft start tables write "
-    "audit_measures by_name check_features check_use divide grow_trees learned_move prepare_learning shown_output write_rules "
-    "write_trees"
+    "audit_measures by_name check_features check_use divide grow_trees learned_move prepare_learning problem_of shown_output "
+    "tree_columns write_rules write_trees"
 )
 #: Frames between a caller and the function called: they pass arguments on as they are.
 WRAPPERS = ("over_all_ranks", "__call__")

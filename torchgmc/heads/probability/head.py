@@ -122,8 +122,6 @@ class ProbabilityHead(Learning):
         self.exclusive = not self.multilabel
         if self.multilabel and num_classes is None:
             raise ValueError("`multilabel` needs `num_classes`, the number of labels: columns of `probs` and of `y`.")
-        if self.multilabel and learn is not None:
-            raise ValueError("`learn` finds groups of one event or of classes; fit one head per label with it.")
         self.bins = None if bins is None else checks.count("bins", bins, 1)
         self.num_bins = self.bins or 1
         self.num_classes = None if num_classes is None else checks.count("num_classes", num_classes, 1)
@@ -280,15 +278,13 @@ class ProbabilityHead(Learning):
                 everyone = self.lacks_everyone(examples.member)
                 promise, width = self._promise(examples.z.device, everyone), self.high - self.low
                 names = Names([*self.groups, EVERYONE] if everyone else self.groups, self._cells(True))
-                if self.multilabel:
-                    found = probabilities.fit_each(examples, promise, max_iter or 100, names)
-                else:
-                    found = probabilities.fit(examples, promise, max_iter or 100, names, self._grow if self.learns else None)
+                fit = probabilities.fit_each if self.multilabel else probabilities.fit
+                found = fit(examples, promise, max_iter or 100, names, self._grow if self.learns else None)
                 self._write(found.offsets, found.tables, None)
                 self.slopes.copy_(found.slopes)
                 self.write_trees(found.trees, examples.features.shape[1])
                 if found.trees is not None:
-                    before, after = (levelsets.probabilities(z, self.euclidean) for z in (examples.z, found.z))
+                    before, after = (self._f(z) for z in (examples.z, found.z))
                     values = [width * part for part in (after - before, before - examples.y, after - examples.y)]
                     self.write_rules(found.trees, self._tree_columns(examples), values, examples, (-width, width))
                 self.mark_fitted(found.report, everyone)
@@ -317,14 +313,17 @@ class ProbabilityHead(Learning):
     def shown_output(self, value: float) -> float:
         """A probability (or mean) instead of a coordinate."""
         z = torch.tensor([[value]], dtype=torch.float64)
-        f = z.exp() if self.per_class and not self.euclidean else levelsets.probabilities(z, self.euclidean)
+        f = z.exp() if self.per_class and self.exclusive and not self.euclidean else levelsets.probabilities(z, self.euclidean)
         return float(f) * (self.high - self.low) + self.low
 
     def _grow(
         self, examples: ProbabilityStatistics, sample: probabilities.Sample, found: static.Found | None, final: Tensor
     ) -> TreesFound | None:
-        """Trees after offsets and slopes; they start from those of the rows that the search sees."""
-        divided = self.divide(examples)
+        """Trees after offsets and slopes; they start from those of the rows that the search sees.
+
+        Of several labels ``examples`` are one's; its trees see the model's output for all.
+        """
+        divided = self.divide(self.statistics)
         if divided is None:
             return None
         start = probabilities.start_of_trees(examples, sample, found, divided.order[: -divided.held or None])
@@ -333,7 +332,7 @@ class ProbabilityHead(Learning):
         def loss(rows: Tensor) -> trees.Loss:
             return probabilities.tree_loss(examples.y[rows], weight[rows], self.euclidean)
 
-        return self.grow_trees(self._tree_columns(examples), start, final, loss, divided)
+        return self.grow_trees(self._tree_columns(self.statistics), (start, final), loss, divided)
 
     def _promise(self, device: torch.device, everyone: bool = False) -> probabilities.Promise:
         width = self.high - self.low

@@ -8,7 +8,7 @@ So a violation is a slope of the potential, and all offsets can be found at once
 import functools
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, NamedTuple
 
@@ -284,13 +284,15 @@ def fit(examples: ProbabilityStatistics, promise: Promise, max_iter: int, names:
     return Solution(offsets, found.slopes, tables, found.z, report, found.trees)
 
 
-def fit_each(examples: ProbabilityStatistics, promise: Promise, max_iter: int, names: Names) -> Solution:
+def fit_each(
+    examples: ProbabilityStatistics, promise: Promise, max_iter: int, names: Names, grow: Grow | None = None
+) -> Solution:
     """:func:`fit` of every column by itself, as the probability of one event."""
     count = examples.z.shape[1]
     found = []
     for k in range(count):
         one = replace(examples, z=examples.z[:, [k]], y=examples.y[:, [k]])
-        found.append(fit(one, promise, max_iter, Names(names.who, names.what[k::count])))
+        found.append(fit(one, promise, max_iter, Names(names.who, names.what[k::count]), grow))
     rounds = max(len(part.tables) for part in found)  # those of 0 change nothing
     tables = [
         torch.cat([part.tables, part.tables.new_zeros(rounds - len(part.tables), *part.tables.shape[1:])]) for part in found
@@ -319,7 +321,21 @@ def fit_each(examples: ProbabilityStatistics, promise: Promise, max_iter: int, n
         reports[worst].reached,
     )
     offsets, slopes, z = (torch.cat([getattr(part, name) for part in found], 1) for name in ("offsets", "slopes", "z"))
-    return Solution(offsets, slopes, torch.cat(tables, 3), z, report)
+    return Solution(offsets, slopes, torch.cat(tables, 3), z, report, _side_by_side([part.trees for part in found]))
+
+
+def _side_by_side(parts: Sequence[TreesFound | None]) -> TreesFound | None:
+    """Trees of each column, which do not move the others."""
+    pad, last = torch.nn.functional.pad, len(parts) - 1
+    kept = [
+        p._replace(leaf=pad(p.leaf, (k, last - k)), weight=pad(p.weight, (k, last - k)))
+        for k, p in enumerate(parts)
+        if p is not None
+    ]
+    if not kept:
+        return None
+    column, cut, kind, leaf = (torch.cat([getattr(p, name) for p in kept]) for name in ("column", "cut", "kind", "leaf"))
+    return kept[0]._replace(column=column, cut=cut, kind=kind, leaf=leaf, weight=torch.stack([p.weight for p in kept]).sum(0))
 
 
 class _Attempt(NamedTuple):

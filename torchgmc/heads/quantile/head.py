@@ -274,15 +274,14 @@ class QuantileHead(Learning):
         start, final = thresholds(seen), thresholds(examples)
         spread = float((examples.scores - final).abs().median()) or 1.0
         scale = 2.0 ** round(math.log2(max(spread, 1e-150)))
-        weight = examples.weight / examples.weight.mean()
+        weight, goal = examples.weight / examples.weight.mean(), final.new_tensor([self.target])
 
         def loss(rows: Tensor) -> trees.Loss:
-            return trees.pinball(examples.scores[rows] / scale, weight[rows], self.target)
+            return trees.pinball(examples.scores[rows, None, None] / scale, weight[rows, None, None], goal)
 
         parts = (start[:, None] / scale, final[:, None] / scale)
-        found = self.grow_trees(self._tree_columns(examples), *parts, loss, divided, cross=True)
-        z, unseen = found.z * scale, found.unseen * scale
-        return found._replace(leaf=found.leaf * scale, z=z, unseen=unseen, start=final[:, None]) if len(found.column) else None
+        found = self.grow_trees(self._tree_columns(examples), parts, loss, divided, cross=True)
+        return found.scaled(scale, final[:, None])
 
     def _problem(
         self, examples: QuantileStatistics, z: Tensor, edges: Tensor, unit: float, everyone: bool = False

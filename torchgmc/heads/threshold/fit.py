@@ -2,12 +2,13 @@
 
 import math
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
-from torchgmc.engine import noise
+from torchgmc.engine import noise, trees
 from torchgmc.engine.clusters import codes, deal_clusters, total
 from torchgmc.engine.noise import small_groups
 from torchgmc.engine.offsets import Folded, Offsets, fit_offsets, fit_offsets_to, weighted_quantile
@@ -16,6 +17,7 @@ from torchgmc.engine.values import Names
 from torchgmc.groups.cells import pattern_ids
 from torchgmc.heads import finite
 from torchgmc.heads.base import EVERYONE
+from torchgmc.heads.learned import Found as TreesFound
 from torchgmc.heads.threshold.problem import POINTS, CurveProblem, CurveStatistics, SampleProblem, SampleStatistics
 
 if TYPE_CHECKING:
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
 
 #: Without a lattice offsets are multiples of this part of the step that can be distinguished, so that their sums are exact.
 PARTS = 1024
+#: Scores of an image that trees look at.
+SKETCH = 32
 
 
 class Fitted(NamedTuple):
@@ -54,6 +58,35 @@ class Spread(NamedTuple):
 def coarse(size: int, device: torch.device) -> Tensor:
     """Indices of the thresholds at which the powers of the risk are summed, ``(POINTS,)``."""
     return torch.linspace(0, size - 1, POINTS, device=device).round().long()
+
+
+def grow(head: "ThresholdHead", statistics: SampleStatistics, target: Tensor) -> TreesFound | None:
+    """Trees that move the threshold of each image, on the pinball loss of its scores; target: of the rising risk ``(C,)``."""
+    divided = head.divide(statistics)
+    if divided is None:
+        return None
+    seen = torch.ones_like(statistics.weight)
+    seen[divided.order[len(seen) - divided.held :]] = 0.0
+
+    def thresholds(some: SampleStatistics) -> Tensor:
+        found = fit_thresholds(head, some, head.problem_of(some))
+        return found.base + statistics.member.double() @ found.offsets  # (n, C)
+
+    final = thresholds(statistics)
+    start = thresholds(
+        replace(statistics, mass=statistics.mass * seen[:, None], share=statistics.share * seen[statistics.example])
+    )
+    start = torch.where(start.isfinite(), start, final)  # a class that nobody else has
+    table, weight = statistics.sketch(SKETCH)
+    away = (table - final[..., None])[weight > 0].abs()
+    scale = 2.0 ** round(math.log2(max(float(away.median()) if len(away) else 1.0, 1e-6)))
+    weight = weight * (int((statistics.mass > 0).sum()) / statistics.mass.sum())
+
+    def loss(rows: Tensor) -> trees.Loss:
+        return trees.pinball(table[rows] / scale, weight[rows], target)
+
+    found = head.grow_trees(head.tree_columns(statistics), (start / scale, final / scale), loss, divided, cross=True)
+    return found.scaled(scale, final)
 
 
 def fit_thresholds(

@@ -24,8 +24,9 @@ from torchgmc.groups.cells import pattern_ids
 from torchgmc.heads import finite
 from torchgmc.heads.base import Head
 from torchgmc.heads.combinations import threshold_figures, threshold_tables
+from torchgmc.heads.learned import Learning
 from torchgmc.heads.threshold import training
-from torchgmc.heads.threshold.fit import coarse, fit_thresholds, tabulate
+from torchgmc.heads.threshold.fit import coarse, fit_thresholds, grow, tabulate
 from torchgmc.heads.threshold.problem import (
     POINTS,
     ClusterSums,
@@ -39,12 +40,14 @@ from torchgmc.heads.threshold.task import TASK
 
 #: Elements of the largest temporary table of curves (128 MB in float64).
 MAX_ELEMENTS = 1 << 24
+#: Scores of an image and class that a head keeps which learns.
+KEPT = 256
 
 
 class Batch(NamedTuple):
     """Checked arguments of ``observe``: scores and masks ``(n, ...)``, membership ``(n, a)``, weights, clusters ``(n, k)``.
 
-    ``pixels``: weight of each pixel, of the shape of the scores; None where all count alike.
+    ``pixels``: weight of each pixel, of the shape of the scores; None where all count alike. ``features``: ``(n, d)``.
     """
 
     scores: Tensor
@@ -53,9 +56,10 @@ class Batch(NamedTuple):
     weight: Tensor
     cluster: Tensor
     pixels: Tensor | None
+    features: Tensor
 
 
-class ThresholdHead(Head):
+class ThresholdHead(Learning):
     r"""Thresholds per group: mask = scores > lambda(x), with the risk of every group at the target.
 
     .. math:: \left| E[1_A(x) (R(\lambda(x)) - \sigma)] \right| \le \alpha \quad \text{for every group } A,
@@ -84,6 +88,9 @@ class ThresholdHead(Head):
             clusters.
         patterns: for ``finite_sample`` with more than 8 groups, combinations to tabulate in addition to those seen in
             calibration, as lists of group names. A combination that is not in the table gets the safe end: everything is found.
+        learn: ``gmc.Trees(...)`` makes the threshold depend on ``features`` ``(n, d)`` of the images passed to every call (NaN:
+            missing); the risk of the named groups is then at the target as before, on images that the trees did not see. Up to
+            256 scores of each image are kept, or all with ``resolution="exact"``. Not with ``finite_sample`` or a custom risk.
 
     Shapes: ``fit(scores (n, ...), masks (n, ...), groups (n, a))``; ``head(scores, groups)`` -> bool mask like scores;
     ``head.threshold(groups)`` -> ``(n,)`` or ``(n, C)``.
@@ -105,14 +112,14 @@ class ThresholdHead(Head):
     limits: Tensor
     known: Tensor
     table: Tensor
-    growing: ClassVar[tuple[str, ...]] = ("known", "table")
-    unbounded: ClassVar[tuple[str, ...]] = ("limits", "table")
+    growing: ClassVar[tuple[str, ...]] = ("known", "table", *Learning.forest)
+    unbounded: ClassVar[tuple[str, ...]] = ("limits", "table", *Learning.unbounded)
     sized: ClassVar[dict[str, str]] = {"num_classes": "offsets"}
-    added: ClassVar[tuple[str, ...]] = ("known", "table")
-    __jit_unused_properties__: ClassVar[list[str]] = ["lattice", "resolution_used", *Head.__jit_unused_properties__]
+    added: ClassVar[tuple[str, ...]] = ("known", "table", "tree_width", *Learning.forest)
+    __jit_unused_properties__: ClassVar[list[str]] = ["lattice", "resolution_used", "learned", *Head.__jit_unused_properties__]
     settings: ClassVar[tuple[str, ...]] = (
         *("target", "alpha", "groups", "num_classes", "conditional", "logits", "resolution", "init"),
-        *("jitter", "noise_floor", "finite_sample", "patterns"),
+        *("jitter", "noise_floor", "finite_sample", "patterns", "learn"),
     )
     fit_only: ClassVar[tuple[str, ...]] = (
         "alpha",
@@ -124,7 +131,7 @@ class ThresholdHead(Head):
         "noise_floor",
         "patterns",
     )
-    arguments: ClassVar[tuple[str, ...]] = ("scores", "masks", "groups", "weight", "clusters", "pixel_weight")
+    arguments: ClassVar[tuple[str, ...]] = ("scores", "masks", "groups", "weight", "clusters", "pixel_weight", "features")
     truth: ClassVar[str] = "masks"
     keeps: ClassVar[tuple[type, ...]] = (CurveStatistics, SampleStatistics, ClusterSums)
     common: ClassVar[bool] = True
@@ -146,6 +153,7 @@ class ThresholdHead(Head):
         noise_floor: bool = True,
         finite_sample: bool = False,
         patterns: Any = None,
+        learn: Any = None,
     ) -> None:
         super().__init__(alpha, groups, conditional, jitter, noise_floor)
         self.finite_sample = checks.flag("finite_sample", finite_sample)
@@ -162,7 +170,7 @@ class ThresholdHead(Head):
             raise ValueError(f"`init` must be a finite threshold, got {init!r}.")
         self.init = float((self.low + self.high) / 2 if init is None else init)
         self.resolution = resolution
-        self._unit = _find_unit(resolution, self.high - self.low, self.risk)
+        self._unit = _find_unit(resolution if learn is None else "exact", self.high - self.low, self.risk)
         self.probabilities = range is None and not self.logits
         self._range = None if range is None else [self.low, self.high]
         self.takes = "probs" if self.probabilities else "scores"
@@ -176,6 +184,11 @@ class ThresholdHead(Head):
         self.register_buffer("known", torch.zeros(0, self.num_groups, dtype=torch.bool))
         self.register_buffer("table", torch.zeros(0, self.columns, dtype=torch.float64))
         self.register_buffer("limits", torch.tensor([-math.inf, math.inf], dtype=torch.float64))
+        if learn is not None and (self.finite_sample or resolution not in (None, "exact")):
+            raise ValueError("`learn` makes thresholds that depend on features; omit `finite_sample` and `resolution`.")
+        if learn is not None and type(self).calibrate is not ThresholdHead.calibrate:
+            raise TypeError(f"a {type(self).__name__} does not learn; use a ThresholdHead.")
+        self.prepare_learning(learn, self.columns)
         self.reset()
 
     # -- statistics --------------------------------------------------------------------------------------------------
@@ -224,6 +237,7 @@ class ThresholdHead(Head):
         weight: Any = None,
         clusters: Any = None,
         pixel_weight: Any = None,
+        features: Any = None,
     ) -> None:
         """Add a batch to the statistics.
 
@@ -235,8 +249,9 @@ class ThresholdHead(Head):
             clusters: which examples belong together, e.g. the patient of each slice: integers or strings, ``(n,)``.
             pixel_weight: how much each pixel counts in its image's risk, of the shape of the scores (or without its channel):
                 2 for the pixels of small objects, 0 for pixels to leave out, such as those of an unknown class.
+            features: of each image, ``(n, d)``, where the head was made with ``learn``.
         """
-        batch = self.check_batch(scores, masks, groups, weight, clusters, pixel_weight)
+        batch = self.check_batch(scores, masks, groups, weight, clusters, pixel_weight, features)
         lattice = self.lattice
         rows = len(batch.scores) if lattice is None else max(1, MAX_ELEMENTS // (self.columns * lattice.size))
         if self.jitter:  # noise is many cheap operations: stay in the cache
@@ -262,7 +277,7 @@ class ThresholdHead(Head):
             example, label, _ = chosen.nonzero(as_tuple=True)
             share = weight[example] / counts[example, label] * (1.0 if pixels is None else pixels[chosen])
             mass = weight[:, None] * (counts > 0)
-            return SampleStatistics(
+            found = SampleStatistics(
                 member.clone(),
                 mass,
                 keys,
@@ -274,7 +289,9 @@ class ThresholdHead(Head):
                 scores.dtype,
                 n,
                 (counts == 0).sum(0),
+                batch.features.clone() if self.learns else None,
             )
+            return found if self.resolution == "exact" or not self.learns else found.sketched(KEPT)
         steps, counts = self.risk.curves(scores, masks, lattice, pixels)
         mass = weight[:, None] * (counts > 0)  # (n, C)
         excluded = (counts == 0).sum(0)
@@ -307,7 +324,14 @@ class ThresholdHead(Head):
 
     @checked_once
     def check_batch(
-        self, scores: Any, masks: Any, groups: Any = None, weight: Any = None, clusters: Any = None, pixel_weight: Any = None
+        self,
+        scores: Any,
+        masks: Any,
+        groups: Any = None,
+        weight: Any = None,
+        clusters: Any = None,
+        pixel_weight: Any = None,
+        features: Any = None,
     ) -> Batch:
         """The checked batch, or an error that says what is wrong with it."""
         scores = checks.scores("scores", scores).detach()
@@ -327,7 +351,8 @@ class ThresholdHead(Head):
         member = self.check_groups(groups, len(scores), scores.device)
         cluster = check_clusters(clusters, len(scores), scores.device)
         weights = checks.weights(weight, len(scores), scores).detach()
-        return Batch(scores, masks, member, weights, cluster, self._pixels(pixel_weight, scores))
+        columns = self.check_features(features, len(scores), scores.device)
+        return Batch(scores, masks, member, weights, cluster, self._pixels(pixel_weight, scores), columns)
 
     def _pixels(self, given: Any, scores: Tensor) -> Tensor | None:
         """Weights of pixels, float64 of the shape of the scores."""
@@ -399,6 +424,10 @@ class ThresholdHead(Head):
             self._write(self.base, self.offsets)
             self.mark_fitted(self._finish(report), everyone)
             return self
+        if self.learns:
+            if solver != "exact":
+                raise ValueError(f"solver={solver!r} takes steps on named groups only; use solver='exact' with `learn`.")
+            return self._learn(problem)
         if solver == "exact":
             found = fit_thresholds(self, self.statistics, problem)
             self._write(found.base, -found.offsets)
@@ -409,6 +438,35 @@ class ThresholdHead(Head):
         self._write(self.base.new_full((self.columns,), self.init), problem.offsets)
         self.mark_fitted(self._finish(report))
         return self
+
+    def _learn(self, problem: CurveProblem | SampleProblem) -> "ThresholdHead":
+        """Trees, then the promises on what trees that did not see an image leave of it: scores moved by them."""
+        seen: SampleStatistics = self.statistics
+        trees, moved = grow(self, seen, problem.target), seen
+        before = problem.violations_at(torch.full_like(problem.mass, self.init), self.lacks_everyone(problem.member))
+        if trees is not None:
+            shift = (trees.unseen - trees.start)[seen.example, seen.label]
+            moved = dataclasses.replace(seen, scores=seen.scores - shift, dtype=torch.float64)
+            problem = self.problem_of(moved)
+        found = fit_thresholds(self, moved, problem)
+        self._write(found.base, -found.offsets)
+        assert seen.features is not None
+        self.write_trees(trees, seen.features.shape[1])
+        if trees is not None:
+            fresh = found.base + seen.member.double() @ found.offsets + trees.unseen - trees.start
+            sign = 1.0 if self.risk.increasing else -1.0
+            s = [sign * (seen.risk(lam) - problem.target) for lam in (trees.start, fresh)]
+            effect = fresh - trees.start + trees.z - trees.unseen
+            self.write_rules(trees, self.tree_columns(seen), (effect, *s), seen, self.s_range())
+        history = torch.stack([before.abs().max().cpu(), found.report.history[-1]])
+        report = dataclasses.replace(found.report, violations_before=before, history=history)  # of scores as they came
+        self.mark_fitted(self._finish(report), found.everyone)
+        return self
+
+    def tree_columns(self, examples: SampleStatistics) -> Tensor:
+        """What trees look at: features and named groups, and zeros where other heads have an output; ``(n, d + C + a)``."""
+        assert examples.features is not None
+        return torch.cat([examples.features, torch.zeros_like(examples.mass).float(), examples.member.float()], 1)
 
     def _splits(self, max_iter: int | None) -> Splits:
         if not self._apart:
@@ -424,17 +482,18 @@ class ThresholdHead(Head):
         self.offsets.copy_(offsets)
         self.limits.copy_(torch.tensor(limits, dtype=torch.float64))
 
-    def _problem(self) -> CurveProblem | SampleProblem:
-        statistics = self.seen("image")
+    def problem_of(self, statistics: CurveStatistics | SampleStatistics) -> CurveProblem | SampleProblem:
+        """What is solved on these statistics."""
         target = self.s_target().to(statistics.mass.device)
         common = (target, self.risk.increasing, self.conditional, Names(self.groups, self.class_names()))
-        problem: CurveProblem | SampleProblem
         if isinstance(statistics, CurveStatistics):
             lattice = self.lattice
             assert lattice is not None
-            problem = CurveProblem(statistics, lattice, *common)
-        else:
-            problem = SampleProblem(statistics, self.init, *common, apart=self._apart)
+            return CurveProblem(statistics, lattice, *common)
+        return SampleProblem(statistics, self.init, *common, apart=self._apart)
+
+    def _problem(self) -> CurveProblem | SampleProblem:
+        problem = self.problem_of(self.seen("image"))
         empty = (problem.share <= 0).nonzero()
         if len(empty):
             row, column = empty[0].tolist()
@@ -490,16 +549,25 @@ class ThresholdHead(Head):
 
     # -- use ---------------------------------------------------------------------------------------------------------
 
-    def threshold(self, groups: Optional[Tensor] = None, n: int = 1) -> Tensor:  # noqa: UP045  # TorchScript
+    def threshold(
+        self,
+        groups: Optional[Tensor] = None,  # noqa: UP045  # TorchScript
+        n: int = 1,
+        features: Optional[Tensor] = None,  # noqa: UP045
+    ) -> Tensor:
         """Threshold of each example: ``(n,)``, or ``(n, C)`` with classes, float64.
 
-        ``n`` is the number of rows when the head has no groups.
+        ``n`` is the number of rows when the head has no groups; ``features``: where it was made with ``learn``.
         """
+        if features is not None and groups is None:
+            n = features.shape[0]
         member = self.membership(groups, n, self.base)
         if self.finite_sample:
             lam = finite.look_up(member, self.known, self.table, self.safe_end)
         else:
             lam = self.base - member @ self.offsets  # (n, C)
+            if self.learns:
+                lam = lam - self.learned_move(torch.zeros_like(lam), member, features)
             lam = lam.clamp(self.limits[0], self.limits[1])  # beyond them nothing was measured
         return lam if self.per_class else lam[:, 0]
 
@@ -509,6 +577,7 @@ class ThresholdHead(Head):
         groups: Optional[Tensor] = None,  # noqa: UP045  # TorchScript
         mode: str = "hard",
         temperature: float = 0.1,
+        features: Optional[Tensor] = None,  # noqa: UP045
     ) -> Tensor:
         r"""Mask = scores > threshold, of the shape of ``scores``.
 
@@ -520,10 +589,12 @@ class ThresholdHead(Head):
             mode: ``"hard"``: bool, no derivative. ``"soft"``: numbers in (0, 1) of the type of the scores, differentiable.
                 ``"straight_through"``: 0 or 1 as in ``"hard"``, with the derivative of ``"soft"``.
             temperature: T, in the units of the scores; take a larger one for logits.
+            features: ``(n, d)``, where the head was made with ``learn``.
         """
         if not is_scripting():
             self.check_input("scores", scores, groups, "this head was fitted on probabilities")
-        lam = self.threshold(groups, scores.shape[0])
+            self.check_use(features, scores)
+        lam = self.threshold(groups, scores.shape[0], features)
         values = hashing.add(scores, self.jitter, self.noise_version)
         for _ in range(scores.dim() - lam.dim()):
             lam = lam.unsqueeze(-1)
@@ -568,14 +639,20 @@ class ThresholdHead(Head):
         return training.solve(self, scores, masks, groups, weight, alpha, temperature)
 
     def values(
-        self, scores: Tensor, masks: Tensor, groups: Any = None, softness: float | None = None, pixel_weight: Any = None
+        self,
+        scores: Tensor,
+        masks: Tensor,
+        groups: Any = None,
+        softness: float | None = None,
+        pixel_weight: Any = None,
+        features: Any = None,
     ) -> Values:
         """Risk - target of each image (and class) at its threshold; NaN for an image without a relevant pixel.
 
         Soft, the risk is a smooth function of the scores.
         """
         checks.softness(softness)
-        batch = self.check_batch(checks.detached(scores), masks, groups, pixel_weight=pixel_weight)
+        batch = self.check_batch(checks.detached(scores), masks, groups, pixel_weight=pixel_weight, features=features)
         pixels, lam = None if batch.pixels is None else self.flat(batch.pixels), self._at(batch)
         masks, target = self.flat(batch.masks), self.s_target().to(batch.scores.device)
         if softness is None:
@@ -589,7 +666,8 @@ class ThresholdHead(Head):
         n = len(batch.scores)
         if not self.is_fitted:
             return self.base.new_full((n, self.columns), self.init).to(batch.scores.device)
-        return self.threshold(batch.member if self.grouped else None, n).reshape(n, self.columns)
+        member, features = batch.member if self.grouped else None, batch.features if self.learns else None
+        return self.threshold(member, n, features).reshape(n, self.columns)
 
     def audit_sums(self, weight: Tensor, **batch: Any) -> dict[str, Tensor]:
         """Pixels that are right at f0."""
@@ -623,6 +701,8 @@ class ThresholdHead(Head):
 
     def group_thresholds(self, member: Tensor, fitted: bool = True) -> Tensor:
         """Threshold of each combination and class."""
+        if self.learns:
+            raise TypeError("the thresholds of this head depend on features too.")
         if not fitted:
             return self.base.cpu().expand(len(member), self.columns)
         member = member.to(self.base.device)
@@ -630,11 +710,11 @@ class ThresholdHead(Head):
 
     def figures(self, audit: Any) -> dict[str, Any]:
         """The threshold of each combination of groups."""
-        return threshold_figures(self)
+        return {} if self.learns else threshold_figures(self)
 
     def tables(self, audit: Any) -> list[Table]:
-        """The same as a table."""
-        return threshold_tables(self)
+        """The same as a table; or the rules that were learned."""
+        return super().tables(audit) if self.learns else threshold_tables(self)
 
     def config(self) -> dict[str, Any]:
         """Arguments that rebuild this head; a custom risk is named, not stored."""

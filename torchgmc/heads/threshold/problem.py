@@ -141,6 +141,7 @@ class SampleStatistics:
         example, label: the example and the class it belongs to, ``(N,)``.
         dtype: type of the scores; thresholds are compared in it.
         examples, excluded: as in :class:`CurveStatistics`.
+        features: float32 ``(n, d)``; None if nothing is learned.
     """
 
     layout: ClassVar[dict[str, str]] = {
@@ -158,6 +159,7 @@ class SampleStatistics:
     dtype: torch.dtype
     examples: Tensor
     excluded: Tensor
+    features: Tensor | None = None
 
     def __add__(self, other: "SampleStatistics") -> "SampleStatistics":
         """Statistics of both sets of examples."""
@@ -178,7 +180,42 @@ class SampleStatistics:
             torch.promote_types(self.dtype, other.dtype),
             self.examples + other.examples,
             self.excluded + other.excluded,
+            None if self.features is None else both("features"),
         )
+
+    @property
+    def weight(self) -> Tensor:
+        """Of each example, ``(n,)``; 0 if it counts for no class."""
+        return self.mass.amax(1)
+
+    def risk(self, thresholds: Tensor) -> Tensor:
+        """Rising risk of each example at its thresholds ``(n, C)``; NaN where it does not count."""
+        row = self.example * self.mass.shape[1] + self.label
+        below = self.share * (self.scores <= thresholds.flatten()[row])
+        return torch.zeros_like(self.mass).flatten().index_add_(0, row, below).view_as(self.mass) / self.mass
+
+    def sketch(self, points: int) -> tuple[Tensor, Tensor]:
+        """Up to so many scores for each example and class, of about equal weight: means of neighbours, and their weights.
+
+        ``(n, C, points)`` each; the weight is 0 where there are fewer. The risk changes by half a point's weight at most.
+        """
+        rows = self.mass.numel()
+        row = self.example * self.mass.shape[1] + self.label
+        order = self.scores.argsort(stable=True)
+        order = order[row[order].argsort(stable=True)]
+        scores, share, row = self.scores[order], self.share[order], row[order]
+        mass = share.new_zeros(rows).index_add_(0, row, share)
+        middle = (share.cumsum(0) - share / 2 - (mass.cumsum(0) - mass)[row]) / mass[row]
+        place = row * points + (middle * points + 1e-9).long().clamp(0, points - 1)
+        sums = [share.new_zeros(rows * points).index_add_(0, place, part) for part in (share * scores, share)]
+        shape = (*self.mass.shape, points)
+        return (sums[0] / sums[1].clamp_min(1e-300)).view(shape), sums[1].view(shape)
+
+    def sketched(self, points: int) -> "SampleStatistics":
+        """The same examples with so many scores at most."""
+        table, weight = self.sketch(points)
+        example, label, _ = (weight > 0).nonzero(as_tuple=True)
+        return replace(self, scores=table[weight > 0], share=weight[weight > 0], example=example, label=label)
 
     def check_alike(self, other: "SampleStatistics") -> None:
         """Clusters come with every batch or with none."""

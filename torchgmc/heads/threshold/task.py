@@ -1,9 +1,9 @@
 """``torchgmc calibrate fnr``."""
 
-from torchgmc.heads.task import CONDITIONAL, NOISE_FLOOR, NUMBER, NUMBERS, PAIR, SWITCH, Option, Task, choice, number_or, whole
+from torchgmc.heads import task
 from torchgmc.heads.threshold.risks import RISKS
 
-TASK = Task(
+TASK = task.Task(
     name="fnr",
     promise="The miss rate (or false alarm rate) of masks, at the target for every group.",
     example="scores.npz --target 0.075 --alpha 0.005 --groups sex,site --out head.safetensors",
@@ -13,16 +13,18 @@ TASK = Task(
     output="masks",
     written="bool, in the shape of the scores",
     options=(
-        Option("target", NUMBERS, "Target rate; with --classes also one per class.", required=True),
-        Option("risk", choice(*RISKS), "Rate of misses (the default) or of false alarms."),
-        CONDITIONAL,
-        NOISE_FLOOR,
-        Option("num_classes", whole(1), "Scores are (n, CLASSES, ...), one threshold per class.", named="--classes"),
-        Option("logits", SWITCH, "Scores are logits."),
-        Option("range", PAIR, "Thresholds to search; scores may then be any numbers."),
-        Option("resolution", number_or("exact"), "Step between thresholds, or exact."),
-        Option("init", NUMBER, "Threshold to start from."),
-        Option("jitter", NUMBER, "Half-width of noise that breaks ties between scores."),
+        task.Option("target", task.NUMBERS, "Target rate; with --classes also one per class.", required=True),
+        task.Option("risk", task.choice(*RISKS), "Rate of misses (the default) or of false alarms."),
+        task.CONDITIONAL,
+        task.NOISE_FLOOR,
+        task.Option("num_classes", task.whole(1), "Scores are (n, CLASSES, ...), one threshold per class.", named="--classes"),
+        task.Option("logits", task.SWITCH, "Scores are logits."),
+        task.Option("range", task.PAIR, "Thresholds to search; scores may then be any numbers."),
+        task.Option("resolution", task.number_or("exact"), "Step between thresholds, or exact."),
+        task.Option("init", task.NUMBER, "Threshold to start from."),
+        task.Option("jitter", task.NUMBER, "Half-width of noise that breaks ties between scores."),
+        task.LEARN,
     ),
-    arrays={"pixel_weight": "Array of weights of pixels, in the shape of the masks."},
+    arrays={"pixel_weight": "Array of weights of pixels, in the shape of the masks."} | task.FEATURES,
+    in_use=("features",),
 )
