@@ -99,12 +99,7 @@ def iteration_bound(alpha: float, smoothness: float, bound: float, gap: float, f
 
 
 def split_size(
-    alpha: float,
-    delta: float,
-    num_functions: int,
-    iterations: int = 1,
-    magnitude: float = 1.0,
-    functional: bool = False,
+    alpha: float, delta: float, num_functions: int, iterations: int = 1, magnitude: float = 1.0, functional: bool = False
 ) -> int:
     r"""Samples in each split of Algorithm 2, so that every violation is measured within :math:`\alpha/4`.
 
@@ -150,12 +145,7 @@ def split_size(
 
 
 def sample_size(
-    alpha: float,
-    delta: float,
-    num_functions: int,
-    iterations: int = 1,
-    magnitude: float = 1.0,
-    functional: bool = False,
+    alpha: float, delta: float, num_functions: int, iterations: int = 1, magnitude: float = 1.0, functional: bool = False
 ) -> int:
     r"""Total number of samples that Algorithm 2 needs: 2T splits of :func:`split_size` each.
 

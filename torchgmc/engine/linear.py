@@ -57,11 +57,8 @@ def descend(x: Tensor, z: Tensor, loss: Loss, held: int, most: int, ridge: float
     heavy = torch.diag((inside.square() * curvature).sum(0)) if l1 else inside.T @ (inside * curvature)
     factor = torch.linalg.cholesky(heavy + (ridge * float(curvature.mean()) + 1e-9) * torch.eye(x.shape[1]).to(heavy))
     weight = best = x.new_zeros(x.shape[1], z.shape[1])
-    here, history, steps = (
-        float(loss.value(now, train).mean()),
-        [float(loss.value(z[rest], rest).mean()) if held else math.inf],
-        0,
-    )
+    here, steps = float(loss.value(now, train).mean()), 0
+    history = [float(loss.value(z[rest], rest).mean()) if held else math.inf]
     for k in range(1, most + 1):
         slope = inside.T @ loss.slopes(now, train)[0]  # (d, C)
         move = torch.cholesky_solve(slope, factor)

@@ -167,14 +167,7 @@ def _meets(rest: Tensor, moved: Tensor, outside: Tensor, width: float) -> Tensor
 
 
 def _interior(
-    design: Tensor,
-    scores: Tensor,
-    cell: Tensor,
-    weight: Tensor,
-    linear: Tensor,
-    slack: Tensor,
-    start: Tensor,
-    enough: float,
+    design: Tensor, scores: Tensor, cell: Tensor, weight: Tensor, linear: Tensor, slack: Tensor, start: Tensor, enough: float
 ) -> Solution:
     """Primal-dual steps on min h^T a with X^T a = b, 0 <= a <= w, each problem with its own scores and cells ``(B, M)``.
 

@@ -239,13 +239,7 @@ class _Search:
     """The loop's bookkeeping: every quantity stays on the device and is read once per batch of steps."""
 
     def __init__(
-        self,
-        problem: Problem,
-        tolerance: Tensor,
-        solver: str,
-        eta: float | None,
-        before: Tensor,
-        splits: Splits | None,
+        self, problem: Problem, tolerance: Tensor, solver: str, eta: float | None, before: Tensor, splits: Splits | None
     ) -> None:
         self.problem, self.tolerance, self.solver, self.splits = problem, tolerance, solver, splits
         self.eta = before.new_tensor(eta if eta is not None else 0.0)

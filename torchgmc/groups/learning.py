@@ -9,16 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from torchgmc.engine import checks
-from torchgmc.groups.columns import (
-    ColumnError,
-    as_mapping,
-    bin_of,
-    factorize,
-    num_rows,
-    read,
-    refuse_floats,
-    to_numbers,
-)
+from torchgmc.groups.columns import ColumnError, as_mapping, bin_of, factorize, num_rows, read, refuse_floats, to_numbers
 
 #: Text that an integer would be printed as: neither ``007``, which is a code, nor ``--5``.
 _INTEGER = re.compile(r"0|-?[1-9][0-9]{0,17}")

@@ -123,16 +123,11 @@ class Head(Float64Module):
     #: Does ``calibrate`` fit something to the data? If not, an audit may use the same data.
     fits: ClassVar[bool] = True
     #: How the command line calibrates it; None for a head that is used from Python.
-    task: ClassVar[Optional[Task]] = None  # noqa: UP045
+    task: ClassVar[Optional[Task]] = None
     __jit_unused_properties__: ClassVar[list[str]] = ["statistics", "member_argument", "needs_groups", "may_take_groups"]
 
     def __init__(
-        self,
-        alpha: float | None,
-        groups: Any = None,
-        conditional: bool = False,
-        jitter: float = 0.0,
-        noise_floor: bool = True,
+        self, alpha: float | None, groups: Any = None, conditional: bool = False, jitter: float = 0.0, noise_floor: bool = True
     ) -> None:
         super().__init__()
         self.alpha = None if alpha is None else checks.positive("alpha", alpha, "It is the largest violation allowed.")
@@ -155,7 +150,7 @@ class Head(Float64Module):
         self.register_buffer("variance", torch.zeros(0, dtype=torch.float64))
         self.register_buffer("largest_cluster", torch.tensor(0.0, dtype=torch.float64))
         self.is_fitted = False  # mirrors the buffer: forward may read it without looking at a tensor's value
-        self.report: Optional[Report] = None  # noqa: UP045  # TorchScript reads Optional
+        self.report: Optional[Report] = None
         self._parts: tuple[Any, ...] = ()  # statistics, see `keep`
         self.prepared_for: tuple[Any, Any, Any] = PREPARED  # arguments of `prepare`
         self.lacks_statistics = False  # the fitted state is of examples whose statistics are not here
@@ -294,22 +289,13 @@ class Head(Float64Module):
     # -- fit ---------------------------------------------------------------------------------------------------------
 
     def fit(
-        self: _Same,
-        *data: Any,
-        solver: str = "exact",
-        eta: float | None = None,
-        max_iter: int | None = None,
-        **options: Any,
+        self: _Same, *data: Any, solver: str = "exact", eta: float | None = None, max_iter: int | None = None, **options: Any
     ) -> _Same:
         """:meth:`fit_batches` with one batch, passed as to ``observe``; returns the head."""
         return self.fit_batches([self.bind(*data, **options)], solver, eta, max_iter)
 
     def fit_batches(
-        self: _Same,
-        batches: Iterable[Any],
-        solver: str = "exact",
-        eta: float | None = None,
-        max_iter: int | None = None,
+        self: _Same, batches: Iterable[Any], solver: str = "exact", eta: float | None = None, max_iter: int | None = None
     ) -> _Same:
         """Fit from data that come in batches; returns the head.
 
@@ -604,7 +590,7 @@ class Head(Float64Module):
             )
         return self.named_groups.transform(columns, unknown).membership.to(self.fitted.device)
 
-    def membership(self, groups: Optional[Tensor], n: int, like: Tensor) -> Tensor:  # noqa: UP045
+    def membership(self, groups: Optional[Tensor], n: int, like: Tensor) -> Tensor:
         """Membership as float64 (n, a) inside ``forward``: checks only shapes, so that it scripts and exports."""
         if not self.is_fitted:
             raise RuntimeError("this head is not fitted; call `fit`, or `observe` and `calibrate`, or load its state.")

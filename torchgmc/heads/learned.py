@@ -311,7 +311,7 @@ class Learning(Head):
         if not torch.compiler.is_compiling() and has_values(like) and (self.is_fitted or features is not None):
             self.check_features(features, len(like), like.device)
 
-    def learned_move(self, z: Tensor, member: Tensor, features: Optional[Tensor]) -> Tensor:  # noqa: UP045
+    def learned_move(self, z: Tensor, member: Tensor, features: Optional[Tensor]) -> Tensor:
         """What the trees take off z: float64 ``(n, C)``. Scripts and exports.
 
         Args:

@@ -13,19 +13,7 @@ from torchgmc.engine import checks
 from torchgmc.engine.extras import require
 from torchgmc.heads.base import Head
 from torchgmc.heads.combinations import combination_names, combinations
-from torchgmc.plots.style import (
-    DARK,
-    LIGHT,
-    MARKERS,
-    SMALL,
-    finished,
-    folded,
-    new_figure,
-    safe,
-    share,
-    signed,
-    spread,
-)
+from torchgmc.plots.style import DARK, LIGHT, MARKERS, SMALL, finished, folded, new_figure, safe, share, signed, spread
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -102,12 +90,7 @@ def deviation(
 
 
 def thresholds(
-    heads: Head | Mapping[str, Head],
-    groups: Any = None,
-    *,
-    top: int = 12,
-    title: str | None = None,
-    dark: bool = False,
+    heads: Head | Mapping[str, Head], groups: Any = None, *, top: int = 12, title: str | None = None, dark: bool = False
 ) -> Figure:
     """Threshold of each combination of groups, for one or several heads.
 

@@ -187,14 +187,8 @@ def count_generated(
     if checks.count("max_new_tokens", max_new_tokens, 20) <= find.longest:
         need = f"at least {find.longest + 1}, one more than the pieces of the longest word"
         raise ValueError(f"`max_new_tokens` must be {need}, got {max_new_tokens}.")
-    settings: dict[str, Any] = {
-        "do_sample": True,
-        "top_k": 0,
-        "top_p": 1.0,
-        "temperature": 1.0,
-        "num_return_sequences": samples,
-    }
-    settings |= {"pad_token_id": job.pad, "max_new_tokens": max_new_tokens} | options
+    settings: dict[str, Any] = {"do_sample": True, "top_k": 0, "top_p": 1.0, "temperature": 1.0}
+    settings |= {"num_return_sequences": samples, "pad_token_id": job.pad, "max_new_tokens": max_new_tokens} | options
     given = list(options.get("logits_processor") or [])
     first, anywhere = torch.zeros(2, len(prompts), len(job.words), dtype=torch.float64, device=device)
     texts: list[list[str]] = [[] for _ in prompts]

@@ -94,10 +94,7 @@ def bias_table(head: DistributionHead, logits: Tensor, groups: Tensor, weight: T
     _, member, weights, _ = head.check_batch(logits, groups, weight)
     average = weights / weights.sum()
     plain = torch.log_softmax(logits.float() if logits.dtype != torch.float64 else logits, -1)
-    masses = {
-        "before": plain[:, head.ids].double().exp() @ head.directions.T,
-        "after": head.measure(logits, member)[0],
-    }
+    masses = {"before": plain[:, head.ids].double().exp() @ head.directions.T, "after": head.measure(logits, member)[0]}
     rows = [(a, k) for a in range(head.num_groups) for k in range(len(head.attributes))]
     lists = list(head.attributes)
     table: dict[str, list[Any]] = {"group": [head.groups[a] for a, _ in rows], "list": [lists[k] for _, k in rows]}

@@ -30,7 +30,7 @@ class CustomStatistics(PerExample):
     """The examples themselves: f0 ``(n, m)``, outcomes ``(n, ...)``, x ``(n, ...)``, weights and clusters."""
 
     layout: ClassVar[dict[str, str]] = {
-        **{"f0": "float n m", "y": "any n *", "x": "any n *", "weight": "weight n", "cluster": "int n k"},
+        **{"f0": "float n m", "y": "any n *", "x": "any n *", "weight": "weight n", "cluster": "int n k"}
     }
     f0: Tensor
     y: Tensor
@@ -291,13 +291,7 @@ class GMCHead(Head):
 
     # -- use ---------------------------------------------------------------------------------------------------------
 
-    def forward(
-        self,
-        f0: Tensor,
-        x: Optional[Tensor] = None,  # noqa: UP045  # TorchScript
-        mode: str = "hard",
-        temperature: float = 0.1,
-    ) -> Tensor:
+    def forward(self, f0: Tensor, x: Optional[Tensor] = None, mode: str = "hard", temperature: float = 0.1) -> Tensor:
         """The calibrated f, shape and type of ``f0``; one step per line of the log.
 
         Differentiable in ``f0`` in every mode: through the projection, and through ``who`` where it returns floating point

@@ -115,11 +115,7 @@ def solve(
 
 
 def replay(
-    solution: Solution,
-    f0: Tensor,
-    who: Who,
-    what: Tensor | None = None,
-    projection: Projection | None = None,
+    solution: Solution, f0: Tensor, who: Who, what: Tensor | None = None, projection: Projection | None = None
 ) -> Tensor:
     """Apply the steps of a solution to new examples: f <- Proj(f - step g), with g at the current f.
 

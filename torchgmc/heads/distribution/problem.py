@@ -142,14 +142,7 @@ class SimplexProblem(DistributionProblem):
     """p itself, as the probabilities of the tokens in lists and four numbers for all others."""
 
     def __init__(
-        self,
-        words: Tensor,
-        tail: Tail,
-        directions: Tensor,
-        member: Tensor,
-        weight: Tensor,
-        conditional: bool,
-        names: Names,
+        self, words: Tensor, tail: Tail, directions: Tensor, member: Tensor, weight: Tensor, conditional: bool, names: Names
     ) -> None:
         super().__init__(member, weight, conditional, names)
         self.tail, self.directions = tail, directions.double()  # (u, J)

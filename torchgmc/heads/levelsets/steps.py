@@ -86,14 +86,7 @@ def apply_tables(z: Tensor, member: Tensor, tables: Tensor, edges: Tensor, eucli
 
 
 def apply_log(
-    z: Tensor,
-    member: Tensor,
-    who: Tensor,
-    step: Tensor,
-    column: Tensor,
-    edges: Tensor,
-    euclidean: bool,
-    apart: bool = False,
+    z: Tensor, member: Tensor, who: Tensor, step: Tensor, column: Tensor, edges: Tensor, euclidean: bool, apart: bool = False
 ) -> Tensor:
     """Rounds that move at most one group per level set, as :func:`merge_log` returns them; f is projected after each.
 

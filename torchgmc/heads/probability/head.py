@@ -403,11 +403,7 @@ class ProbabilityHead(Learning):
         return levelsets.probabilities(z, self.euclidean, self.multilabel)
 
     def calibrated(
-        self,
-        probs: Tensor,
-        groups: Optional[Tensor] = None,  # noqa: UP045  # TorchScript
-        temperature: float = 0.0,
-        features: Optional[Tensor] = None,  # noqa: UP045
+        self, probs: Tensor, groups: Optional[Tensor] = None, temperature: float = 0.0, features: Optional[Tensor] = None
     ) -> Tensor:
         """Calibrated coordinates (n, C), float64; with a temperature above 0 through soft level sets."""
         member = self.membership(groups, probs.shape[0], probs)
@@ -427,10 +423,10 @@ class ProbabilityHead(Learning):
     def forward(
         self,
         probs: Tensor,
-        groups: Optional[Tensor] = None,  # noqa: UP045  # TorchScript
+        groups: Optional[Tensor] = None,
         mode: str = "hard",
         temperature: float = 0.1,
-        features: Optional[Tensor] = None,  # noqa: UP045
+        features: Optional[Tensor] = None,
     ) -> Tensor:
         r"""Calibrated probabilities, of the shape and type of ``probs``.
 

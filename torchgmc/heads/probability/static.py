@@ -96,14 +96,7 @@ class Columns:
     """
 
     def __init__(
-        self,
-        member: Tensor,
-        z: Tensor,
-        y: Tensor,
-        share: Tensor,
-        euclidean: bool,
-        slopes: bool,
-        spots: Places | None = None,
+        self, member: Tensor, z: Tensor, y: Tensor, share: Tensor, euclidean: bool, slopes: bool, spots: Places | None = None
     ) -> None:
         self.member, self.euclidean, self.slopes, self.spots = member, euclidean, slopes, spots
         self.z, self.y, self.share = z, y, share

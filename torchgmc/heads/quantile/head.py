@@ -449,13 +449,7 @@ class QuantileHead(Learning):
         self.log_who, self.log_step, self.log_column = (t.to(device) for t in log)
 
     def _fixed(
-        self,
-        examples: QuantileStatistics,
-        edges: Tensor,
-        unit: float,
-        solver: str,
-        eta: float | None,
-        max_iter: int | None,
+        self, examples: QuantileStatistics, edges: Tensor, unit: float, solver: str, eta: float | None, max_iter: int | None
     ) -> Report:
         """Algorithm 1 or 2."""
         start, z = self._begin(examples, unit)
@@ -484,11 +478,11 @@ class QuantileHead(Learning):
 
     def forward(
         self,
-        groups: Optional[Tensor] = None,  # noqa: UP045  # TorchScript
-        base: Optional[Tensor] = None,  # noqa: UP045
+        groups: Optional[Tensor] = None,
+        base: Optional[Tensor] = None,
         mode: str = "hard",
         temperature: float = 0.1,
-        features: Optional[Tensor] = None,  # noqa: UP045
+        features: Optional[Tensor] = None,
     ) -> Tensor:
         r"""Threshold of each example, ``(n,)``, float64: one entry if the head has no groups and no ``base`` is given.
 
@@ -547,11 +541,11 @@ class QuantileHead(Learning):
     def covers(
         self,
         scores: Tensor,
-        groups: Optional[Tensor] = None,  # noqa: UP045  # TorchScript
-        base: Optional[Tensor] = None,  # noqa: UP045
+        groups: Optional[Tensor] = None,
+        base: Optional[Tensor] = None,
         mode: str = "hard",
         temperature: float = 0.1,
-        features: Optional[Tensor] = None,  # noqa: UP045
+        features: Optional[Tensor] = None,
     ) -> Tensor:
         r"""Is each score covered? :math:`1\{\text{score} \le q(x)\}`, or :math:`\sigma((q(x) - \text{score}) / T)` if soft.
 

@@ -138,10 +138,7 @@ def fit_thresholds(
 
 
 def tabulate(
-    head: "ThresholdHead",
-    statistics: CurveStatistics | SampleStatistics,
-    problem: CurveProblem | SampleProblem,
-    solver: str,
+    head: "ThresholdHead", statistics: CurveStatistics | SampleStatistics, problem: CurveProblem | SampleProblem, solver: str
 ) -> tuple[Tensor, Tensor, Report, bool]:
     """Patterns, their thresholds ``(P, C)``, the report, and whether it has a row for everyone."""
     began = time.perf_counter()

@@ -27,14 +27,7 @@ from torchgmc.heads.combinations import threshold_figures, threshold_tables
 from torchgmc.heads.learned import Learning
 from torchgmc.heads.threshold import training
 from torchgmc.heads.threshold.fit import coarse, fit_thresholds, grow, tabulate
-from torchgmc.heads.threshold.problem import (
-    POINTS,
-    ClusterSums,
-    CurveProblem,
-    CurveStatistics,
-    SampleProblem,
-    SampleStatistics,
-)
+from torchgmc.heads.threshold.problem import POINTS, ClusterSums, CurveProblem, CurveStatistics, SampleProblem, SampleStatistics
 from torchgmc.heads.threshold.risks import CHUNK, RISKS, Lattice, MonotoneRisk, Risk
 from torchgmc.heads.threshold.task import TASK
 
@@ -493,7 +486,8 @@ class ThresholdHead(Learning):
         return SampleProblem(statistics, self.init, *common, apart=self._apart)
 
     def _problem(self) -> CurveProblem | SampleProblem:
-        problem = self.problem_of(self.seen("image"))
+        statistics = self.seen("image")
+        problem = self.problem_of(statistics)
         empty = (problem.share <= 0).nonzero()
         if len(empty):
             row, column = empty[0].tolist()
@@ -549,12 +543,7 @@ class ThresholdHead(Learning):
 
     # -- use ---------------------------------------------------------------------------------------------------------
 
-    def threshold(
-        self,
-        groups: Optional[Tensor] = None,  # noqa: UP045  # TorchScript
-        n: int = 1,
-        features: Optional[Tensor] = None,  # noqa: UP045
-    ) -> Tensor:
+    def threshold(self, groups: Optional[Tensor] = None, n: int = 1, features: Optional[Tensor] = None) -> Tensor:
         """Threshold of each example: ``(n,)``, or ``(n, C)`` with classes, float64.
 
         ``n`` is the number of rows when the head has no groups; ``features``: where it was made with ``learn``.
@@ -574,10 +563,10 @@ class ThresholdHead(Learning):
     def forward(
         self,
         scores: Tensor,
-        groups: Optional[Tensor] = None,  # noqa: UP045  # TorchScript
+        groups: Optional[Tensor] = None,
         mode: str = "hard",
         temperature: float = 0.1,
-        features: Optional[Tensor] = None,  # noqa: UP045
+        features: Optional[Tensor] = None,
     ) -> Tensor:
         r"""Mask = scores > threshold, of the shape of ``scores``.
 

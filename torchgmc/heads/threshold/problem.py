@@ -364,13 +364,7 @@ class CurveProblem(ThresholdProblem):
     moving = "levels"
 
     def __init__(
-        self,
-        statistics: CurveStatistics,
-        lattice: Lattice,
-        target: Tensor,
-        increasing: bool,
-        conditional: bool,
-        names: Names,
+        self, statistics: CurveStatistics, lattice: Lattice, target: Tensor, increasing: bool, conditional: bool, names: Names
     ) -> None:
         super().__init__(statistics.member, statistics.mass.sum(0), target, increasing, conditional, names)
         self.lattice = lattice

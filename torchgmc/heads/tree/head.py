@@ -327,7 +327,7 @@ class TreeHead(Head):
         leaves, levels = path_levels(probs, self.paths, self.depths, self.order, self.spans, self.jitter, self.noise_version)
         return answers(levels, self.paths[leaves], lam.to(torch.float64))
 
-    def _routes(self, probs: Tensor, groups: Optional[Tensor]) -> tuple[Tensor, Tensor, Tensor]:  # noqa: UP045  # TorchScript
+    def _routes(self, probs: Tensor, groups: Optional[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         """Levels and nodes of the path to the best leaf, ``(n, height)`` each, and membership ``(n, a)``."""
         if not is_scripting():
             self.check_input("probs", probs, groups, "apply `softmax(1)` to logits")
@@ -337,18 +337,12 @@ class TreeHead(Head):
         leaves, levels = path_levels(probs, self.paths, self.depths, self.order, self.spans, self.jitter, self.noise_version)
         return levels, self.paths[leaves], member
 
-    def threshold(self, probs: Tensor, groups: Optional[Tensor] = None) -> Tensor:  # noqa: UP045  # TorchScript
+    def threshold(self, probs: Tensor, groups: Optional[Tensor] = None) -> Tensor:
         """Lambda of each input, float64, ``(n,)``."""
         levels, routes, member = self._routes(probs, groups)
         return replay(levels, routes, member, self.shifts, self.base)
 
-    def forward(
-        self,
-        probs: Tensor,
-        groups: Optional[Tensor] = None,  # noqa: UP045  # TorchScript
-        mode: str = "hard",
-        temperature: float = 0.1,
-    ) -> Tensor:
+    def forward(self, probs: Tensor, groups: Optional[Tensor] = None, mode: str = "hard", temperature: float = 0.1) -> Tensor:
         r"""Answer of each input: node ids, int64, ``(n,)``; or the probability of every node to be the answer, ``(n, V)``.
 
         With r_k the summed score at depth k of the path to the best leaf, and the leaf always good enough, the soft answer is

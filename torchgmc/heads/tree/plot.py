@@ -38,13 +38,7 @@ LEVELS = 4
 
 
 def tree(
-    head: TreeHead,
-    audit: Audit,
-    *,
-    below: bool = True,
-    rows: int = 24,
-    title: str | None = None,
-    dark: bool = False,
+    head: TreeHead, audit: Audit, *, below: bool = True, rows: int = 24, title: str | None = None, dark: bool = False
 ) -> Figure:
     """The tree from the root on the left to the leaves: colour shows how far the coverage is from the target, size how often.
 
