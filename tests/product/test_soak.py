@@ -1,8 +1,8 @@
 """Many observes: memory grows by the rows kept, not at all where statistics are sums, and no row is copied often."""
 
+import ctypes
 import json
 import math
-import os
 import subprocess
 import sys
 
@@ -78,44 +78,50 @@ def test_a_batch_may_be_overwritten_after_observe(entry: heads_zoo.Entry) -> Non
     torch.testing.assert_close(head(*inputs), expected(*inputs))
 
 
+needs_glibc = pytest.mark.skipif(
+    not sys.platform.startswith("linux") or not hasattr(ctypes.CDLL(None), "mallinfo2"),
+    reason="needs glibc's counts",
+)
+
+
 def measured(name: str, *rounds: tuple[int, int, int]) -> list[list[int]]:
     """Growth in bytes and objects, examples, and bytes of the statistics: (examples, calls, reset) after (examples, ...)."""
     numbers = [str(number) for one in rounds for number in one]
     words = [sys.executable, "-m", "gmctest.soak_worker", name, *numbers]
-    # One heap that keeps what it took, whatever the machine: it is at its peak after the warm-up, and grows by what is held.
+    # One heap, with large tensors in it too, so that its own count of bytes in use is of all of them.
     env = subprocess_env(MALLOC_MMAP_THRESHOLD_=str(1 << 30), MALLOC_TRIM_THRESHOLD_=str(1 << 32), MALLOC_ARENA_MAX="1")
     done = subprocess.run(words, env=env, check=True, capture_output=True, text=True, timeout=600)
     return json.loads(done.stdout)
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="needs /proc")
+@needs_glibc
 @pytest.mark.parametrize("name", ["threshold", "threshold-classes", "threshold-jitter", "conformal", "unprocessed"])
 def test_sums_leave_memory_as_it_is(name: str) -> None:
     """Sums per cell do not grow, not by an object in three calls. ``benchmarks.soak`` makes a million calls."""
     rounds = measured(name, (50, 120, 0), (1, 120, 0))
     for size, objects, _, _ in rounds:
-        assert size < 8 << 20 and objects < 40, rounds  # the allocator takes a few MB of its own
+        assert size < 1 << 18 and objects < 40, rounds
     assert rounds[-1][2] == 51 * 180
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="needs /proc")
+@needs_glibc
 def test_a_million_examples_leave_memory_as_it_is() -> None:
     """1,050 calls of 1,000 examples, and as many of one."""
     rounds = measured("threshold", (1000, 700, 0), (1, 700, 0))
     for size, objects, _, _ in rounds:
-        assert size < 8 << 20 and objects < 40, rounds
+        assert size < 1 << 18 and objects < 40, rounds
     assert rounds[-1][2] == 1001 * 1050 > 1_000_000
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="needs /proc")
+@needs_glibc
 @pytest.mark.parametrize("name", ["probability", "quantile", "distribution", "tree-groups", "gmc"])
 def test_rows_of_a_million_examples_grow_by_their_size(name: str) -> None:
-    """A million examples, 1,000 a call: the process grows by the rows, and by the room to join them."""
+    """A million examples, 1,000 a call: what is in use grows by the rows."""
     (growth, objects, rows, size), (later, left, _, _) = measured(name, (1000, 740, 0), (1, 3400, 500))
     assert rows == 1_110_000
-    assert growth < 3 * size + (8 << 20) and objects < 100, (growth, size, objects)
+    assert size / 2 < growth < size + (1 << 18) and objects < 100, (growth, size, objects)
     assert size / rows < 200  # bytes of one example
-    assert later < 8 << 20 and left < 100, (later, left)  # observe, reset, observe, ...: nothing is left behind
+    assert later < 1 << 18 and left < 100, (later, left)  # observe, reset, observe, ...: nothing is left behind

@@ -23,7 +23,7 @@ EXEMPT = {
     "called by the package, on arguments that are checked before; public so that it can be overridden, scripted or read": (
         "Adapter.activate Adapter.apply Adapter.at_position Adapter.find Adapter.last Adapter.replace Adapter.scores "
         "Adapter.raw CalibratedModel.run PredictionSets.check_output _Conformal.__init__ _Conformal.check_output "
-        "_Conformal.thresholds "
+        "_Conformal.thresholds CalibratedModel.features "
         "CalibratedModel.__init__ CalibratedModel.apply_head DistributionHead.shift GMCHead.direction "
         "Head.same_state Watch.__init__ "
         "Groups.__init__ Head.__init__ Head.membership MonotoneRisk.curves MonotoneRisk.values ProbabilityHead.calibrated "
@@ -51,8 +51,8 @@ EXEMPT = {
 #: Methods that a head gives the package, which calls them on arguments that are checked before.
 CONTRACT = (
     "audit_rows audit_summary audit_sums bind bind_batch check_batch check_groups check_input class_names "
-    "check_member check_solver figures flat group_thresholds keep lacks_everyone mark_fitted measure members_of "
-    "prepare promised register_buffer set_extra_state soft start tables write "
+    "check_member check_solver check_state figures flat group_thresholds keep lacks_everyone mark_fitted measure members_of "
+    "prepare promised register_buffer seen set_extra_state soft start tables write "
     "audit_measures by_name check_features check_use divide grow_trees learned_move prepare_learning problem_of shown_output "
     "tree_columns write_rules write_trees"
 )

@@ -5,6 +5,7 @@
 prints for each round its growth in bytes and objects, and the examples, rows and bytes in the statistics after it.
 """
 
+import ctypes
 import gc
 import json
 import sys
@@ -12,8 +13,20 @@ import sys
 from torch import Tensor
 
 import torchgmc as gmc
-from benchmarks.soak import resident
 from gmctest.heads_zoo import ZOO
+
+
+class Heap(ctypes.Structure):
+    """glibc's struct mallinfo2: ten counts, of which the eighth is the bytes in use."""
+
+    _fields_ = (("counts", ctypes.c_size_t * 10),)
+
+
+def in_use() -> int:
+    """Bytes of the heap that somebody holds. What the process has in memory also counts holes, which depend on luck."""
+    heap = ctypes.CDLL(None).mallinfo2
+    heap.restype = Heap
+    return int(heap().counts[7])
 
 
 def held(head: gmc.Head) -> tuple[int, int]:
@@ -23,17 +36,17 @@ def held(head: gmc.Head) -> tuple[int, int]:
 
 
 def grown(head: gmc.Head, data: tuple[Tensor, ...], calls: int, reset: int) -> tuple[int, int]:
-    """Growth of the process over so many calls, after half as many to warm up: its bytes, and the objects that live in it."""
+    """Growth over so many calls, after half as many to warm up: bytes in use, and the objects that live in the process."""
     before = (0, 0)
     for i in range(calls + calls // 2):
         if i == calls // 2:
             gc.collect()
-            before = resident(), len(gc.get_objects())
+            before = in_use(), len(gc.get_objects())
         if reset and i % reset == 0:
             head.reset()
         head.observe(*data)
     gc.collect()
-    return resident() - before[0], len(gc.get_objects()) - before[1]
+    return in_use() - before[0], len(gc.get_objects()) - before[1]
 
 
 def main(name: str, *numbers: str) -> None:
