@@ -139,7 +139,7 @@ def test_one_split_is_the_best_column_whatever_the_first_draw_of_roots() -> None
     columns[:, 3] = torch.rand(400, generator=torch.Generator().manual_seed(0))
     scores = 1 + 4 * (columns[:, 3] > 0.5).double() * torch.rand(400, generator=torch.Generator().manual_seed(1))
     z = torch.full((400, 1), float(scores.quantile(0.9)), dtype=torch.float64)
-    loss = trees.pinball(scores, torch.ones(400, dtype=torch.float64), 0.9)
+    loss = trees.pinball(scores[:, None, None], torch.ones(400, 1, 1).double(), torch.tensor([0.9]).double())
     coded = trees.code(columns, torch.zeros(4, dtype=torch.bool), 16)
     found = trees.boost(coded, z, z, loss, 100, 1, 40, 0.2, 3.0, 1.0)
     assert len(found.trees) >= 3 and all(int(tree.column[0]) == 3 for tree in found.trees)
