@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch._subclasses import FakeTensorMode
 
@@ -180,6 +180,7 @@ def test_restarting_at_a_solution_changes_nothing():
 
 @settings(deadline=None, max_examples=20)
 @given(seed=st.integers(0, 1000))
+@example(seed=100)  # offsets of half a step of the lattice
 def test_weights_equal_repeated_images(seed):
     scores, masks, groups = make(n=20, seed=seed)
     times = torch.randint(1, 4, (20,), generator=torch.Generator().manual_seed(seed))

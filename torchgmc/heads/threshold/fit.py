@@ -197,7 +197,8 @@ def _snap(head: "ThresholdHead", found: list[Offsets]) -> tuple[Tensor, Tensor]:
     lattice = head.lattice
     if lattice is not None:
         steps = torch.ceil((common - lattice.origin) / lattice.unit - 1e-6)
-        return lattice.origin + steps * lattice.unit, torch.round(groups / lattice.unit) * lattice.unit
+        groups = torch.floor(groups / lattice.unit + (0.5 + 1e-6))  # halves go up, whatever their last bits
+        return lattice.origin + steps * lattice.unit, groups * lattice.unit
     unit = head.resolution_used / PARTS
     groups = torch.round(groups / unit) * unit
     lift = 1 + (groups != 0).sum(0)
