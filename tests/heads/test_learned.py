@@ -1,6 +1,7 @@
 """Groups that nobody named: fits, files, doors, rules in words, and errors."""
 
 import math
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -427,6 +428,20 @@ def test_a_layer_is_looked_at_in_files_too(behind: CalibratedModel, tmp_path: Pa
     x, groups = torch.randn(5, 4), torch.rand(5, 1) < 0.5
     path = behind.export(tmp_path / "model", format, (x, groups))  # compared there, on other numbers of rows too
     assert gmc.export.metadata(path)["inputs"] == ["x", "groups"]
+
+
+def test_threads_look_at_their_own_pass(behind: CalibratedModel) -> None:
+    """Each thread has a batch of another size: what a layer returned in another thread would be of the wrong rows."""
+    batches = [(torch.randn(50 + k, 4, generator=torch.Generator().manual_seed(k)), torch.ones(50 + k, 1)) for k in range(6)]
+    with torch.no_grad():
+        want = [behind(*batch) for batch in batches]
+
+    def same(k: int) -> bool:
+        with torch.no_grad():
+            return all(torch.equal(behind(*batches[k]), want[k]) for _ in range(60))
+
+    with ThreadPoolExecutor(6) as pool:
+        assert all(pool.map(same, range(6)))
 
 
 def test_a_layer_of_images_is_averaged_over_its_pixels() -> None:

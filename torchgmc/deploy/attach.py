@@ -2,6 +2,7 @@
 
 import functools
 import os
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -412,12 +413,17 @@ class ManyHeads(CalibratedModel):
 
 
 def heard(model: nn.Module, layers: Sequence[str], work: Callable[[], Any]) -> tuple[Any, dict[str, Any]]:
-    """What ``work``, a pass of the model, returns, and what these layers of it return, by name."""
+    """What ``work``, a pass of the model in this thread, returns, and what these layers of it (last) return, by name."""
     if not layers:
         return work(), {}
     seen: dict[str, Any] = {}
-    hooks = {name: functools.partial(lambda name, module, inputs, output: seen.update({name: output}), name) for name in layers}
-    handles = [model.get_submodule(name).register_forward_hook(hook) for name, hook in hooks.items()]
+    thread = threading.get_ident()
+
+    def look(name: str, module: nn.Module, inputs: Any, output: Any) -> None:
+        if threading.get_ident() == thread:  # other threads may run the same model, and look for themselves
+            seen[name] = output
+
+    handles = [model.get_submodule(name).register_forward_hook(functools.partial(look, name)) for name in layers]
     try:
         return work(), seen
     finally:
