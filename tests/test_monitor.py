@@ -218,6 +218,18 @@ class TestShift:
         with pytest.raises(ValueError, match="came without `Groups`"):
             gmc.ShiftMonitor(scores, groups.membership).update(scores[:40], frame)
 
+    def test_a_state_of_other_groups_is_refused(self):
+        """In another order, the evidence against one group would be held against the other."""
+        scores, member = torch.rand(200), torch.rand(200, 2) < 0.5
+        one, same, other = (gmc.ShiftMonitor(scores, member, names) for names in (["a", "b"], ["a", "b"], ["b", "a"]))
+        one.update(scores[:50], member[:50])
+        same.load_state_dict(one.state_dict())
+        with pytest.raises(RuntimeError, match="their order"):
+            other.load_state_dict(one.state_dict())
+        assert same.evidence == one.evidence and int(other.examples) == 0
+        old = {name: value for name, value in one.state_dict().items() if name != "promises"}  # of an earlier version
+        same.load_state_dict(old)
+
     def test_what_is_refused(self):
         with pytest.raises(ValueError, match="at least 100"):
             gmc.ShiftMonitor(torch.rand(5))

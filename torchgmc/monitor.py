@@ -14,7 +14,9 @@ The delay after a change is about :math:`2 \sigma^2 \ln(2 G K / (\delta \rho)) /
 deviation: one just beyond alpha stays invisible for a long time.
 """
 
+import json
 import math
+import zlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -75,6 +77,7 @@ class Watch(Float64Module, Tabular):
     examples: Tensor
     alarmed: Tensor
     history: Tensor
+    promises: Tensor
     #: What an alarm says.
     about = "the deviation is beyond"
 
@@ -85,6 +88,7 @@ class Watch(Float64Module, Tabular):
         self.delta = checks.fraction("delta", delta)
         self.cluster_size = checks.positive("cluster_size", cluster_size, "It is the largest number of examples of a cluster.")
         count = len(names.who) * len(names.what)
+        self.register_buffer("promises", torch.tensor(_code([*names.who, *names.what, self.alpha, conditional, cluster_size])))
         self.register_buffer("log_capital", torch.full((count, 2, BETS), -math.inf, dtype=torch.float64))
         self.register_buffer("highest", torch.zeros(count, 2, dtype=torch.float64))  # log e of each g and side, at its highest
         self.register_buffer("sums", torch.zeros(3, count, dtype=torch.float64))
@@ -235,7 +239,11 @@ class Watch(Float64Module, Tabular):
         }
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        """Evidence that is NaN would never become an alarm: it is refused before anything changes."""
+        """Evidence that is NaN, or about other promises, is refused before anything changes."""
+        about = state_dict.setdefault(prefix + "promises", self.promises)  # states of earlier versions have none
+        if int(about) != int(self.promises):
+            args[-1].append("the state of a monitor cannot be loaded: its groups, their order, alpha or the view are others.")
+            return
         history = state_dict.get(prefix + "history", self.history)
         lacking = [name for name in self._buffers if bool(state_dict.get(prefix + name, self.history[:0]).isnan().any())]
         if lacking or history.shape[1:] != self.history.shape[1:]:
@@ -369,6 +377,7 @@ class ShiftMonitor(Watch):
             raise ValueError(f"`names` must have one name per column of `groups`, {member.shape[1]}, got {len(found)}.")
         cells = [f"scores {_between(edges.tolist(), k)}" for k in range(len(edges) + 1)]
         super().__init__(Names([*(f"share of {name}" for name in found), *cells], [""]), tolerance, delta, False)
+        self.promises.fill_(_code([*found, self.alpha]))
         self.register_buffer("edges", edges)
         self.register_buffer("shares", self._cells(values, member).mean(0))
         self.to(values.device)
@@ -414,6 +423,11 @@ class ShiftMonitor(Watch):
     def _cells(self, values: Tensor, member: Tensor) -> Tensor:
         level = torch.bucketize(values, self.edges, right=True)
         return torch.cat([member, torch.nn.functional.one_hot(level, len(self.edges) + 1).double()], 1)
+
+
+def _code(about: list[Any]) -> int:
+    """A number that differs between monitors whose evidence does not mean the same."""
+    return zlib.crc32(json.dumps(about).encode())
 
 
 def _between(edges: list[float], k: int) -> str:
