@@ -270,8 +270,7 @@ class QuantileHead(Learning):
             lift, snapped = _snapped(found, unit)
             return (examples.base if own else 0.0) + lift + examples.member.double() @ snapped
 
-        seen = type(examples)(*(part[divided.order[: -divided.held or None]] for part in vars(examples).values()))
-        start, final = thresholds(seen), thresholds(examples)
+        start, final = thresholds(examples.pick(divided.order[: -divided.held or None])), thresholds(examples)
         spread = float((examples.scores - final).abs().median()) or 1.0
         scale = 2.0 ** round(math.log2(max(spread, 1e-150)))
         weight, goal = examples.weight / examples.weight.mean(), final.new_tensor([self.target])
