@@ -48,6 +48,17 @@ class Trees:
         rate: share of each leaf's step that is taken.
         bins: levels that a number is cut into, 2 to 255.
         ridge: examples by which each leaf is drawn to no change; ``smallest``: least curvature of a leaf, in examples.
+
+    Example:
+        >>> x, group = torch.randn(4000, 2), torch.rand(4000, 1) < 0.5
+        >>> hidden = (x[:, 0] > 0.5) & group[:, 0]  # nobody named it
+        >>> probs = torch.full((4000,), 0.4)
+        >>> y = torch.rand(4000) < probs + 0.4 * hidden
+        >>> learn = gmc.Trees(depth=2, names=["age", "income"])
+        >>> head = gmc.ProbabilityHead(alpha=None, groups=["women"], learn=learn).fit(probs, y, group, features=x)
+        >>> f = head(probs, group, features=x)
+        >>> bool((f[hidden].mean() - 0.8).abs() < 0.05), "women" in head.learned[0][0]
+        (True, True)
     """
 
     depth: int = 3
@@ -98,6 +109,14 @@ class Linear:
         names: of the features; ``x0, x1, ...`` by default.
         steps: most steps.
         ridge: examples by which each weight is drawn to 0; or 10, 100 or 1,000 times as many, if held-out rows prefer it.
+
+    Example:
+        >>> x = torch.randn(2000, 5)
+        >>> probs, y = torch.full((2000,), 0.5), torch.rand(2000) < torch.sigmoid(2 * x[:, 3])
+        >>> head = gmc.ProbabilityHead(alpha=None, learn=gmc.Linear("l1")).fit(probs, y, features=x)
+        >>> f, truth = head(probs, features=x), torch.sigmoid(2 * x[:, 3])
+        >>> bool((f - truth).abs().mean() < 0.05), head.learned[0][0][:2]
+        (True, 'x3')
     """
 
     penalty: str = "l2"
@@ -328,8 +347,8 @@ class Learning(Head):
                 return torch.zeros_like(z, dtype=torch.float64)
             x = features.to(torch.float64) - self.line_center
             return torch.where(x.isnan(), torch.zeros_like(x), x) @ self.line_weight
-        parts = [features.to(torch.float32), z.detach().to(torch.float32), member.to(torch.float32)]
-        return trees.walk(torch.cat(parts, 1), self.tree_column, self.tree_cut, self.tree_kind, self.tree_leaf)
+        columns = looked_at(features, z.detach(), member)
+        return trees.walk(columns, self.tree_column, self.tree_cut, self.tree_kind, self.tree_leaf)
 
     # -- fit ---------------------------------------------------------------------------------------------------------
 
@@ -550,6 +569,11 @@ class Learning(Head):
         if labels is not None and float(value).is_integer() and 0 <= value < len(labels):
             return str(labels[int(value)])
         return f"{value:.4g}"
+
+
+def looked_at(features: Tensor, own: Tensor, member: Tensor) -> Tensor:
+    """What trees look at: features, the model's own output (or start) ``(n, C)``, groups; float32 ``(n, d + C + a)``."""
+    return torch.cat([features.to(torch.float32), own.to(torch.float32), member.to(torch.float32)], 1)
 
 
 def _last(chosen: Tensor) -> Tensor:

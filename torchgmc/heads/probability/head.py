@@ -20,7 +20,7 @@ from torchgmc.engine.solver import MAX_FIXED_STEPS, Log, run
 from torchgmc.engine.values import Names, Values
 from torchgmc.heads.base import EVERYONE, Head
 from torchgmc.heads.learned import Found as TreesFound
-from torchgmc.heads.learned import Learning
+from torchgmc.heads.learned import Learning, looked_at
 from torchgmc.heads.levelsets import soft as soft_levels
 from torchgmc.heads.levelsets import steps as levelsets
 from torchgmc.heads.levelsets.problem import ResidualProblem
@@ -286,7 +286,8 @@ class ProbabilityHead(Learning):
                 if found.trees is not None:
                     before, after = (self._f(z) for z in (examples.z, found.z))
                     values = [width * part for part in (after - before, before - examples.y, after - examples.y)]
-                    self.write_rules(found.trees, self._tree_columns(examples), values, examples, (-width, width))
+                    columns = looked_at(examples.features, examples.z, examples.member)
+                    self.write_rules(found.trees, columns, values, examples, (-width, width))
                 self.mark_fitted(found.report, everyone)
             else:
                 self._take_fixed_steps(examples, solver, eta, max_iter)
@@ -305,10 +306,6 @@ class ProbabilityHead(Learning):
         report = dataclasses.replace(report, details={"examples": len(examples.z), "eta": eta})
         self._write(None, None, self._lengths(problem, log))
         self.mark_fitted(probabilities.in_units(report, width))
-
-    def _tree_columns(self, examples: ProbabilityStatistics) -> Tensor:
-        """What trees look at: features, the model's own output, named groups; float32 ``(n, d + C + a)``."""
-        return torch.cat([examples.features, examples.z.float(), examples.member.float()], 1)
 
     def shown_output(self, value: float) -> float:
         """A probability (or mean) instead of a coordinate."""
@@ -332,7 +329,9 @@ class ProbabilityHead(Learning):
         def loss(rows: Tensor) -> trees.Loss:
             return probabilities.tree_loss(examples.y[rows], weight[rows], self.euclidean)
 
-        return self.grow_trees(self._tree_columns(self.statistics), (start, final), loss, divided)
+        every = self.statistics
+        columns = looked_at(every.features, every.z, every.member)
+        return self.grow_trees(columns, (start, final), loss, divided)
 
     def _promise(self, device: torch.device, everyone: bool = False) -> probabilities.Promise:
         width = self.high - self.low

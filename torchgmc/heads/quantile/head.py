@@ -28,7 +28,7 @@ from torchgmc.heads import finite
 from torchgmc.heads.base import EVERYONE
 from torchgmc.heads.combinations import threshold_figures, threshold_tables
 from torchgmc.heads.learned import Found as TreesFound
-from torchgmc.heads.learned import Learning
+from torchgmc.heads.learned import Learning, looked_at
 from torchgmc.heads.levelsets import soft as soft_levels
 from torchgmc.heads.levelsets import steps as levelsets
 from torchgmc.heads.levelsets.steps import cell_sums
@@ -244,7 +244,8 @@ class QuantileHead(Learning):
                 after = self._thresholds(seen)[:, None]
             fresh = after + found.unseen - found.z
             s = [(seen.scores[:, None] <= q).double() - self.target for q in (start, fresh)]
-            self.write_rules(found, self._tree_columns(seen), (after - start, *s), seen, self.s_range())
+            columns = looked_at(seen.features, seen.base.nan_to_num(0.0)[:, None], seen.member)
+            self.write_rules(found, columns, (after - start, *s), seen, self.s_range())
         details = {
             "examples": examples.rows,
             "alpha_asked": self.alpha,
@@ -253,10 +254,6 @@ class QuantileHead(Learning):
         details |= report.details | {"rounds": len(self.log_who)}
         self.mark_fitted(dataclasses.replace(report, details=details), everyone)
         return self
-
-    def _tree_columns(self, examples: QuantileStatistics) -> Tensor:
-        """What trees look at: features, each example's own start, named groups; float32 ``(n, d + 1 + a)``."""
-        return torch.cat([examples.features, examples.base.nan_to_num(0.0)[:, None].float(), examples.member.float()], 1)
 
     def _grow(self, examples: QuantileStatistics, unit: float) -> TreesFound | None:
         """Trees on the pinball loss, in a unit near the spread of the scores."""
@@ -279,7 +276,8 @@ class QuantileHead(Learning):
             return trees.pinball(examples.scores[rows, None, None] / scale, weight[rows, None, None], goal)
 
         parts = (start[:, None] / scale, final[:, None] / scale)
-        found = self.grow_trees(self._tree_columns(examples), parts, loss, divided, cross=True)
+        columns = looked_at(examples.features, examples.base.nan_to_num(0.0)[:, None], examples.member)
+        found = self.grow_trees(columns, parts, loss, divided, cross=True)
         return found.scaled(scale, final[:, None])
 
     def _problem(

@@ -18,6 +18,7 @@ from torchgmc.groups.cells import pattern_ids
 from torchgmc.heads import finite
 from torchgmc.heads.base import EVERYONE
 from torchgmc.heads.learned import Found as TreesFound
+from torchgmc.heads.learned import looked_at
 from torchgmc.heads.threshold.problem import POINTS, CurveProblem, CurveStatistics, SampleProblem, SampleStatistics
 
 if TYPE_CHECKING:
@@ -85,7 +86,9 @@ def grow(head: "ThresholdHead", statistics: SampleStatistics, target: Tensor) ->
     def loss(rows: Tensor) -> trees.Loss:
         return trees.pinball(table[rows] / scale, weight[rows], target)
 
-    found = head.grow_trees(head.tree_columns(statistics), (start / scale, final / scale), loss, divided, cross=True)
+    assert statistics.features is not None
+    columns = looked_at(statistics.features, torch.zeros_like(statistics.mass), statistics.member)  # no output
+    found = head.grow_trees(columns, (start / scale, final / scale), loss, divided, cross=True)
     return found.scaled(scale, final)
 
 

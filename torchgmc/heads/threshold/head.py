@@ -24,7 +24,7 @@ from torchgmc.groups.cells import pattern_ids
 from torchgmc.heads import finite
 from torchgmc.heads.base import Head
 from torchgmc.heads.combinations import threshold_figures, threshold_tables
-from torchgmc.heads.learned import Learning
+from torchgmc.heads.learned import Learning, looked_at
 from torchgmc.heads.threshold import training
 from torchgmc.heads.threshold.fit import coarse, fit_thresholds, grow, tabulate
 from torchgmc.heads.threshold.problem import POINTS, ClusterSums, CurveProblem, CurveStatistics, SampleProblem, SampleStatistics
@@ -33,7 +33,7 @@ from torchgmc.heads.threshold.task import TASK
 
 #: Elements of the largest temporary table of curves (128 MB in float64).
 MAX_ELEMENTS = 1 << 24
-#: Scores of an image and class that a head keeps which learns.
+#: Scores per image and class that a head with `learn` keeps.
 KEPT = 256
 
 
@@ -450,16 +450,12 @@ class ThresholdHead(Learning):
             sign = 1.0 if self.risk.increasing else -1.0
             s = [sign * (seen.risk(lam) - problem.target) for lam in (trees.start, fresh)]
             effect = fresh - trees.start + trees.z - trees.unseen
-            self.write_rules(trees, self.tree_columns(seen), (effect, *s), seen, self.s_range())
+            columns = looked_at(seen.features, torch.zeros_like(seen.mass), seen.member)
+            self.write_rules(trees, columns, (effect, *s), seen, self.s_range())
         history = torch.stack([before.abs().max().cpu(), found.report.history[-1]])
         report = dataclasses.replace(found.report, violations_before=before, history=history)  # of scores as they came
         self.mark_fitted(self._finish(report), found.everyone)
         return self
-
-    def tree_columns(self, examples: SampleStatistics) -> Tensor:
-        """What trees look at: features and named groups, and zeros where other heads have an output; ``(n, d + C + a)``."""
-        assert examples.features is not None
-        return torch.cat([examples.features, torch.zeros_like(examples.mass).float(), examples.member.float()], 1)
 
     def _splits(self, max_iter: int | None) -> Splits:
         if not self._apart:
