@@ -54,6 +54,11 @@ def steps_per_sync(device: torch.device) -> int:
     return 1 if device.type == "cpu" else 16
 
 
+def entry(table: Tensor, *place: Tensor) -> Tensor:
+    """``table[place]``, where 0-d indices stay on their device: torch's own indexing would read them on the host."""
+    return table[place] if place[0].dim() else table[tuple(index[None] for index in place)][0]
+
+
 @dataclass(frozen=True)
 class Report:
     """What a fit did.
@@ -261,8 +266,8 @@ class _Search:
         free = ratio.masked_fill(self.blocked.flatten(), -1.0)
         index = free.argmax()
         who, what = index // table.shape[1], index % table.shape[1]
-        violation = table.flatten()[index]
-        active = free[index] > self.bar
+        violation = entry(table.flatten(), index)
+        active = entry(free, index) > self.bar
         if self.solver == "exact":
             step = self.problem.line_search(who, what, violation)
         else:
@@ -330,7 +335,8 @@ class _Search:
 
     def _count(self, steps: int) -> int:
         """Drop steps of size 0 (a blocked g) from the log, and count the rest among the first ``steps``."""
-        keep = [i for i in range(min(steps, len(self.log))) if self.log[i][2].item() != 0.0]
+        sizes = torch.stack([step for _, _, step in self.log[:steps]]).tolist() if steps else []
+        keep = [i for i, size in enumerate(sizes) if size != 0.0]
         for name in ("history", "excess", "log"):
             setattr(self, name, [getattr(self, name)[i] for i in keep])
         return len(keep)

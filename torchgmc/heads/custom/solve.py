@@ -11,7 +11,7 @@ from torchgmc.engine import checks
 from torchgmc.engine.folds import Pair, fresh_splits
 from torchgmc.engine.roots import MAX_TRIALS, falling_root
 from torchgmc.engine.search import Cells, Structured, masses, violations
-from torchgmc.engine.solver import EXACT_STEPS, FIXED_STEPS, SOLVERS, Log, OneTensor, Report, run
+from torchgmc.engine.solver import EXACT_STEPS, FIXED_STEPS, SOLVERS, Log, OneTensor, Report, entry, run
 from torchgmc.mappings import Mapping
 
 Sets = Tensor | Cells | Structured
@@ -270,7 +270,7 @@ class DenseProblem(OneTensor):
     def move(self, who: Tensor, what: Tensor, step: Tensor) -> None:
         """f <- Proj(f - step g)."""
         test = _test_function(_membership(self.who, self.f), who, what, self.what, self.scale, self.f)
-        self.f = self.f if not bool(step != 0) else self._moved(test, step)
+        self.f = torch.where(step != 0, self._moved(test, step), self.f)
 
     def _name(self, who: int) -> str:
         if self.names is not None:
@@ -321,7 +321,7 @@ def _test_function(who: Sets, index: Tensor, direction: Tensor, what: Tensor | N
     else:
         inside = who.index_select(1, index[None])[:, 0]
     if what is None:
-        vector = torch.nn.functional.one_hot(direction, f.shape[1]).to(f.dtype)
+        vector = (torch.arange(f.shape[1], device=f.device) == direction).to(f.dtype)
     else:
         vector = what.index_select(0, direction[None])[0].to(f.dtype)
-    return inside.to(f.dtype)[:, None] * vector / scale[index]
+    return inside.to(f.dtype)[:, None] * vector / entry(scale, index)

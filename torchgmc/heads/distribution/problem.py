@@ -8,7 +8,7 @@ from torch import Tensor
 
 from torchgmc.engine.folds import Pair
 from torchgmc.engine.roots import falling_root
-from torchgmc.engine.solver import OneTensor
+from torchgmc.engine.solver import OneTensor, entry
 from torchgmc.engine.statistics import PerExample
 from torchgmc.engine.values import Names
 from torchgmc.heads.distribution.simplex import Point, Tail, start, step
@@ -154,13 +154,13 @@ class SimplexProblem(DistributionProblem):
 
     def moved(self, who: Tensor, what: Tensor, step_: Tensor) -> Tensor:
         """State after one projected step."""
-        amount = self.member.index_select(1, who[None])[:, 0] * (step_ / self.scale[who])
+        amount = self.member.index_select(1, who[None])[:, 0] * (step_ / entry(self.scale, who))
         return _pack(step(self.point, self.tail, self.directions.index_select(0, what[None])[0], amount))
 
     def guess(self, who: Tensor, what: Tensor, violation: Tensor) -> Tensor:
         """The step that would be enough without the projection."""
-        size = self.directions.sum(1)[what]
-        share = (self.share * (1 - self.share) / self.scale.square())[who]
+        size = entry(self.directions.sum(1), what)
+        share = entry(self.share * (1 - self.share) / self.scale.square(), who)
         return violation.abs() / (size * share).clamp_min(1e-12)
 
     def bound(self) -> float:

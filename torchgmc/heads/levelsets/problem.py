@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from torchgmc.engine.folds import Pair
+from torchgmc.engine.solver import entry
 from torchgmc.engine.values import Names
 from torchgmc.heads.levelsets import steps as levelsets
 from torchgmc.heads.levelsets.steps import Table, cell_sums, levels, project
@@ -98,7 +99,7 @@ class LevelProblem:
 
     def length(self, who: Tensor, step: Tensor) -> Tensor:
         """What a step takes off z, on the grid."""
-        return levelsets.snap(step / self.scale[who], self.unit)
+        return levelsets.snap(step / entry(self.scale, who), self.unit)
 
     def move(self, who: Tensor, what: Tensor, step: Tensor) -> None:
         """f <- Proj(f - step g)."""
@@ -159,7 +160,7 @@ class ResidualProblem(LevelProblem):
     def line_search(self, who: Tensor, what: Tensor, violation: Tensor) -> Tensor:
         """The step with the largest guaranteed fall of the potential: violation / (K E g^2)."""
         inside, _ = self.cell(who, what)
-        norm = self.share @ inside.to(self.share.dtype) / self.scale[who].square()
+        norm = self.share @ inside.to(self.share.dtype) / entry(self.scale, who).square()
         return violation / (self.smoothness * norm.clamp_min(1e-300))
 
     def explain(self, who: int, what: int) -> str:

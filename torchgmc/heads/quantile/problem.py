@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from torchgmc.engine.solver import entry
 from torchgmc.engine.statistics import PerExample
 from torchgmc.heads.levelsets.problem import LevelProblem
 
@@ -71,9 +72,9 @@ class QuantileProblem(LevelProblem):
         gap = (reached - goal).abs()
         there = torch.ceil(crossing / self.unit) * self.unit  # at or above the residual, on the grid
         least, shift = gap.min(), torch.where(gap[0] <= gap[1], there, there - self.unit)
-        step = -shift * self.scale[who]
+        step = -shift * entry(self.scale, who)
         # Only a step that lowers the violation counts as one (the target may lie inside an atom of equal scores).
-        step = torch.where(least / self.scale[who] < violation.abs() * (1 - 1e-9), step, torch.zeros_like(step))
+        step = torch.where(least / entry(self.scale, who) < violation.abs() * (1 - 1e-9), step, torch.zeros_like(step))
         return self._damp(who, what, step, violation) if self.dynamic else step
 
     def _damp(self, who: Tensor, what: Tensor, step: Tensor, violation: Tensor) -> Tensor:

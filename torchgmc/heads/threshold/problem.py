@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from torchgmc.engine.folds import Pair
-from torchgmc.engine.solver import OneTensor
+from torchgmc.engine.solver import OneTensor, entry
 from torchgmc.engine.values import Names
 from torchgmc.groups.cells import pattern_ids
 from torchgmc.heads.threshold.risks import Lattice
@@ -398,8 +398,8 @@ class CurveProblem(ThresholdProblem):
         places = (place - inside * shifts[:, None]).clamp(0, self.lattice.size - 1)  # (q, c)
         row = self._cells * self.curve.shape[1] + what
         risk = self.curve.flatten()[row * self.lattice.size + places]  # (q, c)
-        excess = risk - self.mass.index_select(1, what[None])[:, 0] * self.target[what]
-        return (excess @ inside.to(excess.dtype)) / (self.total[what] * self.scale[who, what])
+        excess = risk - self.mass.index_select(1, what[None])[:, 0] * entry(self.target, what)
+        return (excess @ inside.to(excess.dtype)) / (entry(self.total, what) * entry(self.scale, who, what))
 
     def bracket(self, who: Tensor, what: Tensor, sign: Tensor) -> tuple[Tensor, Tensor]:
         """Two shifts one unit apart."""
@@ -411,17 +411,17 @@ class CurveProblem(ThresholdProblem):
         for _ in range(ROUNDS):  # slope(low) > level >= slope(high)
             points = torch.cat([low[None], low + torch.div((high - low) * fractions, FANOUT, rounding_mode="floor")])
             above = (self.along(who, what, sign * points[1:]) * sign > level).sum()
-            low, high = points[above], points[(above + 1).clamp_max(FANOUT)]
+            low, high = entry(points, above), entry(points, (above + 1).clamp_max(FANOUT))
         return low, high
 
     def line_search(self, who: Tensor, what: Tensor, violation: Tensor) -> Tensor:
         """Step to the minimum of the potential along g."""
         units = self.search(who, what, violation)
-        return units.to(torch.float64) * self.lattice.unit * self.scale[who, what]
+        return units.to(torch.float64) * self.lattice.unit * entry(self.scale, who, what)
 
     def move(self, who: Tensor, what: Tensor, step: Tensor) -> None:
         """Take ``step / scale`` off the thresholds of the group."""
-        units = torch.round(step / self.scale[who, what] / self.lattice.unit).to(torch.int64)
+        units = torch.round(step / entry(self.scale, who, what) / self.lattice.unit).to(torch.int64)
         index = who * self.levels.shape[1] + what
         self.levels = self.levels.flatten().index_add(0, index[None], units[None]).view_as(self.levels)
 
@@ -489,8 +489,8 @@ class SampleProblem(ThresholdProblem):
         )
         moved = self._round(thresholds[:, None] - inside[:, None] * shifts)  # (c, q)
         place = torch.searchsorted(scores.contiguous(), moved, side="right")
-        excess = weights.gather(1, place) - (mass * self.target[what])[:, None]
-        return (inside @ excess) / (self.total[what] * self.scale[who, what])
+        excess = weights.gather(1, place) - (mass * entry(self.target, what))[:, None]
+        return (inside @ excess) / (entry(self.total, what) * entry(self.scale, who, what))
 
     def bracket(self, who: Tensor, what: Tensor, sign: Tensor) -> tuple[Tensor, Tensor]:
         """Two shifts as near as floating point allows."""
@@ -501,17 +501,17 @@ class SampleProblem(ThresholdProblem):
         for _ in range(9):  # 64^9 = 2^54
             points = low + (high - low) * fractions
             above = (self.along(who, what, sign * points[1:]) * sign > level).sum()
-            low, high = points[above], points[(above + 1).clamp_max(FANOUT)]
+            low, high = entry(points, above), entry(points, (above + 1).clamp_max(FANOUT))
         return low, high
 
     def line_search(self, who: Tensor, what: Tensor, violation: Tensor) -> Tensor:
         """Step to the minimum of the potential along g."""
-        return self.search(who, what, violation) * self.scale[who, what]
+        return self.search(who, what, violation) * entry(self.scale, who, what)
 
     def move(self, who: Tensor, what: Tensor, step: Tensor) -> None:
         """Take ``step / scale`` off the thresholds of the group."""
         index = who * self.offsets.shape[1] + what
-        change = (step / self.scale[who, what])[None]
+        change = (step / entry(self.scale, who, what))[None]
         self.offsets = self.offsets.flatten().index_add(0, index[None], change).view_as(self.offsets)
 
     def slope(self) -> float:
