@@ -131,8 +131,8 @@ def small_groups(names: list[str], count: Tensor, target: float) -> list[str]:
 def explain(k: float, noise_floor: bool, small: list[str]) -> str:
     """What was chosen, and which groups are too small to say anything about, for a report."""
     if not noise_floor:
-        return "The fit goes to alpha on the sample, noise included."
-    if math.isinf(k):
+        text = "The fit goes to alpha on the sample, noise included."
+    elif math.isinf(k):
         text = "Held-out loss finds no lasting difference between groups: all are treated alike."
     else:
         text = f"Groups move where they differ by more than {k:g} standard errors (chosen by held-out loss)."

@@ -254,3 +254,20 @@ def test_batches_of_another_width_are_refused_and_leave_no_trace():
     with pytest.raises(ValueError, match=r"`f0` must have rows of shape \(1,\), as in the batches before, got \(2,\)"):
         head.observe(torch.rand(5, 2), torch.rand(5, 2), torch.ones(5, 1).bool())
     assert head.statistics is before
+
+
+@pytest.mark.parametrize("floor", [True, False])
+def test_sets_with_fewer_than_ten_examples_are_named_with_what_to_do(floor):
+    f0, y, x = draw()
+    member = torch.stack([x > 0, torch.arange(400) < 9, torch.arange(400) < 10], 1)
+    head = gmc.GMCHead(Residual, 0.01, groups=["a", "nine", "ten"], noise_floor=floor)
+    report = head.fit(f0, y, member).report
+    assert report.details["small"] == ["nine"]
+    assert "Too small to distinguish from noise: 'nine' (1 in all). Merge such groups" in report.message
+    together = head.fit(f0, y, member, clusters=torch.arange(400) // 2).report
+    assert together.details["small"] == ["nine", "ten"]
+    unnamed = gmc.GMCHead(Residual, 0.01, who=lambda f, x: (f[:, :1] * 40).long() == torch.arange(40)).fit(f0, y)
+    few = torch.bincount((f0 * 40).long(), minlength=40) < 10
+    assert few.any() and unnamed.report.details["small"] == [f"set {j}" for j in few.nonzero()[:, 0].tolist()]
+    large = head.fit(*(t.repeat(2, *([1] * (t.dim() - 1))) for t in (f0, y, member)))
+    assert "Too small" not in large.report.message and large.report.details["small"] == []

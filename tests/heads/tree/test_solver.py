@@ -210,3 +210,31 @@ def test_less_root_than_conformal_at_the_same_coverage():
     conformal = gmc.baselines.SplitConformal(WOS, 0.93, 0.01, conditional=True).fit(probs, labels)
     assert head.report.details["answers: leaf"] > conformal.report.details["answers: leaf"]
     assert head.report.violations_after.abs().max() < conformal.report.violations_after.abs().max()
+
+
+@pytest.mark.parametrize("floor", [True, False])
+def test_sets_with_too_few_answers_are_named_with_what_to_do(floor):
+    probs, labels = sample(400, 3)
+    member = torch.stack([torch.arange(400) < 60, torch.arange(400) >= 0], 1)
+    head = gmc.TreeHead(WOS, 0.8, 0.02, groups=["rare", "all"], noise_floor=floor).fit(probs, labels, member)
+    nodes, parents = head(probs, member).tolist(), head.tree.parents
+    few = []
+    for column, group in enumerate(head.groups):
+        for name, chosen in head.sets.items():
+            answered = reach = 0
+            for i in range(400):
+                node, path = int(probs[i].argmax()), set()
+                while node >= 0:
+                    path.add(node)
+                    node = parents[node]
+                answered += bool(member[i, column]) and nodes[i] in chosen
+                reach += bool(member[i, column]) and bool(path & set(chosen))
+            if max(answered, 0.25 * reach) * 0.2 < 5:
+                few.append(f"{group} & {name}")
+    report = head.report
+    assert few and report.details["small"] == few and "all & all" not in few
+    assert f"{few[0]!r}" in report.message and f"({len(few)} in all). Merge such groups" in report.message
+    pairs = gmc.TreeHead(WOS, 0.8, 0.02).fit(probs, labels, clusters=torch.arange(400) // 20)
+    assert "all" in pairs.report.details["small"]  # twenty clusters are twenty examples
+    many = [t.repeat(20, *([1] * (t.dim() - 1))) for t in (probs, labels)]
+    assert "Too small" not in gmc.TreeHead(WOS, 0.8, 0.02, noise_floor=floor).fit(*many).report.message

@@ -217,7 +217,7 @@ class GMCHead(Head):
         self.check_solver(solver, eta, max_iter)
         rows: CustomStatistics = self.seen()
         x = rows.x
-        noise_of, variance = self._noise(rows)
+        noise_of, variance, small = self._noise(rows)
         tolerance = noise_of if solver == "exact" and self.noise_floor else None
         solution = solve(
             rows.f0,
@@ -241,17 +241,20 @@ class GMCHead(Head):
         self.log_who, self.log_what, self.log_step = (t.to(device) for t in log)
         self.scale = solution.scale.to(device)
         details = {"examples": len(rows.f0), "steps": len(solution.log.who), "log": len(log.who), "variance": variance}
+        details["small"] = small
+        message = solution.report.message + (noise.too_small(small) if solver == "exact" else "")
         self.mark_fitted(replace(solution.report, details=details))
         with torch.no_grad():
             after = self._table(self(rows.f0, x), rows)
         state = solution.report.reached
         if tolerance is not None:
             state = reached(after, self.alpha, tolerance)
-        self.mark_fitted(replace(solution.report, violations_after=after, details=details, reached=state))
+        report = replace(solution.report, violations_after=after, message=message, details=details, reached=state)
+        self.mark_fitted(report)
         return self
 
-    def _noise(self, rows: CustomStatistics) -> tuple[Tensor, Tensor]:
-        """Violation of each g that the sample cannot tell from 0, at f0, and n times its variance: ``(a, u)`` each."""
+    def _noise(self, rows: CustomStatistics) -> tuple[Tensor, Tensor, list[str]]:
+        """Violation of each g that the sample cannot tell from 0, at f0, n times its variance, ``(a, u)``; sets too small."""
         member, s = self._membership(rows.f0, rows.x).detach(), self._value(rows.f0, rows).detach()
         share = rows.weight / rows.weight.sum()
         if member.dim() == 3:
@@ -266,7 +269,11 @@ class GMCHead(Head):
         if self.conditional and member.dim() == 2:
             scale = (share @ member.double())[:, None].clamp_min(1e-300)
         slack = (noise.slacks(noise.among(error.numel()), error, sizes) / scale).clamp_min(1e-9)
-        return slack, len(s) * error.square()
+        small = noise.small_groups(self._set_names(len(sizes)), sizes.amax(1), 0.5)
+        return slack, len(s) * error.square(), small
+
+    def _set_names(self, count: int) -> list[str]:
+        return self.groups if self.grouped else [f"set {j}" for j in range(count)]
 
     def _membership(self, f: Tensor, x: Tensor) -> Tensor:
         member: Tensor = self.who(f, x)
@@ -336,7 +343,7 @@ class GMCHead(Head):
     def test_functions(self) -> Names:
         """The sets and directions; of general test functions each is a column of everyone."""
         count, columns, general = self._shape
-        sets = self.groups if self.grouped else [f"set {j}" for j in range(count)]
+        sets = self._set_names(count)
         if general:
             return Names(["all"], sets)
         return Names(sets, [f"direction {k}" for k in range(columns)] if columns > 1 else [""])

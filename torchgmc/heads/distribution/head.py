@@ -306,6 +306,7 @@ class DistributionHead(Head):
             why = "The list may have no probability in one of the groups." if found.stalled else "Raise `max_iter`."
             message += f" {why} Or try a larger `alpha` or more prompts."
         details = {"kl": found.kl, "kl_bound": found.bound, "duality_gap": found.kl - found.bound, "slack": k, "noise": bound}
+        details["small"] = small
         seconds = time.perf_counter() - began
         steps = len(found.history) - 1
         history = found.history.cpu()

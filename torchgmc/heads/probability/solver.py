@@ -535,8 +535,8 @@ def _report(
     small = noise.small_groups(names.who[: len(sample.sizes)], sample.sizes, 0.5)
     asked = "as small as the sample can resolve" if alpha is None else f"alpha = {alpha:.4g}"
     text = f"asked {asked}, met {met:.4g} on the sample (in {names.label(*divmod(largest, last.shape[1]))})."
+    text += (f" {_how(static)}" if promise.noise_floor else "") + noise.too_small(small)
     if promise.noise_floor:
-        text += f" {_how(static)}{noise.too_small(small)}"
         above = 0 if alpha is None else int((last.abs() > alpha).sum())
         if above and state == "noise":
             text += (

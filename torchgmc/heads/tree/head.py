@@ -292,6 +292,7 @@ class TreeHead(Head):
             "steps": steps,
             "rounds": len(shifts),
             "tolerance": problem.tolerance(),
+            "small": problem.small(),
             "variance": self.target * (1.0 - self.target) * (problem.sums()[1] / problem.total)[..., :-1, :-1],
         }
         details |= {f"before: {k}": v for k, v in self._describe(before, problem.weight).items()}

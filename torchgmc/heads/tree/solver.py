@@ -14,7 +14,7 @@ from torch import Tensor
 
 from torchgmc.engine.clusters import total as total_of
 from torchgmc.engine.folds import Pair
-from torchgmc.engine.noise import among, slacks
+from torchgmc.engine.noise import among, slacks, small_groups, too_small
 from torchgmc.engine.search import MAX_ELEMENTS
 from torchgmc.engine.solver import OneTensor, Report
 from torchgmc.engine.statistics import PerExample
@@ -93,7 +93,7 @@ class TreeProblem(OneTensor):
         jitter: float,
     ) -> None:
         device = statistics.levels.device
-        self.stats, self.tree, self.target, self.label = statistics, tree, target, names.label
+        self.stats, self.tree, self.target, self.names, self.label = statistics, tree, target, names.who, names.label
         self.conditional, self.alpha, self.jitter = conditional, alpha, jitter
         self.routes = tree.paths.to(device)[statistics.leaves]  # (n, height + 1)
         self.cell, self.patterns = pattern_ids(statistics.member)
@@ -146,12 +146,20 @@ class TreeProblem(OneTensor):
         """From cells of equal membership ``(..., c, k)`` to groups and everybody ``(..., a + 1, k)``."""
         return self.groups @ table
 
+    def _counted(self, share: Tensor) -> Tensor:
+        """No set may hide behind its noise by shrinking: it counts as at least a quarter of what it could be."""
+        return torch.maximum(share, 0.25 * self.reach.flatten() / self.total)
+
+    def small(self) -> list[str]:
+        """Promises with too few answers at the current lambda to say anything about."""
+        share = (self.sums()[1][:-1, :-1] / self.total).flatten()
+        return small_groups(self.names, self._counted(share) * self.effective, self.target)
+
     def measure(self, sums: Tensor, mass: Tensor, total: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Violation and tolerance of each promise from sums and masses ``(..., a + 1, q + 1)``: two of ``(..., a * q)``."""
         total = self.total if total is None else total
         value, share = ((t[..., :-1, :-1] / total).flatten(-2) for t in (sums, mass))
-        # A set may not hide behind its noise by shrinking: it counts as at least a quarter of what it could be.
-        counted = torch.maximum(share, 0.25 * self.reach.flatten() / self.total)
+        counted = self._counted(share)
         size = (counted * self.effective).clamp_min(1.0)
         error = (self.target * (1 - self.target) / size).sqrt()
         if not self.conditional:
@@ -414,6 +422,7 @@ def _message(problem: TreeProblem, reason: str, after: Tensor, tolerance: Tensor
     note = f" {loose} sets are too small for alpha and are held to one standard error of their coverage." if loose else ""
     if problem.alpha is None:
         note = " Each set is held to the noise of its own coverage."
+    note += too_small(problem.small())
     if reason == "converged":
         return f"every |violation| <= {bound:.4g}; the worst is {size:.4g} in {name}.{note}"
     place = f"violation {size:.4g} > {bound:.4g} in {name}"
