@@ -101,7 +101,8 @@ def _onto_scores(lam: Tensor, ordered: Tensor, width: float) -> Tensor:
     place = torch.searchsorted(ordered, lam).clamp(1, max(len(ordered) - 1, 1))
     sides = torch.stack([ordered[(place - 1).clamp_max(len(ordered) - 1)], ordered[place.clamp_max(len(ordered) - 1)]])
     nearest = sides.gather(0, (sides - lam).abs().argmin(0, keepdim=True))[0]
-    return torch.where((nearest - lam).abs() <= 1e-11 * width, nearest, lam)
+    rounding = 1e-11 * width + 1e-15 * ordered.abs().max()
+    return torch.where((nearest - lam).abs() <= rounding, nearest, lam)
 
 
 def check_patterns(patterns: Any, groups: list[str]) -> list[list[str]] | None:

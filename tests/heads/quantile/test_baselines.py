@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import torchgmc as gmc
@@ -20,6 +20,7 @@ def rank(scores: list[float], target: float) -> float:
 
 
 @settings(deadline=None, max_examples=40)
+@example(n=1, target=0.5, seed=11)
 @given(n=st.integers(1, 60), target=st.sampled_from([0.5, 0.7, 0.8, 0.9, 0.95, 0.925]), seed=st.integers(0, 99))
 def test_one_group_has_the_rank_of_split_conformal(n, target, seed):
     scores = torch.randn(n, generator=torch.Generator().manual_seed(seed)).double()
