@@ -13,9 +13,10 @@ import typer
 from typer.core import TyperGroup
 
 import torchgmc
-from torchgmc.cli import apply, audit, calibrate, demo, export, merge, monitor, options, reproduce
+from torchgmc.cli import apply, audit, calibrate, export, merge, monitor, options
 from torchgmc.cli.source import tasks
 from torchgmc.engine.checks import printable
+from torchgmc.engine.extras import find_paper
 
 # Base of every usage error: click's own class, or that of the copy of click which newer versions of typer carry.
 UsageErrors: type[Exception] = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
@@ -43,8 +44,8 @@ def application(wanted: str = "") -> typer.Typer:
         "monitor": (monitor.command, "Watch a head's promise over batches after deployment: an alarm."),
         "apply": (apply.command, "Apply a fitted head to new data."),
         "export": (lambda: export.export, "Write a fitted head to a file that runs without torchgmc."),
-        "demo": (lambda: demo.demo, "Train a small model on drawn data, calibrate it, write a report."),
-        "reproduce": (lambda: reproduce.reproduce, "Run the paper's experiments and compare with its figures."),
+        "demo": (lambda: of_paper("demo"), "Train a small model on drawn data, calibrate it, write a report."),
+        "reproduce": (lambda: of_paper("reproduce"), "Run the paper's experiments and compare with its figures."),
     }
     names = {wanted} if wanted in {*families, *single} else {*families, *single}
     for name, (make, line) in families.items():
@@ -54,6 +55,15 @@ def application(wanted: str = "") -> typer.Typer:
         if name in names:
             app.command(name, cls=options.Command, short_help=line)(command())
     return app
+
+
+def of_paper(name: str) -> Callable[..., None]:
+    """A command of the second package."""
+    find_paper()
+    from torchgmc_paper import commands
+
+    found: Callable[..., None] = getattr(commands, name)
+    return found
 
 
 def _version(wanted: bool) -> None:

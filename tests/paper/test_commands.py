@@ -1,4 +1,4 @@
-"""`torchgmc demo`."""
+"""`torchgmc demo` and `torchgmc reproduce`."""
 
 import json
 import re
@@ -26,7 +26,7 @@ def test_demo_all_runs_each(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cap
             ran[self.name] = (out, options)
             return type("Result", (), {"to_dict": lambda _: {"demo": self.name}})()
 
-    monkeypatch.setattr("torchgmc.cli.demo.import_module", lambda module: Ran(module.rsplit(".", 1)[1]))
+    monkeypatch.setattr("torchgmc_paper.commands.import_module", lambda module: Ran(module.rsplit(".", 1)[1]))
     assert main(["demo", "all", "--out", str(tmp_path), "--quick", "--seed", "3", "--json"]) == 0
     assert ran == {name: (tmp_path / name, {"seed": 3, "setting": "tiny"}) for name in DEMOS}
     assert json.loads(capsys.readouterr().out) == {name: {"demo": name} for name in DEMOS}
