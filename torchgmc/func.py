@@ -29,9 +29,6 @@ def sweep(head: H, alphas: Sequence[float], **options: Any) -> list[H]:
         alphas: the alphas.
         options: of ``calibrate``.
 
-    Returns:
-        One head per alpha, which shares the statistics with ``head``.
-
     Example:
         >>> probs, groups = torch.rand(500), torch.rand(500, 2) < 0.5
         >>> y = torch.rand(500) < probs * (0.4 + 0.6 * groups[:, 0])

@@ -36,9 +36,6 @@ def box(f: Tensor, low: float, high: float) -> Tensor:
         low: lower bound :math:`l`; may be ``-inf``.
         high: upper bound :math:`h`, at least ``low``; may be ``inf``.
 
-    Returns:
-        Same shape and dtype as ``f``.
-
     Example:
         >>> box(torch.tensor([-0.5, 0.25, 1.5]), 0.0, 1.0)
         tensor([0.0000, 0.2500, 1.0000])

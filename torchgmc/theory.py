@@ -52,9 +52,6 @@ def step_size(alpha: float, smoothness: float, bound: float, finite_sample: bool
         bound: :math:`B > 0`, at least :math:`E\|g\|^2` for every test function.
         finite_sample: the step of Algorithm 2, which knows violations to within :math:`\alpha/4` only.
 
-    Returns:
-        :math:`\eta`.
-
     Example:
         >>> step_size(0.005, smoothness=5.0, bound=0.5)
         0.002
@@ -80,9 +77,6 @@ def iteration_bound(alpha: float, smoothness: float, bound: float, gap: float, f
         bound: :math:`B > 0`, at least :math:`E\|g\|^2` for every test function.
         gap: :math:`C_u - C_l \ge 0`, how far the potential can fall from its start.
         finite_sample: the bound of Algorithm 2; at least 1, because it must measure once.
-
-    Returns:
-        T.
 
     Example:
         >>> iteration_bound(0.1, smoothness=1.0, bound=0.5, gap=0.5)
@@ -127,9 +121,6 @@ def split_size(
             :math:`\langle b, g \rangle` of the averaged term b must lie within it too.
         functional: whether s holds an expectation over the data.
 
-    Returns:
-        m, the size of one of the 2T splits.
-
     Example:
         >>> split_size(0.1, delta=0.05, num_functions=4)
         16241
@@ -158,9 +149,6 @@ def sample_size(
     Args:
         alpha, delta, num_functions, iterations, magnitude, functional: as in :func:`split_size`.
 
-    Returns:
-        The number of samples.
-
     Example:
         >>> sample_size(0.1, delta=0.05, num_functions=4, iterations=50)
         2876000
@@ -184,9 +172,6 @@ def threshold_constants(target: float, density: float, span: float, mass: float 
         span: bound on the distance from the first threshold to the best ones.
         mass: probability of the largest group, in (0, 1].
 
-    Returns:
-        ``Constants(smoothness, bound, gap)``.
-
     Example:
         >>> threshold_constants(0.25, density=5.0, span=2.0)
         Constants(smoothness=5.0, bound=1.0, gap=1.5)
@@ -206,9 +191,6 @@ def distribution_constants(list_size: int, mass: float = 1.0) -> Constants:
     Args:
         list_size: :math:`|U|` of the longest attribute list.
         mass: probability of the largest group, in (0, 1].
-
-    Returns:
-        ``Constants(smoothness, bound, gap)``.
 
     Example:
         >>> distribution_constants(list_size=20, mass=0.5)

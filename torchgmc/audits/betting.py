@@ -126,9 +126,6 @@ class Units:
             mean: the hypotheses, ``(G, k)``.
             up: ``(k,)``, bool. True: H is "at most ``mean``", rejected by large values; False: "at least ``mean``".
             level: probability with which a true H may be rejected, ``(k,)`` or ``(G, k)``.
-
-        Returns:
-            bool, ``(G, k)``.
         """
         device = mean.device
         up, goal = up.to(device), -level.to(device, torch.float64).log()

@@ -134,9 +134,6 @@ def audit(
         cluster_size: largest number of examples (or weight) of a cluster, known in advance; only with ``clusters`` in the
             batches, which say which examples belong together: a cluster counts as one independent draw.
 
-    Returns:
-        The audit: worst group first, certificate, cost, files.
-
     Example:
         >>> masks = torch.rand(200, 8, 8) < 0.5
         >>> scores = torch.sigmoid(2 * masks + torch.randn(200, 8, 8))

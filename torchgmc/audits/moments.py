@@ -74,9 +74,6 @@ class Moments:
             conditional: of the group's own deviation, or of the mass-weighted one.
             bounds: range of s, known in advance: two numbers, or two tensors ``(u,)``.
             delta: 1 - confidence.
-
-        Returns:
-            Two tensors ``(a, u)``.
         """
         bottom, top = (torch.as_tensor(b, dtype=torch.float64, device=self.first.device) for b in bounds)
         width = top - bottom

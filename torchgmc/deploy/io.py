@@ -58,9 +58,6 @@ def save(
             file is as confidential as the data, and a warning says so. Implies ``remember``. Under ``torch.distributed`` each
             rank saves its own part.
 
-    Returns:
-        The path written.
-
     Example:
         >>> import tempfile, pathlib
         >>> head = gmc.ThresholdHead(target=0.1, alpha=0.01).fit(torch.rand(50, 9), torch.ones(50, 9).bool())

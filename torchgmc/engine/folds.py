@@ -27,9 +27,6 @@ def shuffled(*parts: Tensor, seed: int = 0) -> Tensor:
         parts: tensors with one row per example, ``(n, ...)``.
         seed: of the permutation.
 
-    Returns:
-        Indices of the rows, int64 ``(n,)``.
-
     Example:
         >>> x = torch.tensor([3.0, 1.0, 2.0, 1.0])
         >>> torch.equal(x[shuffled(x)], x.flip(0)[shuffled(x.flip(0))])

@@ -22,9 +22,6 @@ def solve_lasso(hessian: Tensor, gradient: Tensor, slack: Tensor, start: Tensor 
         slack: lambda >= 0, ``(..., a)``.
         start: a guess of x.
 
-    Returns:
-        x, ``(..., a)``.
-
     Example:
         >>> solve_lasso(torch.eye(3), torch.tensor([2.0, -0.5, -3.0]), torch.ones(3))
         tensor([ 1.,  0., -2.])

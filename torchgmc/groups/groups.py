@@ -111,9 +111,6 @@ class Groups:
             overall: add a group "all" of all rows, first.
             given: the order of the labels of a column, if it is not theirs.
 
-        Returns:
-            Groups of n rows.
-
         Example:
             >>> columns = {"age": [25.0, 61.0, 40.0, 44.0], "smoker": [True, False, False, True]}
             >>> Groups.from_columns(columns, bins={"age": [50]}, overall=True).names

@@ -75,9 +75,6 @@ def solve(
         seed: of the random splits of ``"fresh"``.
         tolerance: largest violation of each g, ``(a, u)``, in place of alpha; for ``"exact"``.
 
-    Returns:
-        A :class:`Solution`.
-
     Example:
         >>> y = torch.tensor([[1.0], [0.0], [1.0], [1.0]])
         >>> groups = torch.tensor([[1, 0], [1, 0], [1, 1], [0, 1]]).bool()

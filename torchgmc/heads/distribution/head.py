@@ -400,9 +400,6 @@ class DistributionHead(Head):
             logits: floating, of any number of positions for each of the n texts.
             groups: membership ``(n, a)``.
 
-        Returns:
-            ``logits``.
-
         Example:
             >>> member, logits = torch.arange(200)[:, None] % 2 == torch.arange(2), torch.randn(200, 20)
             >>> head = gmc.DistributionHead({"jobs": [7, 8]}, alpha=0.001, groups=["female", "male"]).fit(logits, member)
