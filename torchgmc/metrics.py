@@ -46,6 +46,7 @@ class GroupViolation(Metric):  # type: ignore[misc]  # a class of an optional pa
     is_differentiable = False
     higher_is_better = False
     full_state_update = False
+    fractional = False  # may memberships lie between 0 and 1?
 
     def __init__(
         self,
@@ -103,8 +104,8 @@ class GroupViolation(Metric):  # type: ignore[misc]  # a class of an optional pa
             )
         if groups is None and len(self.names) > 1:
             raise ValueError(f"`groups` is missing: pass a membership of shape (n, {len(self.names)}).")
-        everyone = torch.ones(len(s), 1, dtype=torch.bool, device=s.device)
-        member = (everyone if groups is None else check_groups(groups, len(s), self.names).to(s.device)).double()
+        groups = torch.ones(len(s), 1, dtype=torch.bool) if groups is None else groups
+        member = check_groups(groups, len(s), self.names, self.fractional).to(s.device).double()
         w = checks.weights(weight, len(s), s)[:, None] * ~s.isnan()  # (n, u)
         s = s.nan_to_num(0.0)
         self.sums += member.T @ (w * s)
@@ -153,6 +154,7 @@ class HeadViolation(GroupViolation):
         names = head.test_functions()
         super().__init__(names.who, len(names.what), "centered" if head.relative else "residual", head.conditional, **kwargs)
         self.__dict__["head"] = head  # watched, not owned: its buffers are not a state of this metric
+        self.fractional = bool(head.fractional)
 
     def update(self, *batch: Any, **named: Any) -> None:
         """Add a batch, passed as to ``head.observe``."""

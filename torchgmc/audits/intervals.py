@@ -55,7 +55,7 @@ class Rows:
     Attributes:
         s: values, float64 ``(n, u)``; 0 where an example has none.
         counts: where it has one, bool ``(n, u)``.
-        who: membership, bool ``(n, a)``.
+        who: membership, bool ``(n, a)``; float64 if some of it is fractional.
         weight: ``(n,)``.
         cluster: int64 ``(n, 1)``, or ``(n, 0)``.
         bounds: range of s, two of ``(u,)``.
@@ -90,11 +90,11 @@ class Rows:
         scale = (high - low).clamp_min(1e-300)
         # Numbers that differ by rounding, as they do between sizes of batches, are the same content.
         content = ((s / scale) * 2.0**36).round(), counts, who, weight.float(), cluster
-        many = (
-            len(s) > MOST_ROWS and cluster.shape[1] == 0 and not options.get("relative") and bool((weight == weight[0]).all())
-        )
+        soft = who.is_floating_point() and bool(((who > 0) & (who < 1)).any())
+        many = len(s) > MOST_ROWS and cluster.shape[1] == 0 and not options.get("relative") and not soft
+        many = many and bool((weight == weight[0]).all())
         order = torch.arange(len(s), device=s.device) if many else shuffled(*content)
-        member, weight = who > 0, weight.double()
+        member, weight = who.double() if soft else who > 0, weight.double()
         if cluster.shape[1]:  # in the order of their ids, permuted
             place, count = codes(cluster)
             cluster = shuffled(torch.arange(count, device=place.device))[place][:, None]
@@ -130,7 +130,12 @@ class Rows:
     @property
     def count(self) -> Tensor:
         """Examples of each g, ``(a, u)``."""
-        return self.who.double().T @ self.counts.double()
+        return (self.who > 0).double().T @ self.counts.double()
+
+    @property
+    def fractional(self) -> bool:
+        """Is some membership between 0 and 1? A member then weighs less in the group's own mean."""
+        return self.who.is_floating_point()
 
     @property
     def mean(self) -> Tensor:
@@ -148,7 +153,7 @@ class Rows:
     @property
     def weighted(self) -> bool:
         """Do units differ in size?"""
-        return self.cluster.shape[1] > 0 or bool((self.weight[self.weight > 0].diff() != 0).any())
+        return self.fractional or self.cluster.shape[1] > 0 or bool((self.weight[self.weight > 0].diff() != 0).any())
 
     def _range(self, conditional: bool) -> tuple[Tensor, Tensor]:
         """Range of what is bet on, ``(u,)``."""
@@ -168,7 +173,7 @@ class Rows:
         inside = self.counts[:, :1] if same else self.counts  # (n, 1) or (n, u)
         which = torch.zeros_like(g) if same else g % columns
         if conditional:
-            inside = (self.who[:, :, None] & inside[:, None]).flatten(1)
+            inside = (self.who[:, :, None] * inside[:, None]).flatten(1)
             which = g // columns if same else g
         return total(self.weight[:, None] * inside, self.cluster), which
 
@@ -177,14 +182,16 @@ class Rows:
         count, columns = self.who.shape[1], self.s.shape[1]
         row, column = (self.s != 0).nonzero().unbind(1)
         group = self.who.nonzero()[:, 1]
-        many = self.who.sum(1)
+        many = (self.who > 0).sum(1)
         first = many.cumsum(0) - many
         times = many[row]
         event = torch.repeat_interleave(torch.arange(len(row), device=row.device), times)
         within = torch.arange(len(event), device=row.device) - torch.repeat_interleave(times.cumsum(0) - times, times)
         row, column = row[event], column[event]
-        g = group[first[row] + within] * columns + column
-        value = self.weight[row] * self.s[row, column]
+        group = group[first[row] + within]
+        g, value = group * columns + column, self.weight[row] * self.s[row, column]
+        if self.fractional:
+            value = value * self.who[row, group]
         if self.cluster.shape[1] == 0:
             return row, g, value
         place, _ = codes(self.cluster)
@@ -216,7 +223,7 @@ class Rows:
     def _pairs(self, conditional: bool, sizes: Tensor, which: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         """Pairs of clusters, of which (1_A - 1_A')(s - s')/2 has the mean E[1_A s] - P(A) E[s], whatever the law."""
         whole = total(self.weight[:, None] * self.counts[:, :1], self.cluster)  # (m, 1)
-        member = total(self.weight[:, None] * (self.who & self.counts[:, :1]), self.cluster)
+        member = total(self.weight[:, None] * (self.who * self.counts[:, :1]), self.cluster)
         values = total(self.weight[:, None] * self.s, self.cluster)
         both = total((self.weight[:, None, None] * self.who[:, :, None] * self.s[:, None]).flatten(1), self.cluster)
         even = len(whole) // 2 * 2
@@ -377,5 +384,5 @@ class Rows:
         else:
             part = part / self.total - share[:, None] * (estimate / self.total)
         values = total(part.flatten(1).nan_to_num(0.0), self.cluster)
-        count = (self.who.double().T @ (self.s != 0).double()).flatten()
+        count = ((self.who > 0).double().T @ (self.s != 0).double()).flatten()
         return asymptotic.Normal(values * len(values), estimate.flatten().nan_to_num(0.0), count)

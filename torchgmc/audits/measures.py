@@ -128,8 +128,7 @@ def measure(audit: "Audit") -> Measures:
         seen = values[~values.isnan()]
         two = bool(((seen == 0) | (seen == 1)).all()) and bounds == (0.0, 1.0)
         ends = bounds or (float(seen.min()), float(seen.max()) + 1e-12)
-        who = tally.who > 0
-        rows = Rows.of(values[:, None], who, tally.weight, tally.cluster, ends, two_valued=two, largest=size)
+        rows = Rows.of(values[:, None], tally.who, tally.weight, tally.cluster, ends, two_valued=two, largest=size)
         judged, empty = rows.judge(None, share, True), rows.count[:, 0] == 0
         found[name] = [t[:, 0].masked_fill(empty, math.nan) for t in (judged.estimate, judged.low, judged.high)]
     mce = {}

@@ -298,7 +298,8 @@ class CalibratedModel(nn.Module):
             raise TypeError(
                 f"`groups` must be a membership tensor of shape (n, {self.reader.num_groups}), got {_shape(member)}."
             )
-        if self.group_source is not None and self.takes_groups and member.is_floating_point():
+        fractional = getattr(self.head, "fractional", None)
+        if self.group_source is not None and self.takes_groups and member.is_floating_point() and not fractional:
             kind = f"got {member.dtype}; threshold its scores"
             raise TypeError(f"the module that computes groups must return a bool membership, {kind}.")
         return inputs, kwargs, member

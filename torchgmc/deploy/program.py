@@ -88,7 +88,7 @@ class Flat(nn.Module):
         if not self.threshold_only:  # else the head does not look at them
             self.of_scores = Guard("the scores", *self.head.input_range())
         if self.head.static or "groups" in self.head.arguments:
-            self.of_groups = Guard("`groups`", 0.0, 1.0, binary=True)
+            self.of_groups = Guard("`groups`", 0.0, 1.0, binary=not getattr(self.head, "fractional", None))
 
     def forward(self, *tensors: Tensor) -> Any:
         inputs, member = self.inputs(tensors), self.groups(tensors)

@@ -26,7 +26,7 @@ class Folded:
         scores: float64 ``(N,)``; ``cell``: int64 ``(N,)``.
         weight: of each score, by fold, ``(F, N)``.
         mass: of each cell, by fold, ``(F, c)``; where examples may have no score at all it exceeds the sum of the weights.
-        member: groups of each cell, bool ``(c, a)``.
+        member: groups of each cell, bool or fractional ``(c, a)``.
         examples: number of examples (or clusters) altogether.
     """
 

@@ -72,7 +72,8 @@ def violations(
     Args:
         who: one of
 
-            - bool or 0/1 membership, shape ``(n, a)``; sets may overlap;
+            - bool or 0/1 membership, shape ``(n, a)``; sets may overlap; or fractional, numbers m from 0 to 1: then the
+              violation is :math:`E[m_a \langle s, v_k \rangle]`;
             - int64 ids, shape ``(n,)``, when the sets partition the examples (pass ``num_sets`` to avoid reading
               the largest id back from the device);
             - :class:`Cells`, when many examples share one membership pattern;

@@ -23,7 +23,7 @@ class PerExample:
     """
 
     #: What :func:`check_layout` expects of each field.
-    layout: ClassVar[dict[str, str]] = {"member": "bool n a", "weight": "weight n", "cluster": "int n k"}
+    layout: ClassVar[dict[str, str]] = {"member": "who n a", "weight": "weight n", "cluster": "int n k"}
     member: Tensor
     weight: Tensor
     cluster: Tensor
@@ -61,7 +61,8 @@ class PerExample:
         powers = torch.stack([self.weight, self.weight.square()])  # (2, n)
         inside = powers.new_zeros(2, self.member.shape[1])
         for weight, member in zip(torch.split(powers, ROWS, 1), torch.split(self.member, ROWS), strict=True):
-            inside += weight @ member.double()
+            m = member.double()
+            inside += torch.stack([weight[0] @ m, weight[1] @ m.square()])
         inside = distributed.total(inside)
         return inside[0].square() / inside[1].clamp_min(1e-300)
 
@@ -90,7 +91,8 @@ class PerExample:
 def check_layout(found: Any, sizes: Mapping[str, int]) -> None:
     """Raise unless statistics from a file are what ``layout`` of their class says: a type and a shape for each tensor.
 
-    Types: ``bool``; ``int``, and ``int<N`` from 0 to N - 1; ``float``, finite; ``part``, from 0 to 1; ``weight``, from 0 to
+    Types: ``bool``; ``who``, bool, or ``part`` where ``sizes`` has ``fractional``;
+    ``int``, and ``int<N`` from 0 to N - 1; ``float``, finite; ``part``, from 0 to 1; ``weight``, from 0 to
     1e100; ``count``, the same of any floating type; ``rise``, the same up to rounding; ``log``, which may be -inf; ``start``,
     which may be NaN; ``any``. In a shape a number or a name of ``sizes`` is that size, ``*`` is anything, and any other name is
     the same number wherever it occurs; ``k`` is 0 or 1. A tensor that ``layout`` does not name has n rows.
@@ -112,6 +114,7 @@ def check_layout(found: Any, sizes: Mapping[str, int]) -> None:
             wanted = int(axis) if axis.isdigit() else known.setdefault(axis, size) if axis != "*" else size
             if size != wanted or (axis == "k" and size > 1):
                 raise ValueError(f"{name!r} has a dimension of {size} where {wanted} is needed")
+        kind = ("part" if known.get("fractional") else "bool") if kind == "who" else kind
         kind, _, limit = kind.partition("<")
         why = _wrong(value, kind, limit, known)
         if why:

@@ -12,11 +12,11 @@ def pattern_ids(membership: Tensor) -> tuple[Tensor, Tensor]:
     Rows are packed 62 groups to an integer and sorted, so that 1e6 rows of 50 groups take a fraction of a second.
 
     Args:
-        membership: bool, shape ``(n, a)``.
+        membership: bool, shape ``(n, a)``; or fractional, floating: rows are then kept unless all of their numbers agree.
 
     Returns:
         ids: int64, shape ``(n,)``.
-        patterns: bool, shape ``(c, a)``, distinct and in lexicographic order; ``patterns[ids]`` is ``membership``.
+        patterns: of the same type, shape ``(c, a)``, distinct and in lexicographic order; ``patterns[ids]`` is ``membership``.
 
     Example:
         >>> pattern_ids(torch.tensor([[True, False], [False, True], [True, False]]))
@@ -24,6 +24,9 @@ def pattern_ids(membership: Tensor) -> tuple[Tensor, Tensor]:
                 [ True, False]]))
     """
     n, a = membership.shape
+    if membership.is_floating_point():
+        patterns, ids = torch.unique(membership, dim=0, return_inverse=True)
+        return ids, patterns
     words = []
     for begin in range(0, a, _WORD):
         part = membership[:, begin : begin + _WORD]

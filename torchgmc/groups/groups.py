@@ -548,7 +548,7 @@ class Groups:
         return table
 
 
-def check_groups(groups: Any, n: int, names: Sequence[str] | None = None) -> Tensor:
+def check_groups(groups: Any, n: int, names: Sequence[str] | None = None, fractional: bool = False) -> Tensor:
     """The membership table that was passed, in any accepted form, or an error that says what to pass instead.
 
     Args:
@@ -556,9 +556,10 @@ def check_groups(groups: Any, n: int, names: Sequence[str] | None = None) -> Ten
             number type are accepted.
         n: the number of rows it must have.
         names: the names of the a groups it must have; None for any number.
+        fractional: memberships may lie between 0 and 1.
 
     Returns:
-        bool, shape ``(n, a)``, on the device of ``groups``.
+        bool, shape ``(n, a)``, on the device of ``groups``; float64 if ``fractional``.
 
     Example:
         >>> check_groups([[1, 0], [1, 1]], n=2, names=["all", "old"])
@@ -575,7 +576,7 @@ def check_groups(groups: Any, n: int, names: Sequence[str] | None = None) -> Ten
                 f"`groups` must have n = {n} rows, one per example, got {groups.num_rows}; "
                 "the same groups on other rows come from `groups.transform(columns)`."
             )
-        return groups.membership
+        return groups.membership.double() if fractional else groups.membership
     table = groups if isinstance(groups, Tensor) else _as_tensor(groups, width, advice)
     if table.is_complex() or table.layout != torch.strided:
         raise TypeError(f"`groups` must be a bool table, got {table.dtype}, {table.layout}.")
@@ -586,17 +587,22 @@ def check_groups(groups: Any, n: int, names: Sequence[str] | None = None) -> Ten
             f"`groups` must have shape (n, {width}) with n = {n}{listed}, got {tuple(table.shape)}; {hint}{advice}"
         )
     if table.dtype == torch.bool:
-        return table
+        return table.double() if fractional else table
     if table.device.type == "meta":
         raise ValueError("`groups` is on the meta device, where tensors have no values; move the data to a real one.")
-    wrong = ((table != 0) & (table != 1)).nonzero()
+    wrong = no_membership(table, fractional).nonzero()
     if len(wrong):
         row, column = wrong[0].tolist()
+        kind = "numbers from 0 to 1" if fractional else "True or False (or 1 and 0)"
         raise ValueError(
-            f"`groups` must hold memberships, True or False (or 1 and 0), got {table[row, column].item()} in row "
-            f"{row}, column {column}; {advice}"
+            f"`groups` must hold memberships, {kind}, got {table[row, column].item()} in row {row}, column {column}; {advice}"
         )
-    return table.bool()
+    return table.detach().double() if fractional else table.bool()
+
+
+def no_membership(table: Tensor, fractional: bool) -> Tensor:
+    """Where numbers are not memberships: 0 or 1, or anything between where they may be ``fractional``."""
+    return ~((table >= 0) & (table <= 1)) if fractional else (table != 0) & (table != 1)
 
 
 def _name_mismatch(got: tuple[str, ...], expected: tuple[str, ...]) -> str:

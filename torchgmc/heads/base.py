@@ -24,7 +24,7 @@ from torchgmc.engine.scripting import has_values, is_scripting, is_tracing
 from torchgmc.engine.solver import SOLVERS, Report
 from torchgmc.engine.values import Names, Values
 from torchgmc.groups.columns import is_frame
-from torchgmc.groups.groups import Groups, check_groups
+from torchgmc.groups.groups import Groups, check_groups, no_membership
 from torchgmc.heads.task import Task
 
 if TYPE_CHECKING:
@@ -99,6 +99,8 @@ class Head(Float64Module):
     relative: ClassVar[bool] = False
     #: s takes the two ends of its range only (covered or not).
     two_valued: ClassVar[bool] = False
+    #: Memberships may be numbers m from 0 to 1: the promise is then about E[m_A(x) s]. None: the head has no such option.
+    fractional: Optional[bool] = None
     #: ``forward`` takes the probability of one event, ``(n,)``.
     one_event: bool = False
     #: The columns of ``probs (n, C)`` are classes, of which one holds; False: labels, of which several may.
@@ -220,7 +222,7 @@ class Head(Float64Module):
 
     def lacks_everyone(self, member: Tensor) -> bool:
         """Is no group everyone, so that everyone is a separate promise? From the membership ``(n, a)`` of all examples."""
-        outside = distributed.total((member <= 0).sum(0))
+        outside = distributed.total((member < 1).sum(0))
         return self.grouped and not bool((outside == 0).any())
 
     def promised(self, member: Tensor) -> Tensor:
@@ -284,7 +286,7 @@ class Head(Float64Module):
 
     def sizes(self) -> dict[str, int]:
         """Sizes that the shapes of its statistics depend on; see :func:`torchgmc.engine.statistics.check_layout`."""
-        return {"a": self.num_groups}
+        return {"a": self.num_groups, "fractional": int(bool(self.fractional))}
 
     # -- fit ---------------------------------------------------------------------------------------------------------
 
@@ -451,10 +453,11 @@ class Head(Float64Module):
         if self.kind() != other.kind():
             return f"it is a {other.kind()}, and this is a {self.kind()}."
         mine, its = (one.config() | {"noise_version": one.noise_version} for one in (self, other))
-        for name in mine:
-            if json.dumps(mine[name], default=str) != json.dumps(its[name], default=str):
+        for name in mine | its:  # options that are off may be left out
+            ours, theirs = mine.get(name), its.get(name)
+            if json.dumps(ours, default=str) != json.dumps(theirs, default=str):
                 hint = "; make the groups of all parts from one `Groups`" if name == "groups" else ""
-                return f"its `{name}` is {_short(its[name])}, and this head's {_short(mine[name])}{hint}."
+                return f"its `{name}` is {_short(theirs)}, and this head's {_short(ours)}{hint}."
         if other.is_fitted and other.statistics is None:
             return "it is fitted and has no statistics; save it with gmc.save(head, path, statistics=True)."
         if self.prepared_for[:2] != other.prepared_for[:2]:
@@ -560,9 +563,9 @@ class Head(Float64Module):
     # -- checks ------------------------------------------------------------------------------------------------------
 
     def check_groups(self, groups: Any, n: int, device: torch.device) -> Tensor:
-        """Membership (n, a), bool, on the device of the scores."""
+        """Membership (n, a), bool (float64 of a ``fractional`` head), on the device of the scores."""
         if groups is None and not self.grouped:
-            return torch.ones(n, 1, dtype=torch.bool, device=device)
+            return torch.ones(n, 1, dtype=torch.float64 if self.fractional else torch.bool, device=device)
         if groups is None:
             raise ValueError(
                 f"`groups` is missing: this head was made for {self.num_groups} groups "
@@ -571,7 +574,7 @@ class Head(Float64Module):
             )
         if is_frame(groups):
             groups = self.transform(groups).to(device)
-        member = check_groups(groups, n, self.groups)
+        member = check_groups(groups, n, self.groups, bool(self.fractional))
         if member.device != device:
             raise ValueError(f"`groups` is on {member.device} but `scores` is on {device}; move them to one device.")
         return member
@@ -663,7 +666,10 @@ class Head(Float64Module):
             raise ValueError(f"`{name}` must lie in [{low:g}, {high:g}], got {least:.4g} to {most:.4g}; {hint}.")
 
     def check_member(self, groups: Any) -> Any:
-        """A membership as a tensor, from Groups, a frame of group columns or an array too; in an eager call all is 0 or 1."""
+        """A membership as a tensor, from Groups, a frame of group columns or an array too; in an eager call all is 0 or 1.
+
+        Of a ``fractional`` head, from 0 to 1.
+        """
         if torch.compiler.is_compiling():
             return groups
         groups = self._as_tensor(groups)
@@ -672,11 +678,12 @@ class Head(Float64Module):
         self._check_place("groups", groups)
         if groups.dtype == torch.bool or not has_values(groups):
             return groups
-        wrong = (groups != 0) & (groups != 1)
+        wrong = no_membership(groups, bool(self.fractional))
         if bool(wrong.any()):
             raise ValueError(
-                f"`groups` must hold memberships, 0 or 1, but it holds {groups[wrong][0].item()}; for a mask of 0 and 255 pass "
-                "`groups > 0`."
+                f"`groups` must hold memberships, {'from 0 to 1' if self.fractional else '0 or 1'}, but it holds "
+                f"{groups[wrong][0].item()}; for a mask of 0 and 255 pass `groups > 0`"
+                f"{', for probabilities make the head with fractional=True' if self.fractional is False else ''}."
             )
         return groups
 

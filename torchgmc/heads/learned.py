@@ -207,9 +207,12 @@ class Learning(Head):
     #: What a rule changes, and by how much it is multiplied to be shown.
     effect_unit: ClassVar[tuple[str, float]] = ("", 1.0)
 
-    def prepare_learning(self, learn: Any, columns: int) -> None:
+    def prepare_learning(self, learn: Any, columns: int, fractional: Any = False) -> None:
         """Options and empty buffers, from ``__init__``; ``columns``: of z."""
         self.learn = learner(learn)
+        self.fractional = checks.flag("fractional", fractional)
+        if self.fractional and getattr(self, "finite_sample", False):
+            raise ValueError("`finite_sample` has a threshold for each combination of groups; omit `fractional`, or it.")
         self.linear = isinstance(self.learn, Linear)
         if self.learn is not None and not self.noise_floor:
             raise ValueError("`learn` goes as far as held-out rows say, which needs noise_floor=True.")
@@ -233,10 +236,10 @@ class Learning(Head):
         super().mark_unfitted()
 
     def config(self) -> dict[str, Any]:
-        """Arguments that rebuild this head; ``learn`` only where something is learned."""
+        """Arguments that rebuild this head; ``learn`` and ``fractional`` only where they are used."""
         found = super().config()
         learn = found.pop("learn", None)
-        return found | ({} if learn is None else {"learn": learn.to_dict()})
+        return found | ({} if learn is None else {"learn": learn.to_dict()}) | ({"fractional": True} if self.fractional else {})
 
     def _refuse(self, state_dict: Any, prefix: str) -> str:
         why = super()._refuse(state_dict, prefix)
@@ -536,7 +539,7 @@ class Learning(Head):
                     other[f"{name} is {'' if right else 'not '}missing"] = None
             elif how % 2:
                 other[f"{name} {'=' if right else '!='} {self._level(j, value)}" + " or missing" * lacking] = None
-            elif j >= self.num_features + self.tree_leaf.shape[2]:  # a named group
+            elif j >= self.num_features + self.tree_leaf.shape[2] and not self.fractional:  # a named group
                 other[("" if right else "not ") + name] = None
             else:
                 low, high, both = ends.get(j, [-math.inf, math.inf, True])

@@ -22,7 +22,7 @@ class LevelProblem:
 
     Args:
         z: coordinates of f0, float64 ``(n, C)``.
-        member: groups, bool ``(n, a)``.
+        member: groups, bool or fractional ``(n, a)``.
         weight: float64 ``(n,)``.
         edges: inner edges of the level sets; empty for static groups.
         names: of the test functions.
@@ -91,11 +91,12 @@ class LevelProblem:
         return sums.flatten(1) / self.scale[:, None]
 
     def cell(self, who: Tensor, what: Tensor) -> tuple[Tensor, Tensor]:
-        """Members of a cell, bool ``(n,)``, and its column of z as a one-hot row ``(C,)``."""
+        """Membership in a cell, bool or fractional ``(n,)``, and its column of z as a one-hot row ``(C,)``."""
         columns = self.z.shape[1]
         here = torch.arange(columns, device=self.z.device) == what % columns
         level = self.place.index_select(1, (what % columns)[None])[:, 0]
-        return self.member.index_select(1, who[None])[:, 0] & (level == what // columns), here
+        inside = self.member.index_select(1, who[None])[:, 0]
+        return inside * (level == what // columns), here
 
     def length(self, who: Tensor, step: Tensor) -> Tensor:
         """What a step takes off z, on the grid."""
@@ -106,15 +107,15 @@ class LevelProblem:
         inside, here = self.cell(who, what)
         length = self.length(who, step)
         if not self.sparse:
-            moved = project(self.z - length * (inside[:, None] & here), bool(self.euclidean), self.apart)
-            self.z = torch.where(inside[:, None], moved, self.z)
+            moved = project(self.z - length * (inside[:, None] * here), bool(self.euclidean), self.apart)
+            self.z = torch.where(inside[:, None] > 0, moved, self.z)
             self.place = self.level(self.z)
             self.table.recompute()
             return
         rows = inside.nonzero()[:, 0]
 
         def apply() -> None:
-            moved = project(self.z[rows] - length * here, bool(self.euclidean), self.apart)
+            moved = project(self.z[rows] - length * (inside[rows, None] * here), bool(self.euclidean), self.apart)
             self.z = self.z.index_copy(0, rows, moved)
             self.place = self.place.index_copy(0, rows, self.level(moved))
 
@@ -160,7 +161,7 @@ class ResidualProblem(LevelProblem):
     def line_search(self, who: Tensor, what: Tensor, violation: Tensor) -> Tensor:
         """The step with the largest guaranteed fall of the potential: violation / (K E g^2)."""
         inside, _ = self.cell(who, what)
-        norm = self.share @ inside.to(self.share.dtype) / entry(self.scale, who).square()
+        norm = self.share @ inside.to(self.share.dtype).square() / entry(self.scale, who).square()
         return violation / (self.smoothness * norm.clamp_min(1e-300))
 
     def explain(self, who: int, what: int) -> str:

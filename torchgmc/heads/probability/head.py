@@ -62,6 +62,7 @@ class ProbabilityHead(Learning):
         learn: ``gmc.Trees(...)`` finds groups that nobody named, from ``features`` ``(n, d)`` passed to every call (NaN where a
             value is missing): after the named groups, before the rounds that keep the promises of these.
         multilabel: probabilities ``(n, C)`` that need not sum to 1, and y ``(n, C)`` of 0 and 1; C is ``num_classes``.
+        fractional: memberships may be numbers m from 0 to 1 (probabilities of membership): the promise is about E[m s].
 
     Shapes: ``fit(probs (n,) or (n, C), y (n,), groups (n, a))``; ``head(probs, groups)`` has the shape of ``probs``.
     ``report.violations_after`` has a row per group and one for everyone, and a column per level set (and class) and one for all
@@ -116,6 +117,7 @@ class ProbabilityHead(Learning):
         noise_floor: bool = True,
         learn: Any = None,
         multilabel: bool = False,
+        fractional: bool = False,
     ) -> None:
         super().__init__(alpha, groups, conditional, noise_floor=noise_floor)
         self.multilabel = checks.flag("multilabel", multilabel)
@@ -147,7 +149,7 @@ class ProbabilityHead(Learning):
         self.register_buffer("log_column", torch.zeros(0, dtype=torch.int64))
         edges = levelsets.equal_width(self.num_bins, self.columns == 1 or self.multilabel, self.euclidean)
         self.register_buffer("edges", edges)
-        self.prepare_learning(learn, self.columns)
+        self.prepare_learning(learn, self.columns, fractional)
         self.reset()
 
     # -- statistics --------------------------------------------------------------------------------------------------

@@ -48,12 +48,13 @@ def reliability(audit: Audit, *, top: int = 6, title: str | None = None, dark: b
     figure, panels = new_figure(theme, (10, 3.6 * rows + 0.9), rows, columns)
     y = tally.rows["y"].flatten().double()
     for axes, group in zip(panels, shown, strict=False):
-        inside = (tally.who[:, names.index(group)] > 0)[:, None].expand_as(tally.rows["y"]).flatten()
+        m = tally.who[:, names.index(group), None].double().expand_as(tally.rows["y"]).flatten()
+        inside = m > 0
         axes.plot([0, 1], [0, 1], color=theme.ink, lw=1, label="as promised")
         for k, (key, label) in enumerate((("before", "before"), ("p", "after"))):
             p = tally.rows[key].flatten().double()[inside]
             bins = (p * BINS).long().clamp(0, BINS - 1)
-            sums = p.new_zeros(3, BINS).index_add_(1, bins, torch.stack([torch.ones_like(p), p, y[inside]])).cpu()
+            sums = p.new_zeros(3, BINS).index_add_(1, bins, torch.stack([torch.ones_like(p), p, y[inside]]) * m[inside]).cpu()
             count, predicted, events = sums[:, sums[0] > 0]
             low, high = Counts(events, count).ends(torch.tensor([0.025]))[:, :, 0]
             mean, at = events / count, predicted / count

@@ -45,7 +45,7 @@ class ProbabilityStatistics(PerExample):
     Attributes:
         z: coordinates of f0, float64 ``(n, C)``.
         y: outcomes in [0, 1], float64 ``(n, C)``; rows of classes sum to 1.
-        member: groups, bool ``(n, a)``.
+        member: groups, bool or fractional ``(n, a)``.
         weight: float64 ``(n,)``.
         cluster: int64 ``(n, 1)``, or ``(n, 0)`` if there are none.
         features: float32 ``(n, d)``; ``(n, 0)`` if nothing is learned.
@@ -133,7 +133,8 @@ class Sample:
         member = examples.member
         (rows, a), n = member.shape, int(over_ranks(torch.tensor(len(member))))
         cpu = member.device.type == "cpu" and torch.get_float32_matmul_precision() == "highest"
-        self.dtype = torch.float32 if cpu and n * a > SMALL else torch.float64
+        self.fractional = member.is_floating_point()
+        self.dtype = torch.float32 if cpu and n * a > SMALL and not self.fractional else torch.float64
         self.member = torch.ones(rows, a + 1, dtype=self.dtype, device=member.device)
         self.member[:, 1:] = member
         self.z, self.y, self.promise = examples.z, examples.y, promise
@@ -187,6 +188,9 @@ class Sample:
         square = square * (self.share.square() * self.count)
         both = torch.cat([s * self.share, square, (self.share.square() * self.count).expand_as(s)], 1)
         sums = cell_sums(self.member, both.to(self.dtype), level.repeat(1, 3), self.promise.bins)
+        if self.fractional:
+            wide = z.shape[1]
+            sums[..., wide:] = cell_sums(self.member.square(), both[:, wide:], level.repeat(1, 2), self.promise.bins)
         everything = over_ranks(torch.cat([sums.flatten(), brier[None]]))
         sums, brier = everything[:-1].view_as(sums), everything[-1]
         if self.promise.bins > 1:

@@ -226,7 +226,7 @@ class Columns:
         f = levelsets.probabilities(self.at(theta, self.member, self.z), self.euclidean)
         values = self.weights((f - self.y) * self.share, self.z)
         if cluster.shape[1] == 0:
-            total = over_ranks((self.member.T @ values.square().to(self.member.dtype)).double())
+            total = over_ranks((self.member.square().T @ values.square().to(self.member.dtype)).double())
         else:
             place, count = codes(cluster)
             total = torch.stack(
@@ -543,7 +543,7 @@ def _prices(
     pooled = squares[:, :1]
     # The variance of an example is the group's own or everybody's, whichever is larger.
     weight = columns.share.square()
-    ours = (columns.member.T @ columns.weights(weight.expand_as(s), columns.z).abs().to(columns.member.dtype)).double()
+    ours = (columns.member.square().T @ columns.weights(weight.expand_as(s), columns.z).abs().to(columns.member.dtype)).double()
     ours = over_ranks(ours).view(columns.shape[1], columns.shape[0], -1).transpose(0, 1)
     share = ours / ours[:, :1].clamp_min(1e-300)
     error = torch.maximum(squares, share * pooled).sqrt()

@@ -67,6 +67,8 @@ class QuantileHead(Learning):
             named groups are then covered as before. Thresholds are fitted (and the report measured) on what trees grown without
             each fifth of the rows leave there, so that the noise that trees fit does not count as coverage. Not with ``bins``
             or ``finite_sample``.
+        fractional: memberships may be numbers m from 0 to 1 (probabilities of membership): the promise is about E[m s].
+            Not with ``finite_sample``.
 
     Shapes: ``fit(scores (n,), groups (n, a))``; ``head(groups)`` -> thresholds ``(n,)``, float64. A starting threshold per
     example may be passed as ``base`` to both; it replaces q0.
@@ -122,6 +124,7 @@ class QuantileHead(Learning):
         finite_sample: bool = False,
         patterns: Any = None,
         learn: Any = None,
+        fractional: bool = False,
     ) -> None:
         super().__init__(alpha, groups, conditional, noise_floor=noise_floor)
         self.target = checks.fraction("target", target)
@@ -147,7 +150,7 @@ class QuantileHead(Learning):
         self.register_buffer("known", torch.zeros(0, self.num_groups, dtype=torch.bool))
         self.register_buffer("table", torch.zeros(0, 1, dtype=torch.float64))
         self.register_buffer("unit", torch.ones((), dtype=torch.float64))
-        self.prepare_learning(learn, 1)
+        self.prepare_learning(learn, 1, fractional)
         self.reset()
 
     # -- statistics --------------------------------------------------------------------------------------------------
@@ -423,7 +426,8 @@ class QuantileHead(Learning):
         """
         share = problem.share
         variance = self.target * (1.0 - self.target)
-        squares = cell_sums(problem.member, share.square()[:, None], problem.place, problem.bins)[:, :, 0]
+        member = problem.member.square() if problem.member.is_floating_point() else problem.member
+        squares = cell_sums(member, share.square()[:, None], problem.place, problem.bins)[:, :, 0]
         count = cell_sums(problem.member, torch.ones_like(share)[:, None], problem.place, problem.bins)[:, :, 0]
         skewness = (1.0 - 2.0 * self.target) / math.sqrt(variance)
         squares = squares * variance
@@ -714,11 +718,11 @@ class QuantileHead(Learning):
 
     def figures(self, audit: Any) -> dict[str, Any]:
         """The threshold of each combination of groups."""
-        return {} if self.learns else threshold_figures(self)
+        return {} if self.learns or self.fractional else threshold_figures(self)
 
     def tables(self, audit: Any) -> list[Table]:
         """The same as a table; or the rules that were learned."""
-        return super().tables(audit) if self.learns else threshold_tables(self)
+        return super().tables(audit) if self.learns or self.fractional else threshold_tables(self)
 
     def index_limits(self) -> dict[str, int]:
         """Sets and directions of the log."""

@@ -60,8 +60,9 @@ class QuantileProblem(LevelProblem):
         rows = inside.nonzero()[:, 0]
         if len(rows) == 0:
             return torch.zeros_like(violation)
-        residual, order = (self.scores[rows, 0] - self.z[rows, 0]).sort()
-        weight = self.share[rows[order]]
+        m = inside[rows].to(self.share.dtype)  # a shift moves q by its part m
+        residual, order = ((self.scores[rows, 0] - self.z[rows, 0]) / m).sort()
+        weight = (self.share[rows] * m)[order]
         covered, goal = weight.cumsum(0), self.target * weight.sum()
         # The pinball loss is lowest at the residual where coverage crosses the goal; of the coverages there and just below it
         # (ties come and go together) the nearer one is taken.
@@ -108,7 +109,7 @@ class QuantileProblem(LevelProblem):
     def explain(self, who: int, what: int) -> str:
         """Atoms, few examples, or level sets that examples leave as soon as they are fixed."""
         inside, _ = self.cell(torch.tensor(who, device=self.z.device), torch.tensor(what, device=self.z.device))
-        count = int(inside.sum())
+        count = int((inside > 0).sum())
         return (
             f"{self.label(who, what)} has {count} examples. The coverage may jump over the target there (equal scores, few "
             "examples), or a step may carry examples into another level set. Try a larger `alpha`, fewer `bins`, or more data."

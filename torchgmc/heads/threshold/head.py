@@ -33,7 +33,7 @@ from torchgmc.heads.threshold.task import TASK
 
 #: Elements of the largest temporary table of curves (128 MB in float64).
 MAX_ELEMENTS = 1 << 24
-#: Scores per image and class that a head with `learn` keeps.
+#: Scores per image and class that a head with `learn` or `fractional` keeps.
 KEPT = 256
 
 
@@ -84,6 +84,8 @@ class ThresholdHead(Learning):
         learn: ``gmc.Trees(...)`` makes the threshold depend on ``features`` ``(n, d)`` of the images passed to every call (NaN:
             missing); the risk of the named groups is then at the target as before, on images that the trees did not see. Up to
             256 scores of each image are kept, or all with ``resolution="exact"``. Not with ``finite_sample`` or a custom risk.
+        fractional: memberships may be numbers m from 0 to 1 (probabilities of membership): the promise is about E[m s].
+            Scores are kept as with ``learn``; not with what ``learn`` does not go with.
 
     Shapes: ``fit(scores (n, ...), masks (n, ...), groups (n, a))``; ``head(scores, groups)`` -> bool mask like scores;
     ``head.threshold(groups)`` -> ``(n,)`` or ``(n, C)``.
@@ -147,6 +149,7 @@ class ThresholdHead(Learning):
         finite_sample: bool = False,
         patterns: Any = None,
         learn: Any = None,
+        fractional: bool = False,
     ) -> None:
         super().__init__(alpha, groups, conditional, jitter, noise_floor)
         self.finite_sample = checks.flag("finite_sample", finite_sample)
@@ -163,7 +166,7 @@ class ThresholdHead(Learning):
             raise ValueError(f"`init` must be a finite threshold, got {init!r}.")
         self.init = float((self.low + self.high) / 2 if init is None else init)
         self.resolution = resolution
-        self._unit = _find_unit(resolution if learn is None else "exact", self.high - self.low, self.risk)
+        self._unit = _find_unit("exact" if fractional or learn is not None else resolution, self.high - self.low, self.risk)
         self.probabilities = range is None and not self.logits
         self._range = None if range is None else [self.low, self.high]
         self.takes = "probs" if self.probabilities else "scores"
@@ -179,9 +182,11 @@ class ThresholdHead(Learning):
         self.register_buffer("limits", torch.tensor([-math.inf, math.inf], dtype=torch.float64))
         if learn is not None and (self.finite_sample or resolution not in (None, "exact")):
             raise ValueError("`learn` makes thresholds that depend on features; omit `finite_sample` and `resolution`.")
+        if fractional and resolution not in (None, "exact"):
+            raise ValueError("`fractional` keeps scores, not curves at a `resolution`; omit it, or pass 'exact'.")
         if learn is not None and type(self).calibrate is not ThresholdHead.calibrate:
             raise TypeError(f"a {type(self).__name__} does not learn; use a ThresholdHead.")
-        self.prepare_learning(learn, self.columns)
+        self.prepare_learning(learn, self.columns, fractional)
         self.reset()
 
     # -- statistics --------------------------------------------------------------------------------------------------
@@ -284,7 +289,8 @@ class ThresholdHead(Learning):
                 (counts == 0).sum(0),
                 batch.features.clone() if self.learns else None,
             )
-            return found if self.resolution == "exact" or not self.learns else found.sketched(KEPT)
+            sketch = self.resolution != "exact" and (self.learns or self.fractional)
+            return found.sketched(KEPT) if sketch else found
         steps, counts = self.risk.curves(scores, masks, lattice, pixels)
         mass = weight[:, None] * (counts > 0)  # (n, C)
         excluded = (counts == 0).sum(0)
@@ -695,11 +701,11 @@ class ThresholdHead(Learning):
 
     def figures(self, audit: Any) -> dict[str, Any]:
         """The threshold of each combination of groups."""
-        return {} if self.learns else threshold_figures(self)
+        return {} if self.learns or self.fractional else threshold_figures(self)
 
     def tables(self, audit: Any) -> list[Table]:
         """The same as a table; or the rules that were learned."""
-        return super().tables(audit) if self.learns else threshold_tables(self)
+        return super().tables(audit) if self.learns or self.fractional else threshold_tables(self)
 
     def config(self) -> dict[str, Any]:
         """Arguments that rebuild this head; a custom risk is named, not stored."""

@@ -134,7 +134,8 @@ class SampleStatistics:
     """Every relevant score, for the exact mode: memory grows with the relevant pixels.
 
     Attributes:
-        member: groups of each example, bool, ``(n, a)``; ``mass``: its weight for each class, ``(n, C)``, 0 if excluded.
+        member: groups of each example, bool (or fractional), ``(n, a)``.
+        mass: its weight for each class, ``(n, C)``, 0 if excluded.
         key: a number of each example that depends on its content only, int64 ``(n,)``.
         cluster: its cluster, int64 ``(n, 1)``, or ``(n, 0)`` if there are none.
         scores, share: each relevant score and its part of the example's risk, ``(N,)``.
@@ -145,7 +146,7 @@ class SampleStatistics:
     """
 
     layout: ClassVar[dict[str, str]] = {
-        **{"member": "bool n a", "mass": "weight n C", "key": "int n", "cluster": "int n k", "scores": "float N"},
+        **{"member": "who n a", "mass": "weight n C", "key": "int n", "cluster": "int n k", "scores": "float N"},
         **{"share": "weight N", "example": "int<n N", "label": "int<C N", "examples": "int", "excluded": "int C"},
     }
     member: Tensor
