@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from torchgmc.audits.comparison import Comparison, compare
     from torchgmc.audits.discovery import Discovery, find_groups
     from torchgmc.audits.measure import audit
+    from torchgmc.audits.unnamed import Remaining, audit_named
     from torchgmc.deploy.adapters import Adapter
     from torchgmc.deploy.attach import CalibratedModel, attach
     from torchgmc.deploy.io import load, save
@@ -48,6 +49,7 @@ __all__ = [
     "PredictionSets",
     "ProbabilityHead",
     "QuantileHead",
+    "Remaining",
     "Report",
     "ShiftMonitor",
     "Solution",
@@ -58,6 +60,7 @@ __all__ = [
     "__version__",
     "attach",
     "audit",
+    "audit_named",
     "baselines",
     "compare",
     "conformity",
@@ -86,6 +89,7 @@ _LATER = {
         "audits.comparison": ("Comparison", "compare"),
         "audits.discovery": ("Discovery", "find_groups"),
         "audits.measure": ("audit",),
+        "audits.unnamed": ("Remaining", "audit_named"),
         "deploy.adapters": ("Adapter",),
         "deploy.attach": ("CalibratedModel", "attach"),
         "deploy.io": ("load", "save"),

@@ -2,20 +2,30 @@
 
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from torchgmc.audits.intervals import Rows
 from torchgmc.audits.moments import Moments
 from torchgmc.audits.tabular import Tabular
-from torchgmc.engine import checks
+from torchgmc.engine import checks, rules, trees
 from torchgmc.engine.clusters import check as check_clusters
-from torchgmc.engine.clusters import codes, total
-from torchgmc.groups.columns import as_mapping
+from torchgmc.engine.clusters import codes, deal_clusters, total
+from torchgmc.engine.folds import shuffled
+from torchgmc.groups.columns import as_mapping, factorize, num_rows, read
 from torchgmc.groups.groups import Groups
+
+#: Rows (or clusters) are dealt to so many parts, of which some are held out.
+PARTS = 20
+#: Most rows that trees are searched on, and examples that draw a leaf to no deviation.
+SEARCHED, RIDGE = 1 << 16, 10.0
+#: Levels that their columns are cut into: halves first, where a condition means nothing without a second one.
+BINS = (2, 32)
 
 
 @dataclass(frozen=True)
@@ -32,6 +42,7 @@ class Discovery(Tabular):
         num_searched: groups searched.
         num_rows: rows searched.
         num_violated: groups, among all searched, whose interval lies beyond alpha.
+        num_held: rows held out of a search by trees; figures and intervals are theirs, and hold for all groups shown at once.
     """
 
     table: dict[str, list[Any]]
@@ -41,6 +52,7 @@ class Discovery(Tabular):
     num_searched: int
     num_rows: int
     num_violated: int
+    num_held: int = 0
 
     @property
     def violated(self) -> bool:
@@ -50,9 +62,12 @@ class Discovery(Tabular):
     @property
     def summary(self) -> str:
         """The result in one line."""
+        what, where = f"{self.num_searched} groups searched", ""
+        if self.num_held:
+            what, where = f"the {len(self.table['group'])} worst rules of trees", f" in {self.num_held} rows held out"
         return (
-            f"{self.num_violated} of {self.num_searched} groups searched in {self.num_rows} rows deviate by more than "
-            f"{self.alpha:g} (confidence {100 * (1 - self.delta):g} % for all of them at once)."
+            f"{self.num_violated} of {what} in {self.num_rows} rows deviate by more than {self.alpha:g}{where} "
+            f"(confidence {100 * (1 - self.delta):g} % for all of them at once)."
         )
 
     def __str__(self) -> str:
@@ -82,6 +97,7 @@ def find_groups(
     bins: Mapping[str, Sequence[float]] | None = None,
     quantiles: Mapping[str, int] | None = None,
     missing: str = "error",
+    holdout: float | None = None,
 ) -> Discovery:
     r"""Whom did we forget? The intersections of up to ``depth`` columns where s deviates most from 0.
 
@@ -93,6 +109,10 @@ def find_groups(
     candidate groups and both views, so that picking the worst of them stays honest: with probability at least 1 - delta no
     interval of any searched group misses its mean, and no group within alpha is called violated. The candidates depend only
     on the columns, never on s.
+
+    With ``holdout`` the class is learned: trees of ``depth`` conditions look for the rules that deviate most on the other rows
+    (numbers need no bins, missing values are a level), and the ``top`` of them are judged by betting on the rows held out, with
+    a union bound over these only. That is the largest deviation that a tree of this depth can find, with its interval.
 
     Args:
         columns: labels and numbers, as in :meth:`torchgmc.Groups.from_columns`.
@@ -110,6 +130,7 @@ def find_groups(
         clusters: which rows belong together, e.g. the patient of each visit: integers or strings, ``(n,)``. Clusters are then
             what is independent, and the intervals are Hoeffding's over them, which allow for any dependence inside.
         bins, quantiles, missing: as in :meth:`torchgmc.Groups.from_columns`.
+        holdout: share of the rows (or clusters) that trees do not see, e.g. 0.5; None searches all intersections.
 
     Returns:
         The worst groups, at most ``top``.
@@ -120,11 +141,16 @@ def find_groups(
         >>> found = gmc.find_groups(columns, s)
         >>> found.table["group"][0], found.table["count"][0], found.table["verdict"][0], found.num_searched
         ('sex=f & site=2', 250, 'violated', 8)
+        >>> columns["age"] = torch.arange(1000) % 70 + 20.5
+        >>> found = gmc.find_groups(columns, torch.where(columns["age"] > 60, 0.5, 0.0), top=1, holdout=0.5)
+        >>> found.table["group"][0], found.table["verdict"][0], found.num_held
+        ('age >= 60', 'violated', 500)
     """
     checks.fraction("delta", delta)
     checks.count("top", top, 20)
     data = as_mapping(columns)
-    depth = min(checks.count("depth", depth, 2), max(len(data), 1))
+    depth = checks.count("depth", depth, 2)
+    depth = min(depth, max(len(data), 1)) if holdout is None else depth
     checks.option("order", order, ("conditional", "mass-weighted"))
     low, high = checks.interval("bounds", bounds)
     if not low <= 0.0 <= high:
@@ -132,23 +158,30 @@ def find_groups(
     if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not 0.0 <= alpha < math.inf:
         raise ValueError(f"`alpha` must be a finite number of at least 0, got {alpha!r}.")
     values = _values(s, low, high)
-    with warnings.catch_warnings():  # groups below `min_size` are left out on purpose
-        warnings.filterwarnings("ignore", message="left out groups")
-        groups = Groups.from_columns(
-            data, depth, bins=bins, quantiles=quantiles, min_size=min_size, small="drop", missing=missing
-        ).to(values.device)
-    if groups.num_rows != len(values):
-        raise ValueError(f"`s` must have one value per row of `columns`, n = {groups.num_rows}, got {len(values)}.")
-    w = checks.weights(weight, len(values), values)
-    moments = _moments(groups, values, w, check_clusters(clusters, len(values), values.device))
-    # Both views are shown, so each has half of delta.
-    own, part = moments.estimates(True)[:, 0], moments.estimates(False)[:, 0]
-    own_low, own_high = (end[:, 0] for end in moments.intervals(True, (low, high), delta / 2))
-    part_low, part_high = (end[:, 0] for end in moments.intervals(False, (low, high), delta / 2))
-    empty = moments.mass[:, 0] <= 0  # all of its rows have weight 0
-    own, own_low, own_high = own.masked_fill(empty, 0.0), own_low.masked_fill(empty, low), own_high.masked_fill(empty, high)
+    if (n := num_rows(data)) != len(values):
+        raise ValueError(f"`s` must have one value per row of `columns`, n = {n}, got {len(values)}.")
+    w, cluster = checks.weights(weight, n, values), check_clusters(clusters, n, values.device)
+    name: Callable[[int], str]
+    if holdout is None:
+        with warnings.catch_warnings():  # groups below `min_size` are left out on purpose
+            warnings.filterwarnings("ignore", message="left out groups")
+            groups = Groups.from_columns(
+                data, depth, bins=bins, quantiles=quantiles, min_size=min_size, small="drop", missing=missing
+            ).to(values.device)
+        name, searched, held = groups.name, len(groups), 0
+        figures = _counted(_moments(groups, values, w, cluster), low, high, delta)
+    else:
+        if bins or quantiles or depth > 8:
+            raise ValueError("with `holdout` trees cut columns: omit `bins` and `quantiles`; `depth` is at most 8.")
+        share, least_rows = checks.fraction("holdout", holdout), checks.count("min_size", min_size, 30)
+        words, who, rest, searched = _by_trees(data, values, w, cluster, depth, share, order, top, least_rows)
+        name, held = words.__getitem__, len(rest)
+        rows = Rows.of(values[rest, None], who, w[rest], cluster[rest], (low, high))
+        views = [rows.judge(None, delta / 2, view) for view in (True, False)]
+        figures = [rows.count, rows.mass / rows.total, *(t for j in views for t in (j.estimate, j.low, j.high))]
+        figures = [figure[:, 0] for figure in figures]
     conditional = order == "conditional"
-    estimate, least, most = (own, own_low, own_high) if conditional else (part, part_low, part_high)
+    estimate, least, most = figures[2:5] if conditional else figures[5:]
     # The side of the interval nearest to 0 first; where the interval holds 0, the mean decides, below all of those.
     nearest = torch.maximum(least, -most)
     key = torch.where(nearest > 0, high - low + nearest, estimate.abs()) if conditional else estimate.abs()
@@ -156,21 +189,21 @@ def find_groups(
     verdicts = ["undecided", "holds", "violated"]
     beyond = nearest > alpha
     code = torch.where(beyond, 2, (torch.maximum(-least, most) <= alpha).long())
-    figures = {
-        "count": moments.count[:, 0],
-        "mass": moments.mass[:, 0] / moments.total,
-        "estimate": own,
-        "low": own_low,
-        "high": own_high,
-        "weighted": part,
-        "weighted low": part_low,
-        "weighted high": part_high,
-    }
-    table: dict[str, list[Any]] = {"group": [groups.name(index) for index in chosen.tolist()]}
-    table |= {name: column[chosen].tolist() for name, column in figures.items()}
+    table: dict[str, list[Any]] = {"group": [name(index) for index in chosen.tolist()]}
+    keys = ("count", "mass", "estimate", "low", "high", "weighted", "weighted low", "weighted high")
+    table |= {key: figure[chosen].tolist() for key, figure in zip(keys, figures, strict=True)}
     table["count"] = [int(count) for count in table["count"]]
     table["verdict"] = [verdicts[k] for k in code[chosen].tolist()]
-    return Discovery(table, float(alpha), delta, order, len(groups), len(values), int(beyond.sum()))
+    return Discovery(table, float(alpha), delta, order, searched, n - held, int(beyond.sum()), held)
+
+
+def _counted(moments: Moments, low: float, high: float, delta: float) -> list[Tensor]:
+    """Figures of every group, ``(a,)`` each; both views are shown, so each has half of delta."""
+    own, *ends = moments.estimates(True), *moments.intervals(True, (low, high), delta / 2)
+    empty = moments.mass <= 0  # all of its rows have weight 0
+    mine = [figure.masked_fill(empty, value) for figure, value in zip((own, *ends), (0.0, low, high), strict=True)]
+    part = moments.estimates(False), *moments.intervals(False, (low, high), delta / 2)
+    return [figure[:, 0] for figure in (moments.count, moments.mass / moments.total, *mine, *part)]
 
 
 def _moments(groups: Groups, s: Tensor, w: Tensor, cluster: Tensor) -> Moments:
@@ -188,6 +221,63 @@ def _moments(groups: Groups, s: Tensor, w: Tensor, cluster: Tensor) -> Moments:
         second = torch.full_like(second, math.inf)
     everyone, every_square, every_count = table[:, 2:].sum(0)[:, None].unbind(0)
     return Moments(first, second, mass, square, count, everyone, every_square, every_count, w.amax()[None])
+
+
+def _by_trees(
+    data: dict[str, Any], s: Tensor, w: Tensor, cluster: Tensor, depth: int, holdout: float, order: str, top: int, least: int
+) -> tuple[list[str], Tensor, Tensor, int]:
+    """Rules that deviate most on the rows searched: words, membership ``(m, k)`` of the rows held out, these, leaves searched.
+
+    Trees are grown from each column, so that conditions that mean nothing by themselves are found together.
+    """
+    matrix, levels = _numbers(data)
+    matrix, names, equal = matrix.to(s.device), list(data), torch.tensor([bool(one) for one in levels], device=s.device)
+    held = deal_clusters(PARTS, cluster, matrix, s, w) < min(max(round(PARTS * holdout), 1), PARTS - 1)
+    mix = shuffled(matrix, s, w)
+    seen, unseen = mix[~held[mix]][:SEARCHED], held.nonzero()[:, 0]
+    slope, curvature = (v[seen, None] / w[seen].mean().clamp_min(1e-300) for v in (w * s, w))
+    found = []
+    for bins in BINS:
+        coded = trees.code(matrix[seen], equal, bins)
+        roots = torch.eye(len(names), dtype=torch.bool, device=s.device)  # columns, not rows
+        grown = [trees.grow(coded, slope, curvature, depth, RIDGE, float(least), root) for root in roots]
+        found.append(rules.raw(grown, coded, matrix.isnan().any(0)))
+    splits, leaves = [torch.cat(part) for part in zip(*found, strict=True)], 1 << depth
+    place = trees.places(matrix[seen], *splits)
+    place = place + leaves * torch.arange(place.shape[1], device=s.device)
+    values = torch.cat([slope, curvature], 1).repeat_interleave(place.shape[1], 0)
+    sums, mass = values.new_zeros(leaves * place.shape[1], 2).index_add_(0, place.flatten(), values).T
+    size = sums.abs() / ((mass + RIDGE).sqrt() if order == "conditional" else 1.0)  # as splits are chosen, or mass x mean
+    chosen: dict[str, int] = {}
+
+    def level(j: int, value: float) -> str:
+        return str(levels[j][int(value)]) if levels[j] else f"{value:.4g}"
+
+    for k in size.argsort(descending=True, stable=True).tolist():
+        column, cut, kind = (part[k // leaves] for part in splits)
+        chosen.setdefault(rules.words(column, cut, kind, k % leaves, names.__getitem__, level) or "all rows", k)
+        if len(chosen) == top:
+            break
+    index = torch.tensor(list(chosen.values()), dtype=torch.int64, device=s.device)
+    who = trees.places(matrix[unseen], *(part[index // leaves] for part in splits)) == index % leaves
+    fine = (who & (w[unseen] > 0)[:, None]).sum(0) > 1  # else there is nobody to judge it on
+    if len(seen) < 2 * least or not bool(fine.any()):
+        raise ValueError(f"`holdout` = {holdout:g} leaves too few rows, {len(seen)} to search with `min_size` = {least}.")
+    kept = [name for name, is_fine in zip(chosen, fine.tolist(), strict=True) if is_fine]
+    return kept, who[:, fine], unseen, int((mass > 0).sum())
+
+
+def _numbers(data: dict[str, Any]) -> tuple[Tensor, list[list[Any]]]:
+    """Columns as float32 ``(n, q)``, and the labels that codes stand for; of numbers none."""
+    found, levels = [], []
+    for name, values in data.items():
+        array = read(name, values)
+        labels, code = ([], array) if array.dtype.kind in "biuf" else factorize(name, array)
+        numbers = all(v is None or (isinstance(v, int | float) and not isinstance(v, bool)) for v in labels)
+        known = [math.nan if v is None else float(v) if numbers else k for k, v in enumerate(labels)]
+        found.append(torch.from_numpy((np.array(known)[code] if labels else array).astype(np.float32)))
+        levels.append([] if numbers else labels)
+    return torch.stack(found, 1), levels
 
 
 def _values(s: Any, low: float, high: float) -> Tensor:

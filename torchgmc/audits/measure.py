@@ -55,7 +55,6 @@ class Tally:
     @classmethod
     def of(cls, head: "Head", batch: Mapping[str, Any]) -> "Tally":
         """Of one batch, by the names of the arguments of ``head.observe``."""
-        first = batch[head.arguments[0]]
         given = {name: value for name, value in batch.items() if name not in ("weight", "clusters")}
         with torch.no_grad(), one_batch():
             values = head.values(**{name: value for name, value in given.items() if name not in head.audit_only})
@@ -71,7 +70,7 @@ class Tally:
                 values.column,
                 head.audit_sums(weight=weight, **given),
                 head.audit_rows(**given),
-                overlap.Sketch.of(*_content(head, first, batch)),
+                overlap.Sketch.of(*content(head, batch)),
             )
 
     def __add__(self, other: "Tally") -> "Tally":
@@ -95,10 +94,9 @@ class Tally:
         )
 
 
-def _content(head: "Head", first: Any, batch: Mapping[str, Any]) -> list[Tensor]:
+def content(head: "Head", batch: Mapping[str, Any]) -> list[Tensor]:
     """What tells one example from another: its scores and its truth."""
-    parts = [first, batch.get(head.truth)] if head.truth else [first]
-    return [checks.numbers(name, part) for name, part in zip((head.arguments[0], head.truth), parts, strict=False)]
+    return [checks.numbers(name, batch.get(name)) for name in (head.arguments[0], head.truth) if name]
 
 
 def audit(
@@ -170,7 +168,7 @@ def conclude(head: "Head", tally: Tally, delta: float, method: str, cluster_size
     """The audit of all batches, with a warning if their examples were calibrated on."""
     summary = head.audit_summary(tally)
     warning = "" if head.calibrated_on is None else overlap.warning_text(head.calibrated_on, tally.sketch)
-    size = cluster_size or _largest_seen(head, tally)
+    size = cluster_size or largest_seen(head, tally.weight, tally.cluster)
     evidence, guessed = _evidence(head, tally, summary.get("columns", {}), size, apart=not warning)
     excluded = int(tally.s.isnan().any(1).sum())
     unsized = size is None and tally.cluster.shape[1] > 0
@@ -194,12 +192,12 @@ def conclude(head: "Head", tally: Tally, delta: float, method: str, cluster_size
     )
 
 
-def _largest_seen(head: "Head", tally: Tally) -> float | None:
+def largest_seen(head: "Head", weight: Tensor, cluster: Tensor) -> float | None:
     """The largest cluster of the calibration data, as a bound that was known in advance; None if one here is larger."""
     known = float(head.largest_cluster)
-    if not known or not tally.cluster.shape[1]:
+    if not known or not cluster.shape[1]:
         return None
-    return known if float(total(tally.weight[:, None].double(), tally.cluster).max()) <= known else None
+    return known if float(total(weight[:, None].double(), cluster).max()) <= known else None
 
 
 def _evidence(

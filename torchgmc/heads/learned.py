@@ -16,7 +16,7 @@ from torch import Tensor
 from torchgmc.audits.audit import Audit
 from torchgmc.audits.intervals import Rows
 from torchgmc.audits.tabular import Table
-from torchgmc.engine import checks, linear, trees
+from torchgmc.engine import checks, linear, rules, trees
 from torchgmc.engine.clusters import deal_clusters
 from torchgmc.engine.folds import shuffled
 from torchgmc.engine.scripting import has_values
@@ -388,9 +388,7 @@ class Learning(Head):
             nothing = torch.zeros(0, splits, dtype=torch.int64, device=device)
             no = (nothing, nothing.double(), nothing, found.moves)
             return Found(*no, final, order, held, found.history, final, final, *none)
-        column, code, missing = (torch.stack([tree[k] for tree in found.trees]) for k in range(3))
-        cuts = torch.cat([coded.cuts, torch.full_like(coded.cuts[:, :1], math.inf)], 1).double()
-        cut, kind = cuts[column, code], equal[column].long() + 2 * missing.long() + 4 * columns.isnan().any(0)[column].long()
+        column, cut, kind = rules.raw(found.trees, coded, columns.isnan().any(0))
         z = final - trees.walk(columns, column, cut, kind, found.moves)
         unseen = z.clone()
         options = (learn.depth, len(found.trees), learn.rate, learn.ridge, learn.smallest)
@@ -523,35 +521,11 @@ class Learning(Head):
         return found
 
     def _rule(self, column: Tensor, cut: Tensor, kind: Tensor, leaf: int) -> str:
-        """The conditions of a leaf, joined by "and"; conditions on one column are merged."""
-        node, path = leaf + len(column), []
-        while node:
-            path.append(((node - 1) // 2, node % 2 == 0))
-            node = (node - 1) // 2
-        ends: dict[int, list[Any]] = {}  # of numbers: low, high, may be missing
-        other: dict[str, None] = {}
-        for at, right in reversed(path):
-            j, value, how = int(column[at]), float(cut[at]), int(kind[at])
-            lacking = how >= 4 and (how // 2 % 2 == 1) == right
-            name = self._column_name(j)
-            if math.isinf(value):
-                if how // 2 % 2:  # else nobody goes right
-                    other[f"{name} is {'' if right else 'not '}missing"] = None
-            elif how % 2:
-                other[f"{name} {'=' if right else '!='} {self._level(j, value)}" + " or missing" * lacking] = None
-            elif j >= self.num_features + self.tree_leaf.shape[2] and not self.fractional:  # a named group
-                other[("" if right else "not ") + name] = None
-            else:
-                low, high, both = ends.get(j, [-math.inf, math.inf, True])
-                ends[j] = [max(low, value), high, both and lacking] if right else [low, min(high, value), both and lacking]
-        parts = []
-        for j, (low, high, lacking) in ends.items():
-            name = self._column_name(j)
-            text = f"{name} >= {self._level(j, low)}" if math.isinf(high) else f"{name} < {self._level(j, high)}"
-            if not math.isinf(low) and not math.isinf(high):
-                text = f"{self._level(j, low)} <= {name} < {self._level(j, high)}"
-            parts.append(text + " or missing" * lacking)
-        return " and ".join([*parts, *other])
+        """The conditions of a leaf in words."""
+        named = self.num_features + self.tree_leaf.shape[2]
+        return rules.words(
+            column, cut, kind, leaf, self._column_name, self._level, lambda j: j >= named and not self.fractional
+        )
 
     def _column_name(self, j: int) -> str:
         wide, classes = self.num_features, self.tree_leaf.shape[2]

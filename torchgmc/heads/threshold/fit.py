@@ -19,7 +19,7 @@ from torchgmc.heads import finite
 from torchgmc.heads.base import EVERYONE
 from torchgmc.heads.learned import Found as TreesFound
 from torchgmc.heads.learned import looked_at
-from torchgmc.heads.threshold.problem import POINTS, CurveProblem, CurveStatistics, SampleProblem, SampleStatistics
+from torchgmc.heads.threshold.problem import POINTS, CurveProblem, CurveStatistics, SampleProblem, SampleStatistics, reason
 
 if TYPE_CHECKING:
     from torchgmc.heads.threshold.head import ThresholdHead
@@ -222,19 +222,11 @@ def _why(head: "ThresholdHead", problem: CurveProblem | SampleProblem, lam: Tens
     ends = [risk(torch.where(inside, end, lam)) for end in (head.low - head.jitter - 1e-9, head.high + head.jitter)]
     here = risk(lam)
     if not min(ends) <= goal <= max(ends):
-        return (
-            f"Even at the end of the range the risk of {names.label(who, what)} is "
-            f"{min(ends, key=lambda r: abs(r - goal)):.4g} against the target {goal:.4g}: the target is unreachable. Widen "
-            "`range`, or check scores and masks."
-        )
+        return reason(names.label(who, what), None, min(ends, key=lambda r: abs(r - goal)), goal)
     step = head.resolution_used
     around = [risk(torch.where(inside, lam + move, lam)) for move in (-step, step)]
     other = min(around, key=lambda r: abs(r - goal)) if (here - goal) * (min(around) - goal) < 0 else max(around)
-    return (
-        f"The risk of {names.label(who, what)} jumps from {here:.4g} to {other:.4g}, over the target {goal:.4g}, in one step "
-        "of the threshold: an atom of equal scores, too few examples, or thresholds too coarse for alpha. Try `jitter`, a "
-        "finer `resolution`, logits instead of saturated probabilities, a larger `alpha` or more data."
-    )
+    return reason(names.label(who, what), here, other, goal)
 
 
 def _folded_curves(statistics: CurveStatistics | SampleStatistics, problem: CurveProblem, label: int) -> Folded:

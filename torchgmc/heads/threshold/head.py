@@ -117,14 +117,7 @@ class ThresholdHead(Learning):
         *("jitter", "noise_floor", "finite_sample", "patterns", "learn"),
     )
     fit_only: ClassVar[tuple[str, ...]] = (
-        "alpha",
-        "target",
-        "conditional",
-        "init",
-        "resolution",
-        "risk",
-        "noise_floor",
-        "patterns",
+        *("alpha", "target", "conditional", "init", "resolution", "risk", "noise_floor", "patterns"),
     )
     arguments: ClassVar[tuple[str, ...]] = ("scores", "masks", "groups", "weight", "clusters", "pixel_weight", "features")
     truth: ClassVar[str] = "masks"

@@ -6,7 +6,7 @@ examples with the same group membership. Memory grows with cells x lattice, neve
 
 import math
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -165,24 +165,12 @@ class SampleStatistics:
     def __add__(self, other: "SampleStatistics") -> "SampleStatistics":
         """Statistics of both sets of examples."""
         self.check_alike(other)
-
-        def both(name: str) -> Tensor:
-            return torch.cat([getattr(self, name), getattr(other, name)])
-
-        return SampleStatistics(
-            both("member"),
-            both("mass"),
-            both("key"),
-            both("cluster"),
-            both("scores"),
-            both("share"),
-            torch.cat([self.example, other.example + len(self.member)]),
-            both("label"),
-            torch.promote_types(self.dtype, other.dtype),
-            self.examples + other.examples,
-            self.excluded + other.excluded,
-            None if self.features is None else both("features"),
-        )
+        later = replace(other, example=other.example + len(self.member))
+        rows = ["member", "mass", "key", "cluster", "scores", "share", "example", "label"]
+        rows += [] if self.features is None else ["features"]
+        found: dict[str, Any] = {name: torch.cat([getattr(self, name), getattr(later, name)]) for name in rows}
+        found |= {name: getattr(self, name) + getattr(other, name) for name in ("examples", "excluded")}
+        return replace(self, dtype=torch.promote_types(self.dtype, other.dtype), **found)
 
     @property
     def weight(self) -> Tensor:
@@ -336,27 +324,32 @@ class ThresholdProblem(OneTensor):
     def explain(self, who: int, what: int) -> str:
         """The target lies beyond the range, or the risk jumps over it."""
         w, k = (torch.tensor(i, device=self.share.device) for i in (who, what))
-        here = self.violations()[who, what]
-        sign = here.sign()
+        violation = self.violations()[who, what]
+        sign = violation.sign()
         ends = torch.stack(self.bracket(w, k, sign))
         there = self.along(w, k, sign.to(ends.dtype) * ends)[1]
         ratio = float(self.scale[who, what] / self.share[who, what])
 
-        def risk(violation: Tensor) -> str:
+        def risk(violation: Tensor) -> float:
             rising = float(violation) * ratio + float(self.target[what])
-            return f"{rising if self.increasing else 1.0 - rising:.4g}"
+            return rising if self.increasing else 1.0 - rising
 
-        goal = risk(torch.zeros(()))
-        if float(there * sign) > 0:
-            return (
-                f"Even at the end of the range the risk of {self.label(who, what)} is {risk(there)} against the target "
-                f"{goal}: the target is unreachable. Widen `range`, or check scores and masks."
-            )
+        here = None if float(there * sign) > 0 else risk(violation)
+        return reason(self.label(who, what), here, risk(there), risk(torch.zeros(())))
+
+
+def reason(label: str, here: float | None, there: float, goal: float) -> str:
+    """Why a violation stays: the risk jumps from here to there over its goal; None: there is the end of the range."""
+    if here is None:
         return (
-            f"The risk of {self.label(who, what)} jumps from {risk(here)} to {risk(there)}, over the target {goal}, in one "
-            "step of the threshold: an atom of equal scores, too few examples, or thresholds too coarse for alpha. Try "
-            "`jitter`, a finer `resolution`, logits instead of saturated probabilities, a larger `alpha` or more data."
+            f"Even at the end of the range the risk of {label} is {there:.4g} against the target {goal:.4g}: the target is "
+            "unreachable. Widen `range`, or check scores and masks."
         )
+    return (
+        f"The risk of {label} jumps from {here:.4g} to {there:.4g}, over the target {goal:.4g}, in one step of the threshold: "
+        "an atom of equal scores, too few examples, or thresholds too coarse for alpha. Try `jitter`, a finer `resolution`, "
+        "logits instead of saturated probabilities, a larger `alpha` or more data."
+    )
 
 
 class CurveProblem(ThresholdProblem):

@@ -1,0 +1,145 @@
+"""Groups that a head does not know, named in the audit only: how much of their deviation its features explain, what remains."""
+
+import math
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from torchgmc.audits import overlap
+from torchgmc.audits.intervals import Rows
+from torchgmc.audits.measure import content, largest_seen
+from torchgmc.audits.tabular import Tabular, row_name
+from torchgmc.engine import checks
+from torchgmc.engine.clusters import check as check_clusters
+from torchgmc.groups.groups import Groups, check_groups
+
+if TYPE_CHECKING:
+    from torchgmc.heads.base import Head
+
+
+@dataclass(frozen=True)
+class Remaining(Tabular):
+    """What is left of the deviation of groups that the head does not know.
+
+    Attributes:
+        table: ``group``, ``what``, ``count``, ``mass``; the mean of s ``before`` and ``after``, each with ``low`` and ``high``;
+            and ``explained``, the share 1 - after / before, with its interval (NaN where ``before`` may be 0, as the interval
+            says). Largest ``after`` first.
+        delta: 1 - confidence of all intervals together.
+        num_examples: rows.
+        note: a reservation, if there is one.
+    """
+
+    table: dict[str, list[Any]]
+    delta: float
+    num_examples: int
+    note: str = ""
+
+    def __str__(self) -> str:
+        wide = max([5, *(len(row_name(r["group"], r["what"])) for r in self.rows())])
+        lines = [f"{'group':{wide}s} {'mass':>6s}  {'before':^26s}  {'after':^26s}  explained"]
+        for r in self.rows():
+            share = f"{100 * r['explained low']:.0f} to {100 * r['explained high']:.0f} %".replace("nan to nan %", "-")
+            pairs = [f"{r[k]:+.4f} [{r[f'{k} low']:+.4f},{r[f'{k} high']:+.4f}]" for k in ("before", "after")]
+            lines.append(f"{row_name(r['group'], r['what']):{wide}s} {r['mass']:6.3f}  {pairs[0]}  {pairs[1]}  {share}")
+        confidence = f"{self.num_examples} examples; all intervals hold with confidence {100 * (1 - self.delta):g} %."
+        return "\n".join([*lines, f"{confidence} {self.note}".rstrip()])
+
+
+def audit_named(
+    head: "Head",
+    data: Any,
+    groups: Any,
+    names: Sequence[str] | None = None,
+    *,
+    before: "Head | None" = None,
+    delta: float = 0.05,
+    conditional: bool = True,
+) -> Remaining:
+    """Audit a head on groups that it was not told of: what its features explain of their deviation, and what remains.
+
+    For those who may not use group labels at inference: fit with ``learn`` and ``features`` alone, and name the groups here, on
+    held-out data that have labels.
+
+    Args:
+        head: fitted.
+        data: held-out batch, a tuple or a mapping of the arguments of ``head.observe``.
+        groups: :class:`~torchgmc.Groups`, or a membership ``(n, a)``, 0/1 or fractional, of the groups to look at.
+        names: of the groups, if ``groups`` does not say them.
+        before: what to compare with: a head or baseline fitted without features. By default the model's own output; a
+            :class:`~torchgmc.QuantileHead` has none and needs e.g. :class:`~torchgmc.baselines.SplitConformal`.
+        delta: 1 - confidence of all intervals together.
+        conditional: each group's own deviation (True), or the mass-weighted one.
+
+    Example:
+        >>> x = torch.randn(4000, 1)
+        >>> women = (x + 0.5 * torch.randn(4000, 1) > 0)  # not to be used; the feature is related to it
+        >>> probs, y = torch.full((4000,), 0.4), torch.rand(4000) < 0.3 + 0.3 * women[:, 0]
+        >>> head = gmc.ProbabilityHead(alpha=None, learn=gmc.Trees(depth=1)).fit(probs[:2000], y[:2000], features=x[:2000])
+        >>> data = {"probs": probs[2000:], "y": y[2000:], "features": x[2000:]}
+        >>> found = gmc.audit_named(head, data, women[2000:], ["women"])
+        >>> row = found.rows()[0]
+        >>> row["before"] < -0.1 < row["after"] and 0.2 < row["explained"] < 1
+        True
+    """
+    checks.fraction("delta", delta)
+    head.check_state(fitted=True)
+    if before is None and head.takes == "groups":
+        raise ValueError("`before` is missing: scores have no threshold of their own; pass e.g. a fitted SplitConformal.")
+    batch = head.bind_batch(data)
+    after_s, n = _mean_s(head, batch), len(checks.numbers(head.arguments[0], batch[head.arguments[0]]))
+    weight, device = checks.weights(batch.get("weight"), n, after_s), after_s.device
+    cluster = check_clusters(batch.get("clusters"), n, device)
+    member = check_groups(groups, n, None, fractional=True).to(device)
+    listed = checks.names(groups.names if isinstance(groups, Groups) else names or [str(k) for k in range(member.shape[1])])
+    if len(listed) != member.shape[1]:
+        raise ValueError(f"`names` must name the {member.shape[1]} columns of `groups`, got {len(listed)}.")
+    if before is None:
+        before = head.twin()
+        before.reset()
+    else:
+        before.check_state(fitted=True)
+        if (before.arguments[0], before.truth, before.columns) != (head.arguments[0], head.truth, head.columns):
+            raise ValueError(f"`before` must take the same data as `head`, {type(head).__name__}, got {type(before).__name__}.")
+    what = head.class_names() if len(head.class_names()) == after_s.shape[1] else head.test_functions().what
+    low, high = (torch.as_tensor(end, device=device).double().reshape(-1, 1) for end in head.s_range() or (math.nan, math.nan))
+    bounds = (low.view(-1, len(what)).amin(0), high.view(-1, len(what)).amax(0)) if len(low) > 1 else (low[0], high[0])
+    if head.relative or bool(bounds[0].isnan().any()):
+        raise TypeError(f"this {type(head).__name__} compares with everybody's mean, or does not know the range of its s.")
+    options = {"two_valued": head.two_valued, "largest": largest_seen(head, weight, cluster)}
+    rows = [Rows.of(s, member, weight, cluster, bounds, **options) for s in (_mean_s(before, batch), after_s)]
+    if bool((empty := rows[1].count.eq(0).any(1)).any()):
+        raise ValueError(f"group {listed[int(empty.nonzero()[0])]!r} has no examples to audit; drop it.")
+    first, last = (part.judge(None, delta / 2, conditional) for part in rows)
+    parts = [[j.estimate, j.low, j.high] for j in (first, last)]
+    ends = torch.stack([1.0 - a / b for a in parts[1][1:] for b in parts[0][1:]])
+    unsure = (first.low <= 0) & (first.high >= 0)
+    share = [part.masked_fill(unsure, math.nan) for part in (1.0 - last.estimate / first.estimate, ends.amin(0), ends.amax(0))]
+    order = last.estimate.flatten().abs().argsort(descending=True, stable=True)
+    places = [divmod(k, len(what)) for k in order.tolist()]
+    table: dict[str, list[Any]] = {"group": [listed[k] for k, _ in places], "what": [what[k] for _, k in places]}
+    keys = [f"{key}{end}" for key in ("before", "after", "explained") for end in ("", " low", " high")]
+    figures = [rows[1].count.long(), rows[1].mass / rows[1].total, *parts[0], *parts[1], *share]
+    table |= {key: figure.flatten()[order].tolist() for key, figure in zip(("count", "mass", *keys), figures, strict=True)}
+    note = (
+        "" if head.calibrated_on is None else overlap.warning_text(head.calibrated_on, overlap.Sketch.of(*content(head, batch)))
+    )
+    if note:
+        warnings.warn(note, overlap.OverlapWarning, stacklevel=2)
+    return Remaining(table, delta, n, note)
+
+
+def _mean_s(head: "Head", batch: Mapping[str, Any]) -> Tensor:
+    """s of a head, ``(n, u)``, of all level sets together."""
+    unused = {"weight", "clusters", *head.audit_only, *(() if head.grouped else ("groups",))}
+    unused |= set() if getattr(head, "learns", False) else {"features"}
+    with torch.no_grad():
+        values = head.values(**{name: value for name, value in batch.items() if name not in unused})
+    if values.column is None:
+        return values.s
+    means = values.column.shape[1] > head.columns  # the last columns are those of all levels
+    return values.s[:, -head.columns :] if means else values.s.view(len(values.s), -1, head.columns).sum(1)

@@ -1,0 +1,61 @@
+"""Trees in words."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchgmc.engine import trees
+
+
+def raw(grown: Sequence[trees.Grown], coded: trees.Coded, lacking: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Column, cut and kind of each split ``(T, N)``, as :func:`torchgmc.engine.trees.walk` takes them; ``lacking``: has NaN."""
+    column, code, missing = (torch.stack([tree[k] for tree in grown]) for k in range(3))
+    cuts = torch.cat([coded.cuts, torch.full_like(coded.cuts[:, :1], math.inf)], 1).double()
+    return column, cuts[column, code], coded.equal[column].long() + 2 * missing.long() + 4 * lacking[column].long()
+
+
+def words(
+    column: Tensor,
+    cut: Tensor,
+    kind: Tensor,
+    leaf: int,
+    name: Callable[[int], str],
+    level: Callable[[int, float], str],
+    plain: Callable[[int], bool] = lambda j: False,
+) -> str:
+    """The conditions of a leaf, joined by "and"; conditions on one column are merged.
+
+    Args:
+        column, cut, kind: of each split of one tree ``(N,)``, see :func:`torchgmc.engine.trees.walk`.
+        leaf: which.
+        name: of a column; ``level``: of a value in it; ``plain``: the column is a group, in it or not.
+    """
+    node, path = leaf + len(column), []
+    while node:
+        path.append(((node - 1) // 2, node % 2 == 0))
+        node = (node - 1) // 2
+    ends: dict[int, list[Any]] = {}  # of numbers: low, high, may be missing
+    other: dict[str, None] = {}
+    for at, right in reversed(path):
+        j, value, how = int(column[at]), float(cut[at]), int(kind[at])
+        lacking = how >= 4 and (how // 2 % 2 == 1) == right
+        if math.isinf(value):
+            if how // 2 % 2:  # else nobody goes right
+                other[f"{name(j)} is {'' if right else 'not '}missing"] = None
+        elif how % 2:
+            other[f"{name(j)} {'=' if right else '!='} {level(j, value)}" + " or missing" * lacking] = None
+        elif plain(j):
+            other[("" if right else "not ") + name(j)] = None
+        else:
+            low, high, both = ends.get(j, [-math.inf, math.inf, True])
+            ends[j] = [max(low, value), high, both and lacking] if right else [low, min(high, value), both and lacking]
+    parts = []
+    for j, (low, high, lacking) in ends.items():
+        text = f"{name(j)} >= {level(j, low)}" if math.isinf(high) else f"{name(j)} < {level(j, high)}"
+        if not math.isinf(low) and not math.isinf(high):
+            text = f"{level(j, low)} <= {name(j)} < {level(j, high)}"
+        parts.append(text + " or missing" * lacking)
+    return " and ".join([*parts, *other])
