@@ -21,9 +21,7 @@ def test_every_rule_says_who_goes_to_its_leaf():
     told = set()
     for t in range(3):
         for leaf in range(8):
-            said = rules.words(
-                column[t], cut[t], kind[t], leaf, NAMES.__getitem__, lambda j, v: f"{v:.9g}", lambda j: j == 2
-            )
+            said = rules.words(column[t], cut[t], kind[t], leaf, NAMES.__getitem__, lambda j, v: f"{v:.9g}", lambda j: j == 2)
             told.add(said)
             holds = [all(_holds(part, row) for part in said.split(" and ")) for row in columns.tolist()]
             inside = place[:, t] == leaf
