@@ -260,3 +260,22 @@ def test_clusters_are_a_column(kind: type, tmp_path: Path, capsys: pytest.Captur
     assert told["certified_alpha"] == pytest.approx(expected.certified_alpha)
     main(["audit", str(path), str(write(tmp_path / "other.npz", fresh)), "--json"])
     assert re.search("no array 'patient' .* all rows count as independent", capsys.readouterr().err)
+
+
+def test_without_alpha_the_fit_goes_as_far_as_the_sample_can_tell(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arrays = images(N, 0)
+    words = ["calibrate", "fnr", str(write(tmp_path / "d.npz", arrays)), "--target", "0.1", "--groups", "sex,site", "--out"]
+    path = str(tmp_path / "h.safetensors")
+    assert main([*words, path]) == 0
+    assert "not reached" not in capsys.readouterr().err
+    head = gmc.load(path)
+    assert head.alpha is None
+    made = gmc.ThresholdHead(0.1, None, groups(arrays)).fit(*tensors(arrays, ("scores", "masks")), groups(arrays))
+    torch.testing.assert_close(head.state_dict(), made.state_dict(), rtol=1e-9, atol=1e-12)
+    assert main([*words, path, "--holdout", "0.3", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["fit"]["reached"] == "noise" and told["audit"]["alpha"] is None and told["audit"]["certified_alpha"] > 0
+    assert main([*words, str(tmp_path / "no.safetensors"), "--strict"]) == 2
+    assert "--strict compares the fit with alpha" in capsys.readouterr().err and not (tmp_path / "no.safetensors").exists()
+    assert main([*words, path, "--solver", "paper"]) == 2
+    assert "alpha=None" in capsys.readouterr().err

@@ -35,7 +35,8 @@ def calibrate(
     kind: type[gmc.Head],
     data: options.Data,
     out: Annotated[Path, options.told("File of the fitted head, .safetensors.", "FILE")],
-    alpha: options.Alpha,
+    *,
+    alpha: options.Alpha = None,
     own: dict[str, Any],
     grouping: options.Grouping,
     solving: options.Solving,
@@ -49,6 +50,7 @@ def calibrate(
     if checking.holdout:
         checks.fraction("--holdout", checking.holdout)
     checks.fraction("--delta", checking.delta)
+    check_strict(solving.strict, alpha)
     head, source = begin(kind, data, alpha, own, grouping, chunk)
     held = fitting.held_out(source.count(), checking)
     fitting.fit(head, source, solving, held)
@@ -64,7 +66,7 @@ def calibrate(
 def begin(
     kind: type[gmc.Head],
     data: Path,
-    alpha: float,
+    alpha: float | None,
     own: dict[str, Any],
     grouping: options.Grouping,
     chunk: int | None,
@@ -86,12 +88,18 @@ def begin(
     return kind(alpha=alpha, groups=None if member is None else member.names, **task.complete(given, source)), source
 
 
+def check_strict(strict: bool, alpha: float | None) -> None:
+    """The gate needs a number to compare with."""
+    if strict and alpha is None:
+        raise ValueError("--strict compares the fit with alpha, and none was given; pass --alpha NUMBER, or omit --strict.")
+
+
 def finish(head: gmc.Head, audit: gmc.Audit | None, files: dict[str, Path], strict: bool, showing: options.Showing) -> None:
     """What is printed, and the exit code."""
     fit = head.report
     assert fit is not None
-    if not fit.converged:
-        show.say(f"warning: alpha was not reached: {fit.message}")
+    if not fit.converged and (head.alpha is not None or fit.reached == "no"):
+        show.say(f"warning: {'the noise level' if head.alpha is None else 'alpha'} was not reached: {fit.message}")
     if not showing.as_json:
         show.print_fit(head, audit, files, showing.most)
     else:

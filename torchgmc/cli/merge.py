@@ -16,7 +16,7 @@ import typer
 
 import torchgmc as gmc
 from torchgmc.cli import fitting, options, show
-from torchgmc.cli.calibrate import begin, by_task, finish
+from torchgmc.cli.calibrate import begin, by_task, check_strict, finish
 from torchgmc.cli.source import load_head
 from torchgmc.cli.writers import check_file
 from torchgmc.engine.checks import listing
@@ -28,7 +28,8 @@ def observe(
     kind: type[gmc.Head],
     data: options.Data,
     out: Annotated[Path, options.told("File of the statistics, .stats.", "FILE")],
-    alpha: options.Alpha,
+    *,
+    alpha: options.Alpha = None,
     own: dict[str, Any],
     grouping: options.Grouping,
     solving: options.Steps,
@@ -67,6 +68,7 @@ def merge(
         except ValueError as error:
             hint = "; observe all parts with --like one of them" if "`groups`" in str(error) else ""
             raise ValueError(f"{str(path)!r} and {str(parts[0])!r} differ: {error}{hint}") from error
+    check_strict(strict, head.alpha)
     solver, eta, max_iter = head.prepared_for
     head.calibrate(solver=solver, eta=eta, max_iter=max_iter)
     gmc.save(head, out, notes, statistics=statistics)

@@ -28,7 +28,10 @@ _ARRAYS, _GROUPS, _FIT, _AUDIT, _OUTPUT = (
 
 Head = Annotated[Path, typer.Argument(help="File that `torchgmc calibrate` or gmc.save wrote.")]
 Data = Annotated[Path, typer.Argument(help="Arrays with one row per example: .npz, .safetensors, .parquet or .csv.")]
-Alpha = Annotated[float, told("Largest violation allowed: a group's share times its deviation.", "NUMBER")]
+Alpha = Annotated[
+    float | None,
+    told("Largest violation allowed: a group's share times its deviation; if omitted, what the sample can tell.", "NUMBER"),
+]
 GroupColumns = Annotated[str | None, _GROUPS("Group columns: text, integers, booleans, or a membership matrix.", "NAME[,...]")]
 Unknown = Annotated[str, _GROUPS("Unseen group values: stop, or leave such rows out of the column's groups.", "error|none")]
 Delta = Annotated[float, _AUDIT("1 minus the joint confidence of all intervals.", "NUMBER")]

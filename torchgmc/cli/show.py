@@ -59,6 +59,7 @@ def fit_content(head: gmc.Head) -> dict[str, Any]:
     ]
     return {
         "converged": fit.converged,
+        "reached": fit.reached,
         "iterations": fit.iterations,
         "seconds": fit.seconds,
         "message": fit.message,
