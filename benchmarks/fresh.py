@@ -41,6 +41,9 @@ SIZES = (100, 200, 500, 1000, 2000, 5000, 20000)
 #: Looked at while constants, or the structure of a rule (Adult, COMPAS, German), were chosen.
 CHOSEN_ON = {"bike", "flights", "k401", "labsup", "late", "participation", "digits", "made-up", "adult", "compas", "german"}
 OURS = "ours"
+#: The verdict of a cell against all methods of others at once: the worst of the verdicts against each.
+EVERY = "every other"
+WORDS = ("better", "level", "WORSE")
 #: A group is measured if so many fresh examples are in it.
 ENOUGH = 100
 TARGET = 0.9
@@ -897,6 +900,11 @@ def marked(name: str) -> str:
     return f"{name} *" if name.split(",")[0] in CHOSEN_ON else name
 
 
+def tally(words: Sequence[str]) -> list[str]:
+    """How many cells are better, level and worse."""
+    return [str(sum(w == word for w in words)) for word in WORDS]
+
+
 def part_page(part: Part, kept: dict[str, Any]) -> tuple[list[str], dict[tuple[bool, str, str], list[str]]]:
     """The table of one part, and its verdicts: by (untouched, figure, other) the cells' words."""
     lines = [f"## {part.title}", "", part.about, ""]
@@ -910,6 +918,8 @@ def part_page(part: Part, kept: dict[str, Any]) -> tuple[list[str], dict[tuple[b
         best = best_simple(part, cell, figure)
         difference, error, seeds = paired(cell[OURS], cell[best], figure) if best else (math.nan, math.nan, 0)
         row = [marked(name), n, str(seeds), f"**{show(mean(cell[OURS], figure))}**"]
+        figures = part.figures[: 3 if "Brier" in part.figures else 1]
+        found: dict[str, list[str]] = {one: [] for one in figures}
         for other in others:
             if other not in cell:
                 row.append("")
@@ -920,11 +930,14 @@ def part_page(part: Part, kept: dict[str, Any]) -> tuple[list[str], dict[tuple[b
                 row.append(f"{show(mean(cell[other], figure))} (infinite: {100 * unanswered:.0f} %)")
                 continue
             row.append(f"{show(mean(cell[other], figure))} ({said})")
-            for one in part.figures:
-                if one in part.figures[: 3 if "Brier" in part.figures else 1]:
-                    counts.setdefault((untouched, one, other), []).append(verdict(*paired(cell[OURS], cell[other], one)[:2]))
+            for one in figures:
+                word = verdict(*paired(cell[OURS], cell[other], one)[:2])
+                counts.setdefault((untouched, one, other), []).append(word)
+                found[one] += [] if other.startswith(OURS) else [word]
         said = verdict(difference, error)
-        for one in part.figures[: 3 if "Brier" in part.figures else 1]:
+        for one in figures:
+            if known := [word for word in found[one] if word in WORDS]:
+                counts.setdefault((untouched, one, EVERY), []).append(max(known, key=WORDS.index))
             rival = best_simple(part, cell, one)
             if rival:
                 counts.setdefault((untouched, one, "best simple"), []).append(
@@ -953,18 +966,30 @@ def page(done: dict[str, Any]) -> str:
     lines += [line for note in done.get("notes", []) for line in (f"Note: {note}", "")]
     body: list[str] = []
     total = ["| part | figure | sets | against | better | level | worse |", "|" + " --- |" * 7]
+    all_words: dict[str, list[str]] = {}
+    deciding: dict[str, list[str]] = {}
     for name, part in PARTS.items():
         if not done.get(name):
             continue
         text, counts = part_page(part, done[name])
         body += text
         for (untouched, figure, other), words in counts.items():
-            tally = [str(sum(w == word for w in words)) for word in ("better", "level", "WORSE")]
-            total.append("| " + " | ".join([name, figure, "untouched" if untouched else "chosen on", other, *tally]) + " |")
+            sets = "untouched" if untouched else "chosen on"
+            total.append("| " + " | ".join([name, figure, sets, other, *tally(words)]) + " |")
+            all_words.setdefault(other, []).extend(words)
+            if figure == part.figures[0]:
+                deciding.setdefault(other, []).extend(words)
     for name, section in SECTIONS.items():
         if done.get(name):
             body += section.page(done[name])
-    return "\n".join([*lines, "## In short: cells", "", *total, "", *body]) + "\n"
+    lines += ["## In short: cells", "", "Better / level / worse over all parts and data sets, by the figure that decides (the "
+              f"first of each part) and by every figure counted below. \"{EVERY}\": the worst verdict of a cell against all "
+              "methods of others that were measured there, doing nothing among them.", ""]  # fmt: skip
+    lines += ["| against | the figure that decides | every figure |", "|" + " --- |" * 3]
+    for other, words in sorted(all_words.items(), key=lambda pair: pair[0] not in ("best simple", EVERY)):
+        lines.append(f"| {other} | {' / '.join(tally(deciding[other]))} | {' / '.join(tally(words))} |")
+    lines.append("")
+    return "\n".join([*lines, *total, "", *body]) + "\n"
 
 
 def in_readme(done: dict[str, Any], readme: str) -> str:
@@ -982,9 +1007,8 @@ def in_readme(done: dict[str, Any], readme: str) -> str:
             continue
         for (untouched, figure, other), said in part_page(PARTS[name], done[name])[1].items():
             if figure in (PARTS[name].figures[0], "worst group") and other in against:
-                tally = [str(sum(w == word for w in said)) for word in ("better", "level", "WORSE")]
                 sets = "untouched" if untouched else "chosen on"
-                rows.append("| " + " | ".join([title, figure, sets, against[other], *tally]) + " |")
+                rows.append("| " + " | ".join([title, figure, sets, against[other], *tally(said)]) + " |")
     before, _, rest = readme.partition("<!-- fresh -->\n")
     return before + "<!-- fresh -->\n" + "\n".join(rows) + "\n<!-- /fresh -->" + rest.partition("<!-- /fresh -->")[2]
 

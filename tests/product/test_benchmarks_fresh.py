@@ -52,7 +52,29 @@ def test_a_run_goes_on_where_it_stopped(tmp_path, monkeypatch, capsys):
     assert [kept["ours"][s]["x"] for s in "012"] == [0.0, 1.0, 2.0] and kept["simple"]["2"]["x"] == 3.0
     fresh.main(["--seeds", "3", "--results", str(path), "--again", "ours"])
     assert made == [0, 1, 2, 0, 1, 2]
-    assert "| t | x | untouched | best simple | 2 | 0 | 0 |" in path.with_suffix(".md").read_text()  # n = 4, and all 8
+    page = path.with_suffix(".md").read_text()
+    assert "| t | x | untouched | best simple | 2 | 0 | 0 |" in page  # n = 4, and all 8
+    assert "| simple | 2 / 0 / 0 | 2 / 0 / 0 |" in page and "| every other | 2 / 0 / 0 | 2 / 0 / 0 |" in page
+
+
+def test_a_cell_is_as_good_as_its_worst_verdict():
+    seeds = [str(s) for s in range(5)]
+
+    def cell(**shifts):
+        noise = {"a": 0.0, "b": 0.1, "c": 0.0}
+        return {m: {s: {"x": v + noise.get(m, 0.0) * (-1) ** int(s)} for s in seeds} for m, v in shifts.items()}
+
+    part = fresh.Part(
+        "T", "", ("one", "two"), None, dict.fromkeys(("ours", "ours, b", "a", "b", "c")), None, ("x",), ("a",), {}
+    )
+    kept = {
+        "one": {"all": cell(ours=1.0, a=2.0, b=1.0) | {"ours, b": cell(a=0.0)["a"]}},  # behind its own kind: that is no peer
+        "two": {"100": cell(ours=1.0, a=2.0, b=3.0), "all": cell(ours=1.0, a=2.0, c=0.5)},
+    }
+    counts = fresh.part_page(part, kept)[1]
+    assert counts[True, "x", fresh.EVERY] == ["level", "better", "WORSE"]
+    assert counts[True, "x", "best simple"] == ["better"] * 3 and counts[True, "x", "ours, b"] == ["WORSE"]
+    assert fresh.tally(counts[True, "x", fresh.EVERY]) == ["1", "1", "1"]
 
 
 def test_group_tables():
