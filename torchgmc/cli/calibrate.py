@@ -30,6 +30,8 @@ from torchgmc.cli.writers import check_file
 from torchgmc.engine import checks
 from torchgmc.heads.task import Task
 
+UNGATED = "--strict compares the fit with alpha, and none was given; pass --alpha NUMBER, or omit --strict."
+
 
 def calibrate(
     kind: type[gmc.Head],
@@ -50,7 +52,8 @@ def calibrate(
     if checking.holdout:
         checks.fraction("--holdout", checking.holdout)
     checks.fraction("--delta", checking.delta)
-    check_strict(solving.strict, alpha)
+    if solving.strict and alpha is None:
+        raise ValueError(UNGATED)
     head, source = begin(kind, data, alpha, own, grouping, chunk)
     held = fitting.held_out(source.count(), checking)
     fitting.fit(head, source, solving, held)
@@ -86,12 +89,6 @@ def begin(
         member = Membership.learn(table, columns, grouping, chunk) if columns else None
     source = Source(table, kind, arrays, member, chunk)
     return kind(alpha=alpha, groups=None if member is None else member.names, **task.complete(given, source)), source
-
-
-def check_strict(strict: bool, alpha: float | None) -> None:
-    """The gate needs a number to compare with."""
-    if strict and alpha is None:
-        raise ValueError("--strict compares the fit with alpha, and none was given; pass --alpha NUMBER, or omit --strict.")
 
 
 def finish(head: gmc.Head, audit: gmc.Audit | None, files: dict[str, Path], strict: bool, showing: options.Showing) -> None:

@@ -16,7 +16,7 @@ import typer
 
 import torchgmc as gmc
 from torchgmc.cli import fitting, options, show
-from torchgmc.cli.calibrate import begin, by_task, check_strict, finish
+from torchgmc.cli.calibrate import UNGATED, begin, by_task, finish
 from torchgmc.cli.source import load_head
 from torchgmc.cli.writers import check_file
 from torchgmc.engine.checks import listing
@@ -68,7 +68,8 @@ def merge(
         except ValueError as error:
             hint = "; observe all parts with --like one of them" if "`groups`" in str(error) else ""
             raise ValueError(f"{str(path)!r} and {str(parts[0])!r} differ: {error}{hint}") from error
-    check_strict(strict, head.alpha)
+    if strict and head.alpha is None:
+        raise ValueError(UNGATED)
     solver, eta, max_iter = head.prepared_for
     head.calibrate(solver=solver, eta=eta, max_iter=max_iter)
     gmc.save(head, out, notes, statistics=statistics)

@@ -249,8 +249,7 @@ class GMCHead(Head):
         state = solution.report.reached
         if tolerance is not None:
             state = reached(after, self.alpha, tolerance)
-        report = replace(solution.report, violations_after=after, message=message, details=details, reached=state)
-        self.mark_fitted(report)
+        self.mark_fitted(replace(solution.report, violations_after=after, message=message, details=details, reached=state))
         return self
 
     def _noise(self, rows: CustomStatistics) -> tuple[Tensor, Tensor, list[str]]:
