@@ -102,7 +102,8 @@ def test_rows_stay_on_their_ranks(tmp_path):
         for rank in found:
             close(rank[name]["state"], found[0][name]["alone"])
             assert all(torch.equal(value, found[0][name]["state"][key]) for key, value in rank[name]["state"].items())
-            assert rank[name]["largest"] < 2600  # bytes: fewer than rows
+            # Bytes: fewer than rows; a tree's promises are measured after each of 128 shifts at once.
+            assert rank[name]["largest"] < (2600 if "tree" not in name else 128 * 500)
     assert sum(one["steps"] for one in (found[0][name] for name in SCATTERED)) > len(SCATTERED)  # rounds are taken too
     assert found[1]["failed"] == "MemoryError: no room"
     for rank in (0, 2):

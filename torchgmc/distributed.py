@@ -116,9 +116,9 @@ def from_first(values: Tensor) -> Tensor:
     return _from_bytes(answers[0][1], values.device)[1][0]
 
 
-def total(values: Tensor) -> Tensor:
+def total(values: Tensor, always: bool = False) -> Tensor:
     """Sum over all ranks, in a fit whose rows stay on their ranks (:func:`rows_stay`); anywhere else the values themselves."""
-    if not _SCATTERED.get():
+    if not (_SCATTERED.get() or always):
         return values
     _exchange("sum", b"", values.numel())
     moved = values.to(_device(), copy=True).contiguous()
@@ -139,15 +139,16 @@ def collected(values: Tensor) -> tuple[Tensor, int]:
     return total(every), start
 
 
-def rows_stay(where: Callable[..., bool]) -> Callable[[Method], Method]:
+def rows_stay(where: Callable[..., bool], above: int = 0) -> Callable[[Method], Method]:
     """Decorate a head's ``calibrate`` below :func:`pooled`: rows need not move, as it sums over them by :func:`total`.
 
-    ``where`` says for which fits, from the head, statistics without rows, and the arguments of ``calibrate``. There ``self``
-    has the statistics of its own rank, without rows where it has none; all else is as for :func:`pooled`.
+    ``where`` says for which fits, from the head, statistics without rows, and the arguments of ``calibrate``; only those of
+    more than ``above`` examples. There ``self`` has the statistics of its own rank, without rows where it has none; all else is
+    as for :func:`pooled`.
     """
 
     def mark(calibrate: Method) -> Method:
-        calibrate.rows_stay = where  # type: ignore[attr-defined]
+        calibrate.rows_stay = where, above  # type: ignore[attr-defined]
         return calibrate
 
     return mark
@@ -191,12 +192,14 @@ def pooled(calibrate: Method) -> Method:
     return cast(Method, over_all_ranks)
 
 
-def _pool(head: "Head", stays: Callable[..., bool] | None, args: Any, kwargs: Any) -> tuple[Any, bool]:
+def _pool(head: "Head", stays: tuple[Callable[..., bool], int] | None, args: Any, kwargs: Any) -> tuple[Any, bool]:
     """Statistics to calibrate with, and whether they are this rank's only."""
     own, about, device = head.statistics, signature(head, *args, **kwargs), head.fitted.device
     if stays is not None:
         shapes = reduce(None if own is None else own.pick(slice(0)), about, device)
-        if shapes is None or stays(head, shapes, *args, **kwargs):
+        where, above = stays
+        many = above == 0 or int(total(torch.tensor(0 if own is None else own.rows), True)) > above
+        if shapes is None or (many and where(head, shapes, *args, **kwargs)):
             return (shapes if own is None else own), shapes is not None
     return reduce(own, about, device), False
 

@@ -89,11 +89,16 @@ class Sketch:
 
 def example_keys(*parts: Tensor) -> Tensor:
     """A 64-bit key of each example from some of its scores and labels, int64 ``(n,)``; the work does not grow with pixels."""
-    x = torch.cat([_columns(part) for part in parts], 1)
-    if x.shape[1] >= MANY:
-        mantissa, exponent = torch.frexp(x)
-        x = torch.round(mantissa * 1024.0) + 4096.0 * exponent
-    return hashing.row_keys(x)
+    columns = [_columns(part) for part in parts]
+    rows = max(1, (1 << 15) // max(1, sum(part.shape[1] for part in columns)))  # numbers that stay in the cache
+    found = []
+    for start in range(0, max(len(parts[0]), 1), rows):
+        x = torch.cat([part[start : start + rows].to(torch.float64) for part in columns], 1)
+        if x.shape[1] >= MANY:
+            mantissa, exponent = torch.frexp(x)
+            x = mantissa.mul_(1024.0).round_().add_(exponent, alpha=4096)
+        found.append(hashing.row_keys(x))
+    return torch.cat(found)
 
 
 def _scramble(keys: Tensor, salt: int) -> Tensor:
@@ -156,4 +161,4 @@ def warning_text(seen: Sketch, audited: Sketch) -> str:
 def _columns(part: Tensor) -> Tensor:
     flat = part.detach().flatten(1) if part.dim() > 1 else part.detach()[:, None]
     step = max(1, -(-flat.shape[1] // COLUMNS))
-    return flat[:, ::step].to(torch.float64)
+    return flat[:, ::step]

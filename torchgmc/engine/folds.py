@@ -70,19 +70,24 @@ def places(*parts: Tensor) -> Places:
         place = torch.empty_like(order)
         place[order] = torch.arange(count, device=order.device)
         return Places(place[start : start + len(keys)], count, count)
-    order = keys.argsort()
-    new = torch.cat([torch.ones_like(keys[:1]), keys[order].diff().ne(0).long()])
-    kind, first = new.cumsum(0) - 1, new.nonzero()[:, 0]  # of the rows in order
-    index = torch.arange(len(order), device=order.device) - first[kind]  # of a row among those equal to it
-    if int(distributed.total(torch.tensor(int(len(first) > EQUAL)))) == 0:
-        every, start = distributed.collected(keys[order[first]])
-        times, _ = distributed.collected(torch.bincount(kind, minlength=len(first)))
-        known, where = torch.unique(every, return_inverse=True)
-        before = torch.zeros_like(known).index_add_(0, where[:start], times[:start])
-        index += before[where[start : start + len(first)]][kind]
-    code = torch.empty_like(keys)
-    code[order] = hashing.mix64(keys[order] + hashing.mix64(index))
-    return Places((code >> 20) & (RANGE - 1), RANGE, count)
+    kinds = len(torch.unique_consecutive(keys.sort().values))
+    apart = int(distributed.total(torch.tensor(int(kinds > EQUAL)))) > 0
+    if apart and kinds == len(keys):
+        code = hashing.mix64(keys)
+    else:
+        order = keys.argsort()
+        new = torch.cat([torch.ones_like(keys[:1]), keys[order].diff().ne(0).long()])
+        kind, first = new.cumsum(0) - 1, new.nonzero()[:, 0]  # of the rows in order
+        index = torch.arange(len(order), device=order.device) - first[kind]  # of a row among those equal to it
+        if not apart:
+            every, start = distributed.collected(keys[order[first]])
+            times, _ = distributed.collected(torch.bincount(kind, minlength=len(first)))
+            known, where = torch.unique(every, return_inverse=True)
+            before = torch.zeros_like(known).index_add_(0, where[:start], times[:start])
+            index += before[where[start : start + len(first)]][kind]
+        code = torch.empty_like(keys)
+        code[order] = hashing.mix64(keys[order] + hashing.mix64(index))
+    return Places((code >> 20).bitwise_and_(RANGE - 1), RANGE, count)
 
 
 def deal(parts: int, *content: Tensor, seed: int = 0) -> Tensor:

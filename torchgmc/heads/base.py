@@ -22,6 +22,7 @@ from torchgmc.engine.clusters import total
 from torchgmc.engine.float64 import Float64Module
 from torchgmc.engine.scripting import has_values, is_scripting, is_tracing
 from torchgmc.engine.solver import SOLVERS, Report
+from torchgmc.engine.statistics import PerExample
 from torchgmc.engine.values import Names, Values
 from torchgmc.groups.columns import is_frame
 from torchgmc.groups.groups import Groups, check_groups, no_membership
@@ -222,7 +223,8 @@ class Head(Float64Module):
 
     def lacks_everyone(self, member: Tensor) -> bool:
         """Is no group everyone, so that everyone is a separate promise? From the membership ``(n, a)`` of all examples."""
-        outside = distributed.total((member < 1).sum(0))
+        outside = sum(((part < 1).sum(0) for part in torch.split(member, 1 << 13)), torch.zeros_like(member[:1].sum(0)))
+        outside = distributed.total(outside)
         return self.grouped and not bool((outside == 0).any())
 
     def promised(self, member: Tensor) -> Tensor:
@@ -372,7 +374,7 @@ class Head(Float64Module):
         with _KEEPING:
             parts = self.__dict__.get("_parts", ())
             if len(parts) > 1:
-                parts = self._parts = (functools.reduce(lambda late, early: early + late, reversed(parts)),)
+                parts = self._parts = (_joined(list(parts)),)
         return parts[0] if parts else None
 
     @statistics.setter
@@ -382,7 +384,8 @@ class Head(Float64Module):
     def seen(self, one: str = "example") -> Any:
         """:attr:`statistics`; an error, with this word for what a head observes, if there are none."""
         found = self.statistics
-        if found is None or not int(getattr(found, "examples", getattr(found, "rows", 1))):
+        count = int(getattr(found, "examples", getattr(found, "rows", 1)))
+        if found is None or not int(distributed.total(torch.tensor(count))):
             raise ValueError(f"no examples observed: call `observe` (or `fit`) with at least one {one} first.")
         return found
 
@@ -846,6 +849,13 @@ def largest_cluster(statistics: Any) -> float:
         weight = statistics.weight if hasattr(statistics, "weight") else statistics.mass.amax(1)
         return float(total(weight[:, None].double(), cluster).max())
     return 0.0 if sums is None or not len(sums.mass) else float(sums.mass[:, -1].max())
+
+
+def _joined(parts: list[Any]) -> Any:
+    """The sum: of rows all at once, so that none is copied twice; else of the smallest first."""
+    if len(parts) > 1 and isinstance(parts[0], PerExample):
+        return type(parts[0])(*(torch.cat([vars(part)[name] for part in parts]) for name in vars(parts[0])))
+    return functools.reduce(lambda late, early: early + late, reversed(parts))
 
 
 def _length(part: Any) -> int:

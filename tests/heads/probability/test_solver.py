@@ -7,11 +7,13 @@ import scipy.optimize
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import torchgmc as gmc
 from gmctest import oracles_levelsets as oracle
 from gmctest.oracles_levelsets import classes, events, head_table
 from torchgmc.engine.folds import deal
+from torchgmc.heads.levelsets.steps import Membership, exact_product
 
 NAMES = ["a", "b", "c"]
 
@@ -289,3 +291,47 @@ def test_groups_with_fewer_than_ten_examples_are_named_with_what_to_do():
     member[:, 2] = True
     member[:10, 2] = False
     assert "Too small" not in gmc.ProbabilityHead(None, NAMES, bins=None).fit(probs, y, member).report.message
+
+
+def test_membership_of_a_byte_is_the_table_of_floats():
+    generator = torch.Generator().manual_seed(0)
+    member, more = torch.rand(9000, 5, generator=generator) < 0.3, torch.randn(9000, 2, generator=generator)
+    plain = torch.cat([torch.ones(9000, 1), member.float(), more], 1)
+    table = Membership(member, torch.float32).beside(more[:, :1]).beside(more[:, 1:])
+    columns, rows = torch.tensor([0, 2, 5, 7]), torch.tensor([8999, 3, 3])
+    assert table.shape == plain.shape and len(table) == 9000 and table[rows].equal(plain[rows])
+    assert table.some(columns)[:].equal(plain[:, columns])
+    assert table.some(columns).some(torch.tensor([0, 2, 3]))[:].equal(plain[:, [0, 5, 7]])
+    weights = torch.randn(8, 3, generator=generator)
+    torch.testing.assert_close(table @ weights, plain @ weights)
+    assert torch.equal(
+        exact_product(Membership(member, torch.float32), torch.ones(6, 2).double()),
+        plain[:, :6].sum(1, True).expand(-1, 2).double(),
+    )
+
+
+def test_a_large_sample_needs_no_table_of_floats(monkeypatch):
+    """Of 6 groups 9 columns of floats would be 36 bytes a row, and the sums of all cells had 72; the state is the same bits."""
+    n, generator = 220_000, torch.Generator().manual_seed(0)
+    member = torch.rand(n, 6, generator=generator) < 0.3
+    z = torch.randn(n, generator=generator)
+    y = torch.rand(n, generator=generator) < torch.sigmoid(z + 0.7 * member[:, 0] - 1.0 * ((z > 1) & member[:, 1]))
+    largest = 0
+
+    class Count(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            nonlocal largest
+            out = func(*args, **(kwargs or {}))
+            for one in out if isinstance(out, (tuple, list)) else [out]:
+                largest = max(largest, one.nbytes if isinstance(one, torch.Tensor) else 0)
+            return out
+
+    heads = [gmc.ProbabilityHead(0.002, list("abcdef"), noise_floor=False) for _ in range(2)]
+    for head, large in zip(heads, (1 << 25, 1), strict=True):
+        monkeypatch.setattr("torchgmc.heads.probability.solver.LARGE", large)
+        head.observe(torch.sigmoid(z), y, member)
+        largest = 0
+        with Count():
+            head.calibrate()
+    assert largest <= 16 * n
+    assert len(heads[0].rounds) and all(a.equal(b) for a, b in zip(heads[0].buffers(), heads[1].buffers(), strict=True))

@@ -4,10 +4,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import torchgmc as gmc
 from gmctest.oracles_tree import TOY, WOS, SlowTree, random_case, random_tree, sample
-from torchgmc.heads.tree.tree import Tree, answers, path_levels, replay, rounds
+from torchgmc.heads.tree.tree import Tree, answers, path_levels, path_levels_in_blocks, replay, rounds
+
+VIEWS = ("view", "slice", "select", "split", "t", "detach", "expand", "unsqueeze", "unbind", "alias", "as_strided")
 
 
 def test_a_path_is_no_string_with_slashes():
@@ -132,3 +135,42 @@ def test_jitter_keeps_levels_falling_and_depends_on_the_input_alone():
     flipped = path_levels(probs.flip(0), *structure, 0.05)[1].flip(0)
     assert torch.equal(flipped, levels)
     assert leaves.tolist() == probs.argmax(1).tolist()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
+def test_levels_in_blocks_are_the_plain_ones_to_the_bit(dtype, monkeypatch):
+    monkeypatch.setattr("torchgmc.heads.tree.tree.IN_CACHE", 100)
+    for num_leaves in (2, 9, 300):  # 300: weights of the noise's keys have two digits
+        generator = torch.Generator().manual_seed(num_leaves)
+        tree = Tree(random_tree(num_leaves, generator))
+        probs = torch.randn(37, num_leaves, generator=generator).mul(2).softmax(1).to(dtype)
+        probs[:5] = probs[:5].round(decimals=1)  # ties
+        for width, version in ((0.0, 2), (0.005, 2), (0.005, 1)):
+            options = (probs, tree.paths, tree.depths, tree.order, tree.spans, width, version)
+            for plain, fast in zip(path_levels(*options), path_levels_in_blocks(*options), strict=True):
+                assert plain.equal(fast)
+
+
+def test_observe_reads_the_scores_few_times_and_copies_them_never():
+    n, k = 4000, 200
+    tree = [k + i % 7 for i in range(k)] + [k + 7] * 7 + [-1]
+    probs, labels = torch.randn(n, k).softmax(1), torch.randint(k, (n,))
+    written, largest = 0, 0
+
+    class Count(TorchDispatchMode):
+        """Numbers that are written, and those of the largest new tensor."""
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            nonlocal written, largest
+            out = func(*args, **(kwargs or {}))
+            for one in out if isinstance(out, (tuple, list)) else [out]:
+                if isinstance(one, torch.Tensor) and func.name().split("::")[1].split(".")[0] not in VIEWS:
+                    new = not any(isinstance(a, torch.Tensor) and a.data_ptr() == one.data_ptr() for a in args)
+                    written, largest = written + one.numel(), max(largest, one.numel() * new)
+            return out
+
+    head = gmc.TreeHead(tree, 0.9, 0.02)
+    with Count():
+        head.observe(probs, labels)
+    assert largest < n * k / 4
+    assert written < 9 * n * k  # in 20 passes before

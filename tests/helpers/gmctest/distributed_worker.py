@@ -88,10 +88,13 @@ def scattered(rank: int) -> dict:
     """Fits whose rows stay on three ranks, one without rows: states, the largest sum in bytes, a rank that fails half-way."""
     from torchgmc.engine import folds
     from torchgmc.heads.probability import solver, static
+    from torchgmc.heads.tree import solver as tree_solver
 
     # As of many rows: places by a hash, Hessians of some rows, folds by one step.
     folds.EXACT, folds.EQUAL, static.EXACT_FOLDS = 100, 100, 0
-    solver.SAMPLE = static.SAMPLE = 256
+    solver.SAMPLE = static.SAMPLE = tree_solver.SAMPLE = 256
+    tree_solver.EXACT, calibrate = 100, gmc.TreeHead.calibrate.__wrapped__
+    calibrate.rows_stay = calibrate.rows_stay[0], 100
     found, sent, plain = {}, [], dist.all_reduce
     dist.all_reduce = lambda values: (sent.append(values.nbytes), plain(values))
     for name, (make, data) in SCATTERED.items():
@@ -129,7 +132,7 @@ SCATTERED = {
     "equal rows": (lambda: gmc.ProbabilityHead(None, ["b", "c"], bins=5), _rounded),
     **{
         name: (ZOO[NAMES.index(name)].make, lambda n, s, name=name: ZOO[NAMES.index(name)].data(n, s).observe)
-        for name in ("probability-euclidean", "probability-classes", "distribution", "distribution-noise")
+        for name in ("probability-euclidean", "probability-classes", "distribution", "distribution-noise", "tree-groups")
     },
 }
 

@@ -8,6 +8,7 @@ any order, and an example ends in the same level set in any batch, format or pre
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -186,30 +187,77 @@ class Table:
         self.sums = self.sums + (cell_sums(some, *self.read(rows), self.bins) - before)
 
 
+class Membership:
+    """Groups ``(n, 1 + a + k)``, everyone first and other columns last, as bytes: rows of floats are made a block at a time.
+
+    ``more``: those columns, ``(n, k)``; ``own``: the groups of ``member``, bool ``(n, a)``, that there are; None for all.
+    """
+
+    def __init__(self, member: Tensor, dtype: torch.dtype, more: Tensor | None = None, own: Tensor | None = None) -> None:
+        self.member, self.dtype, self.own, self.device = member, dtype, own, member.device
+        self.more = torch.empty(len(member), 0, dtype=dtype, device=member.device) if more is None else more
+        self.groups = 1 + (member.shape[1] if own is None else len(own))
+        self.shape = (len(member), self.groups + self.more.shape[1])
+
+    def __len__(self) -> int:
+        return len(self.member)
+
+    def __getitem__(self, rows: "slice | Tensor") -> Tensor:
+        some = self.member[rows]
+        table = torch.ones(len(some), self.shape[1], dtype=self.dtype, device=self.device)
+        table[:, 1 : self.groups] = some if self.own is None else some[:, self.own]
+        table[:, self.groups :] = self.more[rows]
+        return table
+
+    def __matmul__(self, table: Tensor) -> Tensor:
+        out = torch.empty(len(self), table.shape[1], dtype=self.dtype, device=self.device)
+        for one in blocks(len(self)):
+            out[one] = self[one] @ table
+        return out
+
+    def some(self, columns: Tensor) -> "Membership":
+        """Some of the columns, in their order; everyone is the first."""
+        groups, rest = columns[(columns > 0) & (columns < self.groups)] - 1, columns[columns >= self.groups] - self.groups
+        own = groups if self.own is None else self.own[groups]
+        return Membership(self.member, self.dtype, self.more[:, rest], own)
+
+    def beside(self, more: Tensor) -> "Membership":
+        """With more columns."""
+        return Membership(self.member, self.dtype, torch.cat([self.more, more.to(self.dtype)], 1), self.own)
+
+
+def blocks(count: int, rows: int = ROWS) -> list[slice]:
+    """Slices of so many rows each."""
+    return [slice(start, start + rows) for start in range(0, count, rows)]
+
+
+Members: TypeAlias = Tensor | Membership
+
+
 def calm(member: Tensor) -> AbstractContextManager[None]:
     """One thread inside, for a small problem on the CPU."""
     return one_thread(member.device.type == "cpu" and member.numel() <= ONE_THREAD)
 
 
-def cell_sums(member: Tensor, values: Tensor, level: Tensor, bins: int) -> Tensor:
+def cell_sums(member: Members, values: Tensor, level: Tensor, bins: int, start: int = 0) -> Tensor:
     """Sum of ``values`` (n, C) over every group and level set of each column: ``(a, b, C)``, float64.
 
-    One matrix product with the values spread over their level sets, in pieces that stay in the cache.
+    One matrix product with the values spread over their level sets, in pieces that stay in the cache. Their groups are the
+    rows of ``member`` from ``start`` on.
     """
     columns = values.shape[1]
     total = torch.zeros(member.shape[1], bins * columns, dtype=torch.float64, device=values.device)
-    dtype = member.dtype if member.is_floating_point() else torch.float64
-    place = level * columns + torch.arange(columns, device=level.device)
+    dtype = member.dtype if member.dtype.is_floating_point else torch.float64
+    column = torch.arange(columns, device=level.device)
     step = len(values) if values.device.type != "cpu" else ROWS
-    for start in range(0, len(values), max(step, 1)):
-        one = slice(start, start + step)
+    for one in blocks(len(values), max(step, 1)):
         part = values[one].to(dtype)
-        spread = part.new_zeros(len(part), bins * columns).scatter_(1, place[one], part)
-        total += (member[one].to(dtype).T @ spread).to(torch.float64)
+        spread = part.new_zeros(len(part), bins * columns).scatter_(1, level[one].long() * columns + column, part)
+        total += (member[start + one.start : start + one.start + len(part)].to(dtype).T @ spread).to(torch.float64)
     return total.view(-1, bins, columns)
 
 
-def exact_product(member: Tensor, table: Tensor) -> Tensor:
+def exact_product(member: Members, table: Tensor) -> Tensor:
     """``member @ table`` for 0/1 members and a table of multiples of UNIT below LARGEST: exact, float64.
 
     A float32 member (n, a) is multiplied with three pieces of 14 bits, whose sums over up to 1,024 groups are whole
@@ -219,9 +267,10 @@ def exact_product(member: Tensor, table: Tensor) -> Tensor:
         return member @ table
     if member.device.type == "cpu" and len(member) > ROWS:  # pieces that stay in the cache
         out = torch.empty(len(member), table.shape[1], dtype=torch.float64)
-        for part, some in zip(torch.split(member, ROWS), torch.split(out, ROWS), strict=True):
-            some.copy_(exact_product(part, table))
+        for one in blocks(len(member)):
+            out[one] = exact_product(member[one], table)
         return out
+    member = member[:]
     if member.shape[1] > 1024:
         return member.double() @ table
     whole = table / UNIT

@@ -10,7 +10,7 @@ from torch import Tensor
 from torchgmc import theory
 from torchgmc.audits.measure import ALL_LEVELS, Tally
 from torchgmc.audits.measures import rates
-from torchgmc.distributed import pooled, rows_stay, total
+from torchgmc.distributed import pooled, rows_stay
 from torchgmc.engine import checks, soft, trees
 from torchgmc.engine.batches import checked_once
 from torchgmc.engine.clusters import check as check_clusters
@@ -272,9 +272,7 @@ class ProbabilityHead(Learning):
             max_iter: maximum number of rounds (``"exact"``, 100) or steps (else the bound of Theorem 1, at most 100,000).
         """
         self.check_solver(solver, eta, max_iter)
-        examples: ProbabilityStatistics | None = self.statistics
-        if examples is None or int(total(torch.tensor(len(examples.z)))) == 0:
-            raise ValueError("no examples observed: call `observe` (or `fit`) with at least one example first.")
+        examples: ProbabilityStatistics = self.seen()
         with levelsets.calm(examples.member):
             if solver == "exact":
                 everyone = self.lacks_everyone(examples.member)

@@ -27,13 +27,26 @@ from torchgmc.engine.values import Names
 from torchgmc.heads.learned import Found as TreesFound
 from torchgmc.heads.levelsets import steps as levelsets
 from torchgmc.heads.levelsets.problem import check_masses
-from torchgmc.heads.levelsets.steps import LARGEST, ROWS, UNIT, cell_sums, exact_product, project, snap
-from torchgmc.heads.probability.static import HALVINGS, SAMPLE, Columns, Found, curvature, fit_static, loss, without
+from torchgmc.heads.levelsets.steps import (
+    LARGEST,
+    ROWS,
+    UNIT,
+    Members,
+    Membership,
+    blocks,
+    cell_sums,
+    exact_product,
+    project,
+    snap,
+)
+from torchgmc.heads.probability.static import BLOCK, HALVINGS, SAMPLE, Columns, Found, curvature, fit_static, loss, without
 
 #: Slack of a cell's step, as a share of the violation that is worth a step.
 CELL_SLACK = 2.0 / 3.0
 #: A membership with fewer entries is kept in float64.
 SMALL = 1 << 20
+#: One with more stays a byte an entry, at some cost of time.
+LARGE = 1 << 25
 #: Ridge of the Hessian of a level set, as a share of its mean diagonal.
 RIDGE = 1e-8
 
@@ -135,8 +148,9 @@ class Sample:
         cpu = member.device.type == "cpu" and torch.get_float32_matmul_precision() == "highest"
         self.fractional = member.is_floating_point()
         self.dtype = torch.float32 if cpu and n * a > SMALL and not self.fractional else torch.float64
-        self.member = torch.ones(rows, a + 1, dtype=self.dtype, device=member.device)
-        self.member[:, 1:] = member
+        table: Members = Membership(member, self.dtype)
+        plain = not cpu or rows * a <= LARGE or self.fractional or bool(examples.cluster.shape[1])
+        self.member = table[:] if plain else table
         self.z, self.y, self.promise = examples.z, examples.y, promise
         self.cluster, self.sizes = examples.cluster, examples.group_sizes()
         self.count, self.share = n, (examples.weight / over_ranks(examples.weight.sum()))[:, None]  # (n, 1)
@@ -147,7 +161,9 @@ class Sample:
     @functools.cached_property
     def places(self) -> Places:
         """Of the examples: they say how some of them are chosen."""
-        return places(self.z, self.y, self.member)
+        if isinstance(self.member, Tensor):
+            return places(self.z, self.y, self.member)
+        return places(self.z, self.y, torch.ones_like(self.z[:1, :1]).expand(len(self.z), 1), self.member.member)
 
     def columns(self) -> Columns:
         """The static problem."""
@@ -157,18 +173,24 @@ class Sample:
     def _transposed(self, values: Tensor) -> Tensor:
         """member^T values, float64, in pieces."""
         total = torch.zeros(self.member.shape[1], values.shape[1], dtype=torch.float64, device=values.device)
-        for part, some in zip(torch.split(self.member, ROWS), torch.split(values.to(self.dtype), ROWS), strict=True):
-            total += part.T @ some
+        for one in blocks(len(values)):
+            total += self.member[one].T @ values[one].to(self.dtype)
         return total
 
     def apply(self, theta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """z after offsets and slopes, which are put on the grid; what ``forward`` computes, to the bit."""
         offsets = snap(theta[0], UNIT)
         slopes = snap(theta[1], UNIT) if len(theta) > 1 else torch.zeros_like(offsets)
-        z = self.z
-        if bool((slopes != 0).any()):
-            z = snap(z * (1.0 - exact_product(self.member, slopes)).clamp_min(0.0))
-        return z - exact_product(self.member, offsets), offsets, slopes
+        out, steep = torch.empty_like(self.z), bool((slopes != 0).any())
+        for one in self._blocks(ROWS):
+            z, member = self.z[one], self.member[one]
+            if steep:
+                z = snap(z * (1.0 - exact_product(member, slopes)).clamp_min(0.0))
+            out[one] = z - exact_product(member, offsets)
+        return out, offsets, slopes
+
+    def _blocks(self, rows: int = BLOCK) -> list[slice]:
+        return blocks(len(self.z), rows if self.z.device.type == "cpu" else max(len(self.z), 1))
 
     def level(self, z: Tensor) -> Tensor:
         """Level set of each example and class."""
@@ -178,28 +200,35 @@ class Sample:
 
     def measure(self, z: Tensor) -> Measure:
         """Search every cell at z."""
-        f = levelsets.probabilities(z, self.promise.euclidean)
-        level, s = self.level(z), f - self.y
-        square = s.square()
-        brier = (square * self.share).sum()
-        if self.promise.events:
-            square = 0.5 * (square + f * (1.0 - f))  # a cell without events would look free of noise
-        # One pass for all sums; those of squares are scaled up so that float32 holds them as well as the first.
-        square = square * (self.share.square() * self.count)
-        both = torch.cat([s * self.share, square, (self.share.square() * self.count).expand_as(s)], 1)
-        sums = cell_sums(self.member, both.to(self.dtype), level.repeat(1, 3), self.promise.bins)
-        if self.fractional:
-            wide = z.shape[1]
-            sums[..., wide:] = cell_sums(self.member.square(), both[:, wide:], level.repeat(1, 2), self.promise.bins)
+        bins, brier = self.promise.bins, z.new_zeros(())
+        places = torch.empty_like(z, dtype=torch.uint8 if bins < 256 else torch.int64)
+        sums = z.new_zeros(self.member.shape[1], bins, 3 * z.shape[1])
+        for one in self._blocks():
+            f, share = levelsets.probabilities(z[one], self.promise.euclidean), self.share[one]
+            level, s = self.level(z[one]), f - self.y[one]
+            places[one] = level
+            square = s.square()
+            brier += (square * share).sum()
+            if self.promise.events:
+                square = 0.5 * (square + f * (1.0 - f))  # a cell without events would look free of noise
+            # One pass for all sums; those of squares are scaled up so that float32 holds them as well as the first.
+            square = square * (share.square() * self.count)
+            both = torch.cat([s * share, square, (share.square() * self.count).expand_as(s)], 1)
+            found = cell_sums(self.member, both.to(self.dtype), level.repeat(1, 3), bins, one.start)
+            if self.fractional:
+                wide = z.shape[1]
+                found[..., wide:] = cell_sums(self.member[one].square(), both[:, wide:], level.repeat(1, 2), bins)
+            sums += found
         everything = over_ranks(torch.cat([sums.flatten(), brier[None]]))
         sums, brier = everything[:-1].view_as(sums), everything[-1]
-        if self.promise.bins > 1:
+        if bins > 1:
             sums = torch.cat([sums, sums.sum(1, keepdim=True)], 1)
         violation, variance, weight = torch.split(sums, z.shape[1], 2)
         error = (variance / self.count).sqrt()
         if self.cluster.shape[1]:
-            error = self._clustered(s * self.share, level)
-        return Measure(level, violation.contiguous(), error, (weight * self.kish).contiguous(), float(brier))
+            f = levelsets.probabilities(z, self.promise.euclidean)
+            error = self._clustered((f - self.y) * self.share, places)
+        return Measure(places, violation.contiguous(), error, (weight * self.kish).contiguous(), float(brier))
 
     def _clustered(self, values: Tensor, level: Tensor) -> Tensor:
         """Standard errors from sums over clusters: a cell at a time."""
@@ -208,7 +237,7 @@ class Sample:
         for k in range(self.promise.bins + (self.promise.bins > 1)):
             inside = values if k == self.promise.bins or self.promise.bins == 1 else values * (level == k)
             columns = [
-                values.new_zeros(count, self.member.shape[1]).index_add_(0, place, self.member.double() * v[:, None])
+                values.new_zeros(count, self.member.shape[1]).index_add_(0, place, self.member[:].double() * v[:, None])
                 for v in inside.T
             ]
             found.append(torch.stack([c.square().sum(0).sqrt() for c in columns], 1))
@@ -445,9 +474,10 @@ class _Rounds:
     def _table(self, z: Tensor, measure: Measure, cells: list[tuple[int, int]]) -> Tensor:
         """Steps (1 + a, b, C): a lasso in every level set of ``cells``."""
         sample = self.sample
-        f = levelsets.probabilities(z, self.promise.euclidean)
-        weight = (torch.ones_like(f) if self.promise.euclidean else curvature(z, f, False)) * sample.share
-        weight = weight.to(sample.dtype)
+        weight = torch.empty_like(z, dtype=sample.dtype)
+        for rows in sample._blocks():
+            f = levelsets.probabilities(z[rows], self.promise.euclidean)
+            weight[rows] = (torch.ones_like(f) if self.promise.euclidean else curvature(z[rows], f, False)) * sample.share[rows]
         bins = self.promise.bins
         blocks = self._hessians(measure.level, weight, cells)
         level, column = (torch.tensor(part, device=z.device) for part in zip(*cells, strict=True))
@@ -483,17 +513,16 @@ class _Rounds:
         """The whole step, or the first of its halves, quarters, ... that lowers the potential with a Brier score allowed."""
         sample = self.sample
         used = (table != 0).flatten(1).any(0).nonzero()[:, 0]  # columns of the flat table
-        place = measure.level * z.shape[1] + torch.arange(z.shape[1], device=z.device)
-        move = torch.empty_like(z)  # (n, C)
-        rows = ROWS if z.device.type == "cpu" else max(len(z), 1)
-        for part, some, to in zip(*(torch.split(t, rows) for t in (sample.member, place, move)), strict=True):
-            moves = z.new_zeros(len(part), table[0].numel())
-            moves[:, used] = exact_product(part, table.flatten(1)[:, used])
-            to.copy_(moves.gather(1, some))
+        column, move = torch.arange(z.shape[1], device=z.device), torch.empty_like(z)  # (n, C)
+        for one in sample._blocks(ROWS):
+            some = measure.level[one].long() * z.shape[1] + column
+            moves = z.new_zeros(len(some), table[0].numel())
+            moves[:, used] = exact_product(sample.member[one], table.flatten(1)[:, used])
+            move[one] = moves.gather(1, some)
         start = self._losses(z)[0]
         for halving in range(HALVINGS + 1):
             length = 0.5**halving
-            trial = z - length * move
+            trial = torch.sub(z, move, alpha=length)
             value, brier = self._losses(trial)
             if value < start and brier <= max(measure.brier, self.ceiling):
                 self.tables.append(length * table)
@@ -503,10 +532,12 @@ class _Rounds:
     def _losses(self, z: Tensor) -> tuple[float, float]:
         """The potential, and the Brier score; of a projected f they are the same."""
         sample, euclidean = self.sample, self.promise.euclidean
-        f = levelsets.probabilities(z, euclidean)
-        brier = ((f - sample.y).square() * sample.share).sum()
-        value = brier if euclidean else (loss(z, f, sample.y, False) * sample.share[:, 0]).sum()
-        value, brier = over_ranks(torch.stack([value, brier])).tolist()
+        sums = z.new_zeros(2)
+        for one in sample._blocks():
+            y, share, f = sample.y[one], sample.share[one], levelsets.probabilities(z[one], euclidean)
+            brier = ((f - y).square() * share).sum()
+            sums += torch.stack([brier if euclidean else (loss(z[one], f, y, False) * share[:, 0]).sum(), brier])
+        value, brier = over_ranks(sums).tolist()
         return value, brier
 
 

@@ -20,6 +20,7 @@ With ``geometry="euclidean"`` there are no slopes.
 
 import copy
 import math
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -31,12 +32,14 @@ from torchgmc.engine.clusters import codes, deal_clusters
 from torchgmc.engine.folds import Places, places
 from torchgmc.engine.lasso import solve_lasso
 from torchgmc.heads.levelsets import steps as levelsets
-from torchgmc.heads.levelsets.steps import LARGEST, ROWS
+from torchgmc.heads.levelsets.steps import LARGEST, ROWS, Members, Membership, blocks
 
 #: Halvings of a step.
 HALVINGS = 8
 #: Rows that a Hessian is estimated from (the slope itself always uses every row).
 SAMPLE = 1 << 13
+#: Rows whose numbers are worked on at a time, where they are not multiplied with membership.
+BLOCK = 1 << 17
 #: Logits beyond it have no say in a slope.
 FAR = 16.0
 #: Ridges that are tried, in examples: the penalty is ridge / 2 times the square of a group's offset, and so many times that
@@ -96,7 +99,7 @@ class Columns:
     """
 
     def __init__(
-        self, member: Tensor, z: Tensor, y: Tensor, share: Tensor, euclidean: bool, slopes: bool, spots: Places | None = None
+        self, member: Members, z: Tensor, y: Tensor, share: Tensor, euclidean: bool, slopes: bool, spots: Places | None = None
     ) -> None:
         self.member, self.euclidean, self.slopes, self.spots = member, euclidean, slopes, spots
         self.z, self.y, self.share = z, y, share
@@ -121,7 +124,8 @@ class Columns:
         """The problem with some of the groups only."""
         if len(groups) == self.member.shape[1]:  # all of them, in their order
             return self
-        return self._but(member=self.member[:, groups], ridge=None if self.ridge is None else self.ridge[:, groups])
+        member = self.member[:, groups] if isinstance(self.member, Tensor) else self.member.some(groups)
+        return self._but(member=member, ridge=None if self.ridge is None else self.ridge[:, groups])
 
     def shrunk(self, ridge: Tensor) -> "Columns":
         """The problem with another ridge."""
@@ -133,11 +137,13 @@ class Columns:
 
     def beside(self, more: Tensor) -> "Columns":
         """The problem with more columns ``(n, k)``; it has no ridge."""
+        if isinstance(self.member, Membership):
+            return self._but(member=self.member.beside(more), ridge=None)
         return self._but(member=torch.cat([self.member, more.to(self.member.dtype)], 1), ridge=None)
 
     def places(self) -> Places:
         """Of the examples."""
-        self.spots = self.spots or places(self.z, self.y, self.member)
+        self.spots = self.spots or places(self.z, self.y, self.member[:])
         return self.spots
 
     def thin(self, rows: int) -> "Columns":
@@ -145,7 +151,7 @@ class Columns:
         few = self.places().few(rows, self.places().rows)
         return self if few is None else self.pick(few.nonzero()[:, 0])
 
-    def at(self, theta: Tensor, member: Tensor, z: Tensor, least: float = -math.inf) -> Tensor:
+    def at(self, theta: Tensor, member: Members, z: Tensor, least: float = -math.inf) -> Tensor:
         """z after Theta, with slopes of at least ``least``.
 
         A fit has no least slope, or its potential would not be convex: behind a model that is very sure the first Newton step
@@ -157,9 +163,9 @@ class Columns:
             return z - moves[:, 0]
         return z * (1.0 - moves[:, 1]).clamp_min(least) - moves[:, 0]
 
-    def _parts(self) -> "zip[tuple[Tensor, Tensor, Tensor, Tensor]]":
-        rows = ROWS if self.z.device.type == "cpu" else max(len(self.z), 1)
-        return zip(*(torch.split(t, rows) for t in (self.member, self.z, self.y, self.share)), strict=True)
+    def _parts(self) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
+        for one in blocks(len(self.z), ROWS if self.z.device.type == "cpu" else max(len(self.z), 1)):
+            yield self.member[one], self.z[one], self.y[one], self.share[one]
 
     def weights(self, values: Tensor, z: Tensor) -> Tensor:
         """Values ``(n, C)`` for the offsets, and times z for the slopes: ``(n, p C)``."""
@@ -189,7 +195,7 @@ class Columns:
         for member, z, y, share in self._parts():
             f = levelsets.probabilities(self.at(theta, member, z), self.euclidean)
             values = self.weights((f - y) * share, z)  # (n, p C)
-            here = torch.nn.functional.one_hot(part[start : start + len(z)], parts).to(values.dtype)
+            here = torch.nn.functional.one_hot(part[start : start + len(z)].long(), parts).to(values.dtype)
             total += (member.T @ (here[:, :, None] * values[:, None]).flatten(1).to(member.dtype)).double()
             start += len(z)
         return over_ranks(total).view(self.shape[1], parts, self.shape[0], -1).permute(1, 2, 0, 3).contiguous()
@@ -200,10 +206,11 @@ class Columns:
         found = self.z.new_zeros(2, parts)  # sums of the loss, and the mass
         for k in range(parts):
             rows = (part == k).nonzero()[:, 0]
-            moved = self.at(theta[k], self.member[rows], self.z[rows], 0.0)
-            f = levelsets.probabilities(moved, self.euclidean)
-            share = self.share[rows, 0]
-            found[0, k], found[1, k] = (loss(moved, f, self.y[rows], self.euclidean) * share).sum(), share.sum()
+            for some in torch.split(rows, BLOCK >> 2):
+                moved = self.at(theta[k], self.member[some], self.z[some], 0.0)
+                f = levelsets.probabilities(moved, self.euclidean)
+                share = self.share[some, 0]
+                found[:, k] += torch.stack([(loss(moved, f, self.y[some], self.euclidean) * share).sum(), share.sum()])
         found = over_ranks(found)
         return found[0] / found[1].clamp_min(1e-300)
 
@@ -226,13 +233,13 @@ class Columns:
         f = levelsets.probabilities(self.at(theta, self.member, self.z), self.euclidean)
         values = self.weights((f - self.y) * self.share, self.z)
         if cluster.shape[1] == 0:
-            total = over_ranks((self.member.square().T @ values.square().to(self.member.dtype)).double())
+            total = over_ranks((self.member[:].square().T @ values.square().to(self.member.dtype)).double())
         else:
             place, count = codes(cluster)
             total = torch.stack(
                 [
                     values.new_zeros(count, self.shape[1])
-                    .index_add_(0, place, self.member.double() * v[:, None])
+                    .index_add_(0, place, self.member[:].double() * v[:, None])
                     .square()
                     .sum(0)
                     for v in values.T
@@ -313,7 +320,7 @@ class Columns:
         if self.slopes:
             half = self.shape[2]
             weights = torch.cat([weights[:, :half], weights[:, half:].abs() * self.z.clamp(-FAR, FAR).abs()], 1)
-        total = over_ranks((self.member.T @ weights.to(self.member.dtype)).double())
+        total = over_ranks((self.member[:].T @ weights.to(self.member.dtype)).double())
         total = total.view(self.shape[1], self.shape[0], -1).transpose(0, 1).contiguous() * (1.0 if self.euclidean else 0.25)
         return total if self.ridge is None else total + self.ridge
 
@@ -379,9 +386,11 @@ def fit_static(columns: Columns, sizes: Tensor, cluster: Tensor, slack: Tensor |
     between = None
     if apart and columns.slopes and columns.shape[2] == 1 and 1 < columns.shape[1] <= FEW + 1:
         given, between = columns, _between(columns, unit)
-        middle = torch.cat([member.double() @ between for member, *_ in columns._parts()])
-        mix = _mix(middle)
-        columns = columns.beside(torch.cat([columns.z.clamp(-FAR, FAR) - middle, middle], 1) @ mix)
+        mix, more = _mix(between), torch.empty(len(columns.z), 2, dtype=columns.member.dtype, device=columns.z.device)
+        for one in blocks(len(more)):
+            middle = columns.member[one].double() @ between
+            more[one] = torch.cat([columns.z[one].clamp(-FAR, FAR) - middle, middle], 1) @ mix
+        columns = columns.beside(more)
         theta = torch.zeros(columns.shape, dtype=torch.float64, device=theta.device)
     none, ridge = torch.full_like(theta, math.inf), torch.zeros_like(theta)
     none[: 1 if between is not None else None, 0] = 0.0
@@ -423,7 +432,7 @@ def _folds(columns: Columns, cluster: Tensor) -> Tensor:
     """Fold of each example, int64 ``(n,)``; clusters stay together."""
     if cluster.shape[1]:
         return deal_clusters(noise.FOLDS, cluster)
-    return columns.places().place % noise.FOLDS
+    return (columns.places().place % noise.FOLDS).to(torch.uint8)
 
 
 def _one_example(columns: Columns, cluster: Tensor) -> float:
@@ -500,7 +509,7 @@ def _average(
         mixed[1, 0] = slopes[0]
         mixed[0] += (slopes[1] - slopes[0]) * between
     # The mean of everyone stays a promise: its offset once more, with the others as they are.
-    ones = columns.member[:, :1]
+    ones = columns.some(torch.zeros(1, dtype=torch.int64, device=mixed.device)).member
     moved = columns.at(mixed, columns.member, columns.z, 0.0)
     rest = Columns(ones, moved, columns.y, columns.share, columns.euclidean, False)
     zero = torch.zeros_like(mixed[:1, :1])
@@ -515,7 +524,7 @@ def _mean_squares(columns: Columns) -> Tensor:
 
 def _masses(columns: Columns, fold: Tensor) -> Tensor:
     """Mass of each fold."""
-    return over_ranks(columns.z.new_zeros(noise.FOLDS).index_add_(0, fold, columns.share[:, 0]))
+    return over_ranks(columns.z.new_zeros(noise.FOLDS).index_add_(0, fold.long(), columns.share[:, 0]))
 
 
 def without(columns: Columns, found: Found, rows: Tensor) -> Tensor:
@@ -543,7 +552,8 @@ def _prices(
     pooled = squares[:, :1]
     # The variance of an example is the group's own or everybody's, whichever is larger.
     weight = columns.share.square()
-    ours = (columns.member.square().T @ columns.weights(weight.expand_as(s), columns.z).abs().to(columns.member.dtype)).double()
+    ours = columns.weights(weight.expand_as(s), columns.z).abs().to(columns.member.dtype)
+    ours = (columns.member[:].square().T @ ours).double()
     ours = over_ranks(ours).view(columns.shape[1], columns.shape[0], -1).transpose(0, 1)
     share = ours / ours[:, :1].clamp_min(1e-300)
     error = torch.maximum(squares, share * pooled).sqrt()

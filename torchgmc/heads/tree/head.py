@@ -9,11 +9,11 @@ from torch import Tensor
 
 from torchgmc import theory
 from torchgmc.audits.measure import Tally
-from torchgmc.distributed import pooled
+from torchgmc.distributed import pooled, rows_stay, total
 from torchgmc.engine import checks, soft
 from torchgmc.engine.batches import checked_once
 from torchgmc.engine.clusters import check as check_clusters
-from torchgmc.engine.folds import fresh_splits
+from torchgmc.engine.folds import EXACT, fresh_splits
 from torchgmc.engine.scripting import is_scripting
 from torchgmc.engine.solver import EXACT_STEPS, FIXED_STEPS, Report, reached, run
 from torchgmc.engine.values import Names, Values
@@ -21,10 +21,10 @@ from torchgmc.heads.base import Head
 from torchgmc.heads.tree import soft as soft_answers
 from torchgmc.heads.tree.solver import TreeProblem, TreeStatistics, descend
 from torchgmc.heads.tree.task import TASK
-from torchgmc.heads.tree.tree import Tree, answers, path_levels, replay, rounds
+from torchgmc.heads.tree.tree import Tree, answers, path_levels, path_levels_in_blocks, replay, rounds
 
-#: Scores observed at a time (64 MB in float64), and of them in the cache of a processor.
-CHUNK, IN_CACHE = 1 << 23, 1 << 17
+#: Scores observed at a time (64 MB in float64).
+CHUNK = 1 << 23
 
 
 class Batch(NamedTuple):
@@ -170,10 +170,8 @@ class TreeHead(Head):
 
     def _summarize(self, batch: Batch) -> TreeStatistics:
         device = batch.probs.device
-        rows = max(1, IN_CACHE // self.num_leaves) if device.type == "cpu" else max(1, len(batch.probs))
-        options = (*self._structure(device), self.jitter, self.noise_version)
-        found = [path_levels(part, *options) for part in torch.split(batch.probs, rows)]
-        leaves, levels = (torch.cat(parts) for parts in zip(*found, strict=True))
+        find = path_levels_in_blocks if device.type == "cpu" and len(batch.probs) else path_levels
+        leaves, levels = find(batch.probs, *self._structure(device), self.jitter, self.noise_version)
         paths = self.paths.to(device)
         common = (paths[leaves] == paths[batch.labels]).sum(1) - 1
         kept = (batch.labels, batch.member, batch.weight, batch.cluster)
@@ -192,10 +190,11 @@ class TreeHead(Head):
         probs = checks.scores("probs", probs).detach()
         if probs.dim() != 2 or probs.shape[1] != self.num_leaves:
             raise ValueError(f"`probs` must have shape (n, {self.num_leaves}), one column per leaf, got {tuple(probs.shape)}.")
-        if probs.numel() and float(probs.min()) < 0.0:
-            raise ValueError(f"`probs` must not be negative, got {float(probs.min()):.4g}; apply `softmax(1)` to logits.")
-        if probs.numel() and float(probs.max()) > 1.001:  # an attached model raises too
-            raise ValueError(f"`probs` must be at most 1, got {float(probs.max()):.4g}; apply `softmax(1)` to logits.")
+        low, high = (float(end) for end in probs.aminmax()) if probs.numel() else (0.0, 1.0)
+        if low < 0.0:
+            raise ValueError(f"`probs` must not be negative, got {low:.4g}; apply `softmax(1)` to logits.")
+        if high > 1.001:  # an attached model raises too
+            raise ValueError(f"`probs` must be at most 1, got {high:.4g}; apply `softmax(1)` to logits.")
         labels = checks.numbers("labels", labels)
         if labels.is_floating_point() or labels.dtype == torch.bool:
             raise TypeError(f"`labels` must hold leaf ids as integers, got {labels.dtype}.")
@@ -214,6 +213,7 @@ class TreeHead(Head):
     # -- fit ---------------------------------------------------------------------------------------------------------
 
     @pooled
+    @rows_stay(lambda head, rows, solver="exact", *_, **__: solver == "exact" and not rows.cluster.shape[1], above=EXACT)
     def calibrate(self, solver: str = "exact", eta: float | None = None, max_iter: int | None = None) -> "TreeHead":
         """Find the update log.
 
@@ -244,7 +244,7 @@ class TreeHead(Head):
 
     def _problem(self, fixed: bool = False) -> TreeProblem:
         statistics: TreeStatistics = self.seen()
-        empty = (statistics.member & (statistics.weight > 0)[:, None]).any(0).logical_not().nonzero()
+        empty = (total((statistics.member & (statistics.weight > 0)[:, None]).sum(0)) == 0).nonzero()
         if len(empty):
             raise ValueError(
                 f"group {self.groups[int(empty[0])]!r} has no examples; drop it, or calibrate on data that includes it."
@@ -288,7 +288,7 @@ class TreeHead(Head):
         member, start = problem.stats.member.double(), self.base.to(problem.lam.device)
         problem.restore(replay(problem.stats.levels, problem.routes, member, shifts.to(member.device), start))
         details: dict[str, Any] = {
-            "examples": len(problem.lam),
+            "examples": problem.count,
             "steps": steps,
             "rounds": len(shifts),
             "tolerance": problem.tolerance(),
@@ -303,13 +303,15 @@ class TreeHead(Head):
 
     def _describe(self, nodes: Tensor, weight: Tensor) -> dict[str, float]:
         """Mean set size, and the share of answers at each depth, at the root and at a leaf."""
-        total, device = weight.sum(), nodes.device
+        device = nodes.device
         depth = self.depths.to(device)[nodes]
-        share = torch.zeros(self.tree.height + 1, dtype=torch.float64, device=device).index_add_(0, depth, weight) / total
-        size = weight @ self.tree.sizes.to(device)[nodes].double() / total
+        share = torch.zeros(self.tree.height + 1, dtype=torch.float64, device=device).index_add_(0, depth, weight)
+        size, leaf = weight @ self.tree.sizes.to(device)[nodes].double(), weight @ (nodes < self.num_leaves).double()
+        sums = total(torch.cat([share, torch.stack([size, leaf, weight.sum()])]))
+        share, (size, leaf) = sums[:-3] / sums[-1], sums[-3:-1] / sums[-1]
         found = {"mean set size": float(size), "answers: root": float(share[0])}
         found |= {f"answers: depth {k}": v for k, v in enumerate(share.tolist()) if k}
-        return found | {"answers: leaf": float(weight @ (nodes < self.num_leaves).double() / total)}
+        return found | {"answers: leaf": float(leaf)}
 
     # -- use ---------------------------------------------------------------------------------------------------------
 

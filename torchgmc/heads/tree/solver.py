@@ -12,8 +12,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from torchgmc.distributed import collected
+from torchgmc.distributed import total as over_ranks
 from torchgmc.engine.clusters import total as total_of
-from torchgmc.engine.folds import Pair
+from torchgmc.engine.folds import EXACT, Pair, Places, places
+from torchgmc.engine.hashing import row_keys
 from torchgmc.engine.noise import among, slacks, small_groups, too_small
 from torchgmc.engine.search import MAX_ELEMENTS
 from torchgmc.engine.solver import OneTensor, Report
@@ -65,6 +68,8 @@ class TreeStatistics(PerExample):
 class TreeProblem(OneTensor):
     """Lambda per example; see :class:`torchgmc.engine.solver.Problem`. Who = group * q + set, what = 0.
 
+    Examples may be on several ranks: all sums are over all of them (:func:`torchgmc.distributed.total`), ``count`` examples.
+
     Args:
         statistics: of the examples.
         tree: the tree.
@@ -99,7 +104,11 @@ class TreeProblem(OneTensor):
         self.cell, self.patterns = pattern_ids(statistics.member)
         everyone = torch.ones(1, len(self.patterns), dtype=torch.float64, device=device)
         self.groups = torch.cat([self.patterns.double().T, everyone])  # (a + 1, c): cells of each group, and all of them
-        self.weight, self.total = statistics.weight, statistics.weight.sum()
+        self.weight, self.total = statistics.weight, over_ranks(statistics.weight.sum())
+        self.count = int(over_ranks(torch.tensor(len(self.weight))))
+        #: Which examples some are chosen by; of few, every so many is taken.
+        self.spots: Places | None = places(*statistics.content()) if self.count > EXACT else None
+        self.cells = len(torch.unique(collected(row_keys(self.patterns))[0]))  # on all ranks
         self.effective = _effective(statistics)
         self.promised = sets.shape[1]
         extra, self.parts = _parts(tree, sets.cpu())
@@ -109,7 +118,7 @@ class TreeProblem(OneTensor):
         self.lam = torch.full_like(statistics.levels[:, 0], init)
         meets = torch.stack([sets[self.routes, j].any(1) for j in range(self.promised)], 1).double()  # (n, q)
         #: Weight of the examples that could answer with each set, (a, q).
-        self.reach = (statistics.member.double() * self.weight[:, None]).T @ meets
+        self.reach = over_ranks((statistics.member.double() * self.weight[:, None]).T @ meets)
         self.who: list[int] = []
         self.shift: list[float] = []
 
@@ -139,8 +148,10 @@ class TreeProblem(OneTensor):
         if rows is not None:
             place, value, weight = place[rows], value[rows], weight[rows]
         zeros = value.new_zeros(len(self.patterns) * self.tree.num_nodes)
-        both = [zeros.index_add(0, place, v).view(len(self.patterns), -1) @ self.columns for v in (value, weight)]
-        return self._by_group(both[0]), self._by_group(both[1])
+        shape = len(self.patterns), self.tree.num_nodes
+        both = [zeros.index_add(0, place, v).view(shape) @ self.columns for v in (value, weight)]
+        sums, mass = over_ranks(torch.stack([self._by_group(table) for table in both]))
+        return sums, mass
 
     def _by_group(self, table: Tensor) -> Tensor:
         """From cells of equal membership ``(..., c, k)`` to groups and everybody ``(..., a + 1, k)``."""
@@ -186,7 +197,7 @@ class TreeProblem(OneTensor):
         """Signed violations at the current lambda, (a * q, 1)."""
         weight = self.weight if split is None else self.weight * split.outer
         sums, mass = self.sums(weight=weight)
-        return self.measure(sums, mass, weight.sum().clamp_min(1e-300))[0][:, None]
+        return self.measure(sums, mass, over_ranks(weight.sum()).clamp_min(1e-300))[0][:, None]
 
     def tolerance(self) -> Tensor:
         """Tolerance of each promise at the current lambda, (a * q, 1)."""
@@ -228,9 +239,9 @@ class TreeProblem(OneTensor):
 
     def explain(self, who: int, what: int) -> str:
         """Why no step helps: an atom at the root, or too few examples."""
-        tops = self.stats.levels[:, 0]
+        tops = collected(self.stats.levels[:, 0].sort().values[[0, -1] if len(self.lam) else []])[0]
         spread = float(tops.max() - tops.min())
-        at_most = float(self.weight @ (self.stats.common >= 1).double() / self.total)
+        at_most = float(over_ranks(self.weight @ (self.stats.common >= 1).double()) / self.total)
         if self.jitter == 0.0 and spread < 0.01 and at_most < self.target:
             return (
                 "The root's score is the same for everyone (an atom), so a threshold sends everyone to the root or no "
@@ -240,7 +251,8 @@ class TreeProblem(OneTensor):
         group, chosen = divmod(who, self.promised)
         inside = self.sets[self.nodes(), chosen] & self.stats.member[:, group]
         weight = self.weight * inside
-        narrowest = float(weight @ (self.stats.leaves == self.stats.labels).double() / weight.sum())
+        right = weight @ (self.stats.leaves == self.stats.labels).double()
+        narrowest = float(torch.div(*over_ranks(torch.stack([right, weight.sum()]))))
         if float(self.violations()[who, 0]) > 0 and narrowest > self.target:
             return (
                 f"Answering only the best leaf is already right for {narrowest:.4g} of {self.label(who, 0)}, more than the "
@@ -284,25 +296,30 @@ class TreeProblem(OneTensor):
             table.index_add_(0, (place + routes[:, :-1]).flatten(), -leave.flatten())
             table.index_add_(0, top, first)
             tables.append((table.view(k + 1, cells, nodes)[:k] @ self.columns).cumsum(0))
-        return start[0] + self._by_group(tables[0]), start[1] + self._by_group(tables[1])
+        sums, masses = over_ranks(torch.stack([self._by_group(table) for table in tables]))
+        return start[0] + sums, start[1] + masses
 
     def points(self, rows: Tensor) -> Tensor:
         """Shifts half-way between sampled neighbouring breakpoints, and one beyond each end; rising."""
+        if self.spots is not None:
+            few = self.spots.few(SAMPLE // self.stats.levels.shape[1], int(over_ranks(torch.tensor(len(rows)))))
+            rows = rows if few is None else rows[few[rows]]
         breaks = (self.lam[rows, None] - self.stats.levels[rows]).flatten()
-        breaks = breaks[:: max(1, len(breaks) // SAMPLE)]
-        breaks = torch.unique(breaks[breaks.isfinite()])
+        if self.spots is None:
+            breaks = breaks[:: max(1, len(breaks) // SAMPLE)]
+        breaks = torch.unique(collected(breaks[breaks.isfinite()])[0])
         ends = torch.stack([breaks[0] - BEYOND, breaks[-1] + BEYOND])
         return torch.cat([ends[:1], (breaks[1:] + breaks[:-1]) / 2, ends[1:]])
 
     def best_shift(self, who: int, total: Tensor, merit: Tensor, cost: Tensor) -> tuple[Tensor, Tensor] | None:
         """Gain per lost precision of the best shift of a move, and that shift; None for a move without members."""
         rows = self.inside(who).nonzero()[:, 0]
-        if len(rows) == 0:
+        if int(over_ranks(torch.tensor(len(rows)))) == 0:
             return None
         others = total - torch.stack(self.sums(rows))
-        sign = (self.weight[rows] @ self._value(self._depth())[rows]).sign()  # of the move's own violation
+        sign = over_ranks(self.weight[rows] @ self._value(self._depth())[rows]).sign()  # of the move's own violation
         points = self.points(rows)
-        size = len(self.patterns) * self.tree.num_nodes
+        size = self.cells * self.tree.num_nodes
         many = max(8, min(CANDIDATES, MAX_ELEMENTS // size))
         index = torch.linspace(0, len(points) - 1, min(many, len(points)), device=points.device).round().long()
         best = self._rate(rows, others, points[index], merit, cost, total[1], sign)
@@ -434,4 +451,6 @@ def _message(problem: TreeProblem, reason: str, after: Tensor, tolerance: Tensor
 def _effective(statistics: TreeStatistics) -> Tensor:
     """Number of independent examples: after weighting, and with whole clusters."""
     weight = total_of(statistics.weight[:, None], statistics.cluster)[:, 0]
-    return weight.sum().square() / weight.square().sum()
+    sums, squares = over_ranks(torch.stack([weight.sum(), weight.square().sum()]))
+    found: Tensor = sums.square() / squares
+    return found
