@@ -56,7 +56,8 @@ def best_split(rows, columns, coded, slope, curvature, ridge, least):
 def test_every_split_is_the_best_of_all(n: int, seed: int) -> None:
     columns, equal, slope, curvature = draw(n, seed)
     coded = trees.code(columns, equal, 64)
-    tree = trees.grow(coded, slope, curvature, 2, 1.0, 0.5)
+    some, reached = trees.grow(coded, slope, curvature, 2, 1.0, 0.5)
+    tree = trees.Grown(*(part[0] for part in some))
     leaf = [list(range(n))]
     for level in range(2):
         following = []
@@ -70,6 +71,7 @@ def test_every_split_is_the_best_of_all(n: int, seed: int) -> None:
             following += [[i for i in rows if i not in set(right)], right]
         leaf = following
     found = trees.leaves_of(coded, tree)
+    assert torch.equal(found, reached[0])
     assert [sorted(part) for part in leaf] == [(found == k).nonzero()[:, 0].tolist() for k in range(4)]
 
 

@@ -289,6 +289,14 @@ class Rows:
         parts = (middle, least, most, bound, verdict)
         return Judged(*(part.view(shape) for part in parts))
 
+    def at_once(self, delta: float) -> tuple[Tensor, Tensor, Tensor]:
+        """Estimates inside each g, and the ends of their intervals, which hold for all at once: :meth:`judge` without more."""
+        estimate = self.estimates(True)
+        tests, low, high = self._tests(True)
+        share = torch.full((2, estimate.numel(), 1), 0.5 * delta / estimate.numel(), dtype=torch.float64, device=low.device)
+        least, most = (low + (high - low) * end[:, 0] for end in tests.ends(share))
+        return estimate, torch.minimum(least.view_as(estimate), estimate), torch.maximum(most.view_as(estimate), estimate)
+
     def needed(
         self, alpha: float, delta: float, conditional: bool, chance: float, method: str = "exact", shift: float = 0.0
     ) -> int | None:

@@ -1,9 +1,10 @@
 r"""Boosted trees over binned columns: a level of a tree is one search over all :math:`g = 1_{leaf} 1_A` at once.
 
 A is ``x >= cut``, ``x = level`` or ``x is missing``. The search counts: columns are coded (a level each for missing values and
-for categories), sums of slopes and curvatures over leaf x column x code come from one `bincount` per column, columns of two
-values packed six to a code, and every split of every leaf follows from cumulative sums. Slopes are rounded to a power of two,
-so that the sums are exact in any order: the same trees come out however the rows were cut or spread.
+for categories), those of two values six to a code. Slopes and curvatures are whole numbers of a unit, both in one float64:
+one `scatter_add` per tree sums them over leaf x column x code, and every split of every leaf follows from cumulative sums.
+All sums are exact in any order: the same trees come out however the rows were cut or spread. Some trees are grown from the
+same slopes, with another first split each; the moves of their leaves are not, and one whose gain the others took is dropped.
 """
 
 import math
@@ -16,16 +17,20 @@ from torch import Tensor
 
 __all__ = ["Boosted", "Coded", "Grown", "Loss", "boost", "code", "grow", "walk"]
 
-#: Rows that the splits of one tree are searched on; leaf values use all.
-SAMPLE = 1 << 16
-#: Entries up to which all columns are counted at once; of more, one by one, which the caches like better.
-AT_ONCE = 1 << 18
+#: Rows that the splits of a batch of trees are searched on, those of all batches, and held-out ones that judge them, at most.
+SAMPLE, POOL, JUDGES = 1 << 15, 1 << 17, 1 << 15
+#: Trees whose splits are found from the same slopes (the moves of their leaves are not): each has another first split.
+BATCH = 4
+#: Share of its gain that a tree must still have after those of its batch before it; gain below which a split is none.
+STALE, LEAST = 0.8, 1e-9
+#: Entries that are counted at once: what the caches like.
+AT_ONCE = 1 << 17
 #: Columns of two values that share a code.
 PACK = 6
-#: Unit of slopes and curvatures: sums of a billion of them are exact.
-GRAIN = 2.0**-22
+#: Finest unit of slopes and curvatures in a search, bits of their sums, counted together; where leaves move: a billion is exact.
+GRAIN, BITS, SHIFT, FINE = 2.0**-16, 25, 2.0**26, 2.0**-22
 #: Trees without progress, times the rate, after which no more are grown.
-PATIENCE = 5.0
+PATIENCE = 4.0
 #: Share of the columns that the first split of a tree may use, drawn for each.
 ROOTS = 0.1
 #: Unit of the moves of leaves, and the largest: their sums are exact in any order.
@@ -39,37 +44,40 @@ class Coded(NamedTuple):
         codes: uint8 ``(q, n)``; ``missing`` (the last) for NaN.
         cuts: value that each code starts at (numbers) or stands for (categories), float32 ``(q, b)``; inf where there is none.
         equal: columns of categories, bool ``(q,)``.
-        pairs: columns that hold two values and no NaN, int64 ``(p,)``; ``packs``: six of them to a code, uint8 ``(p / 6, n)``.
+        pairs, wide: columns that hold two values and no NaN, and the others, int64.
+        cells: what is counted: codes of ``wide``, then those of ``pairs``, six to a code; uint8 ``(w + p / 6, n)``.
+        splits: column, code and direction of NaN of all splits that can be made, int64 ``(m, 3)``; the last: none.
+        useless: those that part nobody, bool ``(m,)``.
+        gaps, mixed: whether there are NaN, and columns of categories.
     """
 
     codes: Tensor
     cuts: Tensor
     equal: Tensor
     pairs: Tensor
-    packs: Tensor
+    wide: Tensor
+    cells: Tensor
+    splits: Tensor
+    useless: Tensor
+    gaps: bool
+    mixed: bool
 
     @property
     def missing(self) -> int:
         """Code of NaN."""
         return self.cuts.shape[1]
 
-    def pick(self, rows: Tensor | slice) -> "Coded":
+    def pick(self, rows: Tensor) -> "Coded":
         """Some of the rows."""
-        return self._replace(codes=self.codes[:, rows], packs=self.packs[:, rows])
-
-    def some(self, columns: Tensor) -> "Coded":
-        """Some of the columns, bool ``(q,)``."""
-        nothing = self.pairs[:0]
-        return Coded(self.codes[columns], self.cuts[columns], self.equal[columns], nothing, self.packs[:0])
+        return self._replace(codes=self.codes[:, rows], cells=self.cells[:, rows])
 
 
 class Grown(NamedTuple):
-    """One tree: column, code and direction of NaN of each split ``(N,)``, and where each code goes, bool ``(N, b + 1)``."""
+    """One tree, or some: column, code, direction of NaN and gain of each split ``(N,)``."""
 
     column: Tensor
     code: Tensor
     missing: Tensor
-    right: Tensor
     gain: Tensor
 
 
@@ -114,10 +122,18 @@ def code(columns: Tensor, equal: Tensor, bins: int) -> Coded:
             place = torch.searchsorted(kept, column, right=True).sub_(1).clamp_min_(0)
         cuts[j, : len(kept)] = kept
         codes[j] = torch.where(lacking, bins, place).to(torch.uint8)
-    pairs = two.nonzero()[:, 0]
+    pairs, wide = two.nonzero()[:, 0], (~two).nonzero()[:, 0]
     bit = torch.arange(PACK, device=columns.device).to(torch.uint8)
     packs = [(codes[some] << bit[: len(some), None]).sum(0, dtype=torch.uint8) for some in torch.split(pairs, PACK)]
-    return Coded(codes, cuts, equal, pairs, torch.stack(packs) if packs and len(pairs) else codes[:0])
+    cells = torch.cat([codes[wide], torch.stack(packs)]) if len(pairs) else codes
+    gaps = bool((codes == bins).any())
+    every, sides = torch.arange(bins + 1, device=columns.device), torch.arange(1 + gaps, device=columns.device)
+    useless = torch.where(equal[wide, None], every == bins - 1, every == 0)  # all other levels; all numbers
+    splits = torch.cat([torch.cartesian_prod(wide, every, sides).view(-1, 3), torch.nn.functional.pad(pairs[:, None], (0, 2))])
+    splits[len(splits) - len(pairs) :, 1] = 1
+    splits = torch.cat([splits, splits.new_tensor([[0, bins, 0]])])
+    useless = torch.nn.functional.pad(useless.flatten().repeat_interleave(1 + gaps), (0, len(pairs) + 1))
+    return Coded(codes, cuts, equal, pairs, wide, cells, splits, useless, gaps, bool(equal.any()))
 
 
 def _spread(count: Tensor, bins: int) -> Tensor:
@@ -135,131 +151,122 @@ def _spread(count: Tensor, bins: int) -> Tensor:
     return found
 
 
-def histogram(coded: Coded, leaf: Tensor, leaves: int, values: Tensor) -> Tensor:
-    """Sums of ``values`` (n, v) over leaf x column x code, ``(leaves, q, b + 1, v)``."""
-    size, (q, n) = coded.missing + 1, coded.codes.shape
-    if q * n <= AT_ONCE:
-        first = leaf * (q * size) + torch.arange(q, device=leaf.device)[:, None] * size
-        place = (first + coded.codes).flatten()
-        sums = [torch.bincount(place, v.expand(q, n).reshape(-1), leaves * q * size) for v in values.unbind(1)]
-        return torch.stack(sums, 1).view(leaves, q, size, -1)
-    total = values.new_zeros(leaves, q, size, values.shape[1])
+def histogram(cells: Tensor, leaf: Tensor, leaves: int, size: int, values: Tensor) -> Tensor:
+    """Sums of ``values`` (v, n) over leaf x row of ``cells`` (k, n) x code, both int64: ``(leaves, k, size, v)``."""
+    total = values.new_zeros(len(values), len(cells), leaves * size)
+    first, step = leaf * size, max(1, AT_ONCE // max(1, len(leaf)))
+    for start in range(0, len(cells), step):
+        place = cells[start : start + step] + first
+        for some, v in zip(total[:, start : start + step], values, strict=True):
+            some.scatter_add_(1, place, v.expand_as(place))
+    return total.view(len(values), len(cells), leaves, size).permute(2, 1, 3, 0)
 
-    def count(code: Tensor, wide: int) -> Tensor:
-        place = leaf * wide + code
-        return torch.stack([torch.bincount(place, v, leaves * wide).view(leaves, wide) for v in values.unbind(1)], 2)
 
-    packed = set(coded.pairs.tolist())
-    for j in range(len(coded.codes)):  # columns, not rows
-        if j not in packed:
-            total[:, j] = count(coded.codes[j], size)
-    bits = (torch.arange(1 << PACK, device=leaf.device) >> torch.arange(PACK, device=leaf.device)[:, None]) & 1
-    for some, pack in zip(torch.split(coded.pairs, PACK), coded.packs, strict=False):
-        cells = count(pack, 1 << PACK)  # (leaves, 64, v)
-        upper = bits[: len(some)].to(values.dtype) @ cells
-        total[:, some, 1] = upper
-        total[:, some, 0] = cells.sum(1, keepdim=True) - upper
-    return total
+def _packed(slope: Tensor, curvature: Tensor) -> tuple[Tensor, tuple[float, float]]:
+    """Slopes and curvatures ``(n, C)`` as whole numbers, both in one float64, ``(C, n)``; and their units."""
+    most = torch.stack([slope.abs().sum(0), curvature.sum(0)]).amax(1) / 2.0 ** (BITS - 1)
+    one, two = (2.0 ** math.ceil(math.log2(max(unit, GRAIN))) for unit in most.tolist())
+    whole = torch.round(slope / one).mul_(SHIFT).add_(torch.round(curvature / two))
+    return whole.T.contiguous(), (one, two)
 
 
 def grow(
-    coded: Coded, slope: Tensor, curvature: Tensor, depth: int, ridge: float, least: float, roots: Tensor | None = None
-) -> Grown:
-    """The tree whose splits, level by level, gain most in the quadratic model of the loss.
+    coded: Coded, slope: Tensor, curvature: Tensor, depth: int, ridge: float, least: float,
+    roots: Tensor | None = None, cells: Tensor | None = None, rows: slice | None = None,
+) -> tuple[Grown, Tensor]:  # fmt: skip
+    """Trees ``(B, N)`` whose splits, level by level, gain most in the quadratic model of the loss, and the leaves of all rows.
 
     Args:
         coded: columns of the rows.
-        slope, curvature: ``(n, C)``, multiples of ``GRAIN``.
-        depth: levels.
-        ridge: added to each leaf's curvature.
-        least: smallest curvature of a leaf, summed over C.
-        roots: columns that the first split may use, bool ``(q,)``; None for all.
+        slope, curvature: ``(n, C)``, of the rows that are searched.
+        depth, ridge, least: levels; what is added to each leaf's curvature; smallest curvature of a leaf, summed over C.
+        roots: columns that the first split of each tree should use, bool ``(B, q)``; None for one tree and all columns.
+        cells, rows: ``coded.cells`` as int64, if at hand; rows that are searched, None for the first.
     """
-    columns = slope.shape[1]
-    values = torch.cat([slope, curvature], 1)
-    size, device = coded.missing + 1, slope.device
-    leaf = torch.zeros(len(slope), dtype=torch.int64, device=device)
+    rows = rows or slice(0, len(slope))
+    cells = coded.cells[:, rows].long() if cells is None else cells[:, rows]
+    w, p, n, lacks, device = len(coded.wide), len(coded.pairs), coded.codes.shape[1], coded.missing, slope.device
+    values, units = _packed(slope, curvature)
+    size, count = max(lacks + 1, (1 << PACK) * (p > 0)), 1 if roots is None else len(roots)
+    bits = ((torch.arange(1 << PACK, device=device) >> torch.arange(PACK, device=device)[:, None]) & 1).double()
+    leaf = torch.zeros(count, n, dtype=torch.int64, device=device)
     parts: list[tuple[Tensor, ...]] = []
     for level in range(depth):
         leaves = 1 << level
-        if level == 0 and roots is not None:
-            sums = values.new_zeros(1, len(coded.codes), size, values.shape[1])
-            sums[:, roots] = histogram(coded.some(roots), leaf, 1, values)
-        else:
-            sums = histogram(coded, leaf, leaves, values)
-        first = 0 if level or roots is None else int(roots.nonzero()[0])
-        whole = sums.sum(2)[:, first]  # (leaves, v)
-        lost = sums[:, :, -1:]
-        upper = sums[:, :, :-1].flip(2).cumsum(2).flip(2)  # x >= cut of the code
-        upper = torch.where(coded.equal[:, None, None], sums[:, :, :-1], upper)
+        every = [histogram(cells, one[rows], leaves, size, values) for one in (leaf if level else leaf[:1])]
+        sums = torch.cat(every) if len(every) > 1 else every[0]  # (B leaves, k, size, C)
+        numbers = sums[:, :w, :lacks]
+        below = numbers.cumsum(2)
+        upper = below[:, :, -1:] - below + numbers  # x >= cut of the code
+        if coded.mixed:
+            upper = torch.where(coded.equal[coded.wide, None, None], numbers, upper)
+        lost = sums[:, :w, lacks : lacks + 1]
         upper = torch.cat([upper, torch.zeros_like(lost)], 2)  # the last: nobody
-        right = torch.stack([upper, upper + lost], 3)  # (leaves, q, b + 1, 2, v)
-        gain = _gain(right, whole, columns, ridge, least)
-        every = torch.arange(size, device=device)
-        useless = torch.where(coded.equal[:, None], every == coded.missing - 1, every == 0)  # all other levels; all numbers
-        gain = gain.masked_fill(useless[..., None], -math.inf).flatten(1)
+        right = [torch.stack([upper, upper + lost], 3).flatten(1, 3) if coded.gaps else upper.flatten(1, 2)]
+        if p:
+            right.append((bits @ sums[:, w:, : 1 << PACK]).flatten(1, 2)[:, :p])
+        whole = sums[:, :1].sum(2)
+        gain = _gain(torch.cat([*right, torch.zeros_like(whole)], 1), whole, units, ridge, least)
+        gain = gain.masked_fill_(coded.useless, -math.inf)  # (B leaves, m)
+        gain[:, -1] = LEAST
         if level == 0 and roots is not None:
-            gain = gain.masked_fill(~roots.repeat_interleave(2 * size), -math.inf)
+            own = torch.where(roots.index_select(1, coded.splits[:, 0]), gain, -math.inf)
+            gain = torch.where(own.amax(1, keepdim=True) > LEAST, own, gain)  # those columns may be constant
         best, at = gain.max(1)
-        none = best <= 1e-9
-        at = torch.where(none, (size - 1) * 2, at)  # column 0, nobody
-        column, rest = at.div(2 * size, rounding_mode="floor"), at.remainder(2 * size)
-        k, missing = rest.div(2, rounding_mode="floor"), rest.remainder(2).bool()
-        table = torch.where(coded.equal[column, None], every == k[:, None], every >= k[:, None])
-        table[:, -1] = missing
-        parts.append((column, k, missing, table, torch.where(none, torch.zeros_like(best), best)))
-        here = coded.codes.gather(0, column[leaf][None])[0].long()
-        leaf = 2 * leaf + table[leaf, here]
-    return Grown(*(torch.cat(part) for part in zip(*parts, strict=True)))
+        column, code, side = coded.splits.index_select(0, at).unbind(1)
+        split = Grown(column, code, side, best - LEAST)
+        parts.append(tuple(part.view(count, leaves) for part in split))
+        leaf = 2 * leaf + _goes_right(coded, split).view(count, leaves, n).gather(1, leaf[:, None])[:, 0]
+    return Grown(*(torch.cat(part, 1) for part in zip(*parts, strict=True))), leaf
 
 
-def _gain(right: Tensor, whole: Tensor, columns: int, ridge: float, least: float) -> Tensor:
-    """Fall of the quadratic model, ``(leaves, q, b + 1, 2)``; -inf where a side is too small."""
-    whole = whole[:, None, None, None]
-    left = whole - right
+def _gain(right: Tensor, whole: Tensor, units: tuple[float, float], ridge: float, least: float) -> Tensor:
+    """Fall of the quadratic model, ``(leaves, m)``, from packed sums; -inf where a side is too small."""
+    both = torch.stack([right, whole - right, whole.expand_as(right)])
+    slope = torch.floor(both / SHIFT)
+    curvature = (both - slope * SHIFT) * units[1]
+    score = (slope * units[0]).square_().div_(curvature + ridge).sum(-1)
+    small = curvature[:2].sum(-1).amin(0) < least
+    return (score[0] + score[1] - score[2]).masked_fill_(small, -math.inf)
 
-    def score(sums: Tensor) -> Tensor:
-        slope, curvature = sums[..., :columns], sums[..., columns:]
-        return (slope.square() / (curvature + ridge)).sum(-1)
 
-    small = torch.minimum(right[..., columns:].sum(-1), left[..., columns:].sum(-1)) < least
-    return (score(right) + score(left) - score(whole)).masked_fill(small, -math.inf)
+def _goes_right(coded: Coded, split: Grown) -> Tensor:
+    """Rows that each split sends right, bool ``(splits, n)``."""
+    here, code = coded.codes.index_select(0, split.column), split.code[:, None].to(torch.uint8)
+    right = here >= code
+    if coded.mixed:
+        right = torch.where(coded.equal[split.column, None], here == code, right)
+    return torch.where(here == coded.missing, split.missing[:, None].bool(), right) if coded.gaps else right
 
 
 def leaves_of(coded: Coded, tree: Grown) -> Tensor:
     """Leaf of every row, int64 ``(n,)``."""
-    node = torch.zeros(coded.codes.shape[1], dtype=torch.int64, device=coded.codes.device)
-    for _ in range((len(tree.column) + 1).bit_length() - 1):
-        here = coded.codes.gather(0, tree.column[node][None])[0].long()
-        node = 2 * node + 1 + tree.right[node, here]
-    return node - len(tree.column)
+    leaf, first = torch.zeros(coded.codes.shape[1], dtype=torch.int64, device=coded.codes.device), 0
+    while first < len(tree.column):
+        right = _goes_right(coded, Grown(*(part[first : 2 * first + 1] for part in tree)))
+        leaf, first = 2 * leaf + right.gather(0, leaf[None])[0], 2 * first + 1
+    return leaf
 
 
 class Boosted(NamedTuple):
     """Trees, the moves of their leaves ``(T, leaves, C)`` (z falls by them), and the held-out loss before and after each.
 
-    ``z``: of the held-out rows, where trees that did not see them put it; of all trees grown.
+    ``z``: of the held-out rows, where trees that did not see them put it; of all trees grown. ``moved``: sum of the moves of
+    each row, ``(n, C)``; ``places``: leaf of each, uint8 ``(T, n)``.
     """
 
     trees: list[Grown]
     moves: Tensor
     history: list[float]
     z: Tensor
+    moved: Tensor
+    places: Tensor
 
 
 def boost(
-    coded: Coded,
-    z: Tensor,
-    final: Tensor,
-    loss: Loss,
-    held: int,
-    depth: int,
-    most: int,
-    rate: float,
-    ridge: float,
-    least: float,
-    stop: bool = True,
-) -> Boosted:
+    coded: Coded, z: Tensor, final: Tensor, loss: Loss, held: int,
+    depth: int, most: int, rate: float, ridge: float, least: float, stop: bool = True,
+) -> Boosted:  # fmt: skip
     """Trees until the loss of the last ``held`` rows has not fallen for a while; the best prefix, its moves fitted to all rows.
 
     Args:
@@ -271,51 +278,66 @@ def boost(
         depth, most, rate, ridge, least: levels and number of trees, share of a leaf's step that is taken, see :func:`grow`.
         stop: False grows ``most`` trees whatever the held-out rows say, and does not fit their moves again: only z is of use.
     """
-    n, leaves = len(z), 1 << depth
-    train, rest = n - held, slice(n - held, n)
+    n, leaves, device = len(z), 1 << depth, z.device
+    train, judges = min(n - held, POOL), min(held, JUDGES) if stop else held
+    rest = slice(n - held, n - held + judges)
+    some = torch.cat([torch.arange(n, device=device)[part] for part in (slice(0, train), rest)])
+    few = coded if len(some) == n else coded.pick(some)
+    cells = few.cells[:, :train].long()
     size = min(train, SAMPLE)
+    own, other, first, drawn = z[:train], z[rest], 0, 0
     trees: list[Grown] = []
     places: list[Tensor] = []
-    before = loss.value(z[rest], rest)
+    before = loss.value(other, rest)
     history, gained = [float(before.mean())], before.new_zeros(1)
-    best, patience = 0, math.ceil(PATIENCE / rate)
+    best, patience, lowest = 0, math.ceil(PATIENCE / rate), history[0]
     while len(trees) < most and (len(trees) - best < patience or not stop):
-        first = min(len(trees) * size % max(1, train), train - size)
         rows = slice(first, first + size)
-        slope, curvature = (_grain(part) for part in loss.slopes(z[rows], rows))
-        roots = _roots(len(trees), len(coded.codes), z.device) if depth > 1 else None  # one split has no partner to find
-        tree = grow(coded.pick(rows), slope, curvature, depth, ridge, least, roots)
-        if not bool((tree.gain > 0).any()):  # those columns are constant, or there is nothing left
-            tree = grow(coded.pick(rows), slope, curvature, depth, ridge, least)
-        if not bool((tree.gain > 0).any()):
+        first = 0 if first + 2 * size > train else first + size
+        slopes = loss.slopes(own[rows], rows)
+        roots = _roots(drawn, max(1, BATCH * 8 >> max(3, depth)), len(coded.codes), device) if depth > 1 else None
+        batch, leaf = grow(few, *slopes, depth, ridge, least, roots, cells, rows)
+        drawn, gains = drawn + len(leaf), batch.gain.sum(1).tolist()
+        if max(gains) <= 0:
             break
-        place = leaves_of(coded, tree)
-        z = z - rate * _moves(loss, z, place, slice(0, train), leaves, ridge)[place]
-        trees.append(tree)
-        places.append(place.to(torch.uint8))
-        after = loss.value(z[rest], rest)
-        history.append(float(after.mean()))
-        if history[-1] < min(history[:-1]):
-            best, gained = len(trees), before - after
+        usual = 0.0
+        for b in [b for b, gain in enumerate(gains) if gain > 0][: most - len(trees)]:
+            place = leaf[b]
+            moves, gain = _moves(loss, own, place[:train], slice(0, train), leaves, ridge)
+            usual = usual or gain / gains[b]  # 1, or less where other rows were searched
+            if gain < STALE * usual * gains[b]:  # the trees before it took what it found
+                continue
+            moves = rate * moves
+            own, other = own - moves.index_select(0, place[:train]), other - moves.index_select(0, place[train:])
+            trees.append(Grown(*(part[b] for part in batch)))
+            places.append(place.to(torch.uint8))
+            after = loss.value(other, rest)
+            history.append(float(after.mean()))
+            if history[-1] < lowest:
+                best, gained, lowest = len(trees), before - after, history[-1]
     if not stop or float(gained.mean()) <= float(gained.std(unbiased=False)) / max(1, len(gained)) ** 0.5:
         best = 0  # within the noise of the held-out rows
-    moves = z.new_zeros(best, leaves, z.shape[1])
-    for t, found in enumerate(places[:best]):
-        place = found.long()
-        step = rate * _moves(loss, final, place, slice(0, n), leaves, ridge)
+    moves, moved = z.new_zeros(best, leaves, z.shape[1]), torch.zeros_like(final)
+    for t in range(best):
+        if few is not coded:
+            parts = torch.split(torch.arange(n, device=device), SAMPLE)
+            places[t] = torch.cat([leaves_of(coded.pick(rows), trees[t]).to(torch.uint8) for rows in parts])
+        place = places[t].long()
+        step = rate * _moves(loss, final - moved, place, slice(0, n), leaves, ridge)[0]
         moves[t] = torch.round(step.clamp(-LARGEST, LARGEST) / UNIT) * UNIT
-        final = final - moves[t][place]
-    return Boosted(trees[:best], moves, history[: best + 1], z[rest])
+        moved = moved + moves[t].index_select(0, place)
+    kept = torch.stack(places[:best]) if best else torch.zeros(0, n, dtype=torch.uint8, device=device)
+    return Boosted(trees[:best], moves, history[: best + 1], other, moved, kept)
 
 
-def _roots(tree: int, columns: int, device: torch.device) -> Tensor:
-    """Columns that the first split of a tree may use.
+def _roots(first: int, count: int, columns: int, device: torch.device) -> Tensor:
+    """Columns that the first splits of some trees may use, bool ``(count, columns)``.
 
     Where effects of single columns are gone, as after named groups, the best first split is noise, and each tree the same; with
     another start each time, the second split finds the partner of an interaction.
     """
-    draw = torch.rand(columns, generator=torch.Generator().manual_seed(tree))
-    return (draw <= max(ROOTS, float(draw.min()))).to(device)
+    draw = torch.rand(count, columns, generator=torch.Generator().manual_seed(first))
+    return (draw <= draw.amin(1, keepdim=True).clamp_min(ROOTS)).to(device)
 
 
 def pinball(scores: Tensor, weight: Tensor, target: Tensor) -> Loss:
@@ -354,19 +376,17 @@ def pinball(scores: Tensor, weight: Tensor, target: Tensor) -> Loss:
     return Loss(slopes, value, steps)
 
 
-def _grain(values: Tensor) -> Tensor:
-    return torch.round(values / GRAIN) * GRAIN
-
-
-def _moves(loss: Loss, z: Tensor, place: Tensor, rows: slice, leaves: int, ridge: float) -> Tensor:
-    """Step of each leaf, ``(leaves, C)``, from some of the rows: Newton's, or that of the loss itself."""
-    slope, curvature = (_grain(part) for part in loss.slopes(z[rows], rows))
-    values = torch.cat([slope, curvature], 1)
-    sums = torch.stack([torch.bincount(place[rows], v, leaves) for v in values.unbind(1)], 1)
-    first, second = sums[:, : z.shape[1]], sums[:, z.shape[1] :]
+def _moves(loss: Loss, z: Tensor, place: Tensor, rows: slice, leaves: int, ridge: float) -> tuple[Tensor, float]:
+    """Step of each leaf, ``(leaves, C)``, from these rows: Newton's, or that of the loss itself; and the gain of Newton's."""
+    first, second = (
+        torch.stack([torch.bincount(place, v, leaves) for v in torch.round(part / FINE).unbind(1)], 1).mul_(FINE)
+        for part in loss.slopes(z, rows)
+    )
+    step = first / (second + ridge)
+    gain = (first * step).sum() - (first.sum(0).square() / (second.sum(0) + ridge)).sum()
     if loss.steps is not None:
-        return loss.steps(z[rows], place[rows], leaves, rows) * (second / (second + ridge))
-    return first / (second + ridge)
+        step = loss.steps(z, place, leaves, rows) * (second / (second + ridge))
+    return step, float(gain)
 
 
 def places(columns: Tensor, column: Tensor, cut: Tensor, kind: Tensor) -> Tensor:

@@ -178,6 +178,7 @@ class Found(NamedTuple):
     unseen: Tensor  # z after trees grown without the row's part, where that was asked for; else z
     weight: Tensor  # z falls by (x - center) @ weight too, (d, C); (0, C) of trees
     center: Tensor
+    place: Tensor  # leaf of each row in each tree, in the order, uint8 (T, n)
 
     def scaled(self, scale: float, start: Tensor) -> "Found | None":
         """In another unit of z; None if nothing was found."""
@@ -387,9 +388,10 @@ class Learning(Head):
         if not found.trees:
             nothing = torch.zeros(0, splits, dtype=torch.int64, device=device)
             no = (nothing, nothing.double(), nothing, found.moves)
-            return Found(*no, final, order, held, found.history, final, final, *none)
+            return Found(*no, final, order, held, found.history, final, final, *none, found.places)
         column, cut, kind = rules.raw(found.trees, coded, columns.isnan().any(0))
-        z = final - trees.walk(columns, column, cut, kind, found.moves)
+        z = torch.empty_like(final)
+        z[order] = final[order] - found.moved
         unseen = z.clone()
         options = (learn.depth, len(found.trees), learn.rate, learn.ridge, learn.smallest)
         for k in range(PARTS if cross else 0):
@@ -398,7 +400,7 @@ class Learning(Head):
             if 0 < count < len(rows):
                 parts = (coded.pick(at), final[rows], final[rows], loss(rows), count)
                 unseen[rows[len(rows) - count :]] = trees.boost(*parts, *options, stop=False).z
-        return Found(column, cut, kind, found.moves, z, order, held, found.history, final, unseen, *none)
+        return Found(column, cut, kind, found.moves, z, order, held, found.history, final, unseen, *none, found.places)
 
     def _draw_line(self, learn: Linear, columns: Tensor, ends: Ends, loss: LossOf, division: Division, cross: bool) -> Found:
         """A linear function in place of trees; see :meth:`grow_trees`. Its rules are the features that matter most."""
@@ -419,9 +421,9 @@ class Learning(Head):
         kind = 4 * features.isnan().any(0)[column].long()
         leaf = z.new_zeros(len(column), 2, z.shape[1])  # rules that move nothing: the line does
         weight = line.weight / deviation[:, None]
-        return Found(
-            column, mean.float().double()[column], kind, leaf, z, order, held, line.history, final, unseen, weight, mean
-        )
+        cut = mean.float().double()[column]
+        place = trees.places(columns[order], column, cut, kind).T.to(torch.uint8)
+        return Found(column, cut, kind, leaf, z, order, held, line.history, final, unseen, weight, mean, place)
 
     def write_trees(self, found: Found | None, width: int) -> None:
         """The fitted trees, or the line, become buffers."""
@@ -431,12 +433,11 @@ class Learning(Head):
             part = getattr(found, name.partition("_")[2], None)
             setattr(self, name, getattr(self, name)[:0] if part is None else part.to(self.tree_width.device))
 
-    def write_rules(self, found: Found, columns: Tensor, values: Sequence[Tensor], rows: Any, bounds: tuple[Any, Any]) -> None:
+    def write_rules(self, found: Found, values: Sequence[Tensor], rows: Any, bounds: tuple[Any, Any]) -> None:
         """The rules that change most on the rows searched, judged on the others.
 
         Args:
             found: the trees.
-            columns: as in :meth:`grow_trees`.
             values: change of the output, s of the model's own output, and s of the head's; ``(n, C)`` each.
             rows: the statistics, for weights and clusters.
             bounds: range of s.
@@ -447,13 +448,10 @@ class Learning(Head):
         seen, unseen = found.order[:cut][:MOST_ROWS], found.order[cut:][:MOST_ROWS]
         if not len(found.column) or not len(unseen):
             return
-        place = trees.places(columns[seen], found.column, found.cut, found.kind)  # (n, T)
-        place = place + leaves * torch.arange(place.shape[1], device=place.device)
+        place = found.place[:, : len(seen)]  # (T, n)
         weight = (rows.weight[seen] / rows.weight[seen].sum())[:, None]
-        sums = torch.cat([weight, effect[seen] * weight], 1)
-        mass = sums.new_zeros(leaves * len(found.column), classes + 1)
-        for tree in place.unbind(1):
-            mass.index_add_(0, tree, sums)
+        sums = torch.cat([weight, effect[seen] * weight], 1).T
+        mass = torch.cat([torch.stack([torch.bincount(tree, v, leaves) for v in sums], 1) for tree in place])
         size = mass[:, 1:].abs().amax(1) / mass[:, 0].clamp_min(1e-300).sqrt()  # in units of its noise, up to a factor
         chosen: dict[str, int] = {}
         for k in size.argsort(descending=True, stable=True)[: 20 * RULES].tolist():
@@ -462,17 +460,18 @@ class Learning(Head):
             if len(chosen) < RULES and words and float(size[k]) > 0:
                 chosen.setdefault(words, k)
         index = torch.tensor(list(chosen.values()), dtype=torch.int64, device=place.device)
-        place = trees.places(columns[unseen], *(part[index // leaves] for part in (found.column, found.cut, found.kind)))
-        who = place == index % leaves
+        who = (found.place[index // leaves, cut : cut + len(unseen)] == index[:, None] % leaves).T
         fine = who.sum(0) > 1  # else there is nobody to judge it on
         index, who = index[fine], who[:, fine]
         if not len(index):
             return
         column = mass[index, 1:].abs().argmax(1)
         judged = [mass[index, 0], mass[index, 1:].gather(1, column[:, None])[:, 0] / mass[index, 0]]
-        for s in (before, after):
-            part = Rows.of(s[unseen], who, rows.weight[unseen], rows.cluster[unseen], bounds).judge(None, DELTA, True)
-            judged += [value.gather(1, column[:, None])[:, 0] for value in (part.estimate, part.low, part.high)]
+        both = torch.cat([before[unseen], after[unseen]], 1)  # at once: each end has its part of twice the probability
+        low, high = (torch.as_tensor(end, dtype=torch.float64).expand(classes).repeat(2) for end in bounds)
+        found_out = Rows.of(both, who, rows.weight[unseen], rows.cluster[unseen], (low, high)).at_once(2 * DELTA)
+        for at in (column, column + classes):
+            judged += [value.gather(1, at[:, None])[:, 0] for value in found_out]
         self.rule_place = torch.stack([index // leaves, index % leaves, column], 1).to(self.tree_width.device)
         self.rule_values = torch.stack(judged, 1).to(self.tree_width.device)
 

@@ -286,8 +286,7 @@ class ProbabilityHead(Learning):
                 if found.trees is not None:
                     before, after = (self._f(z) for z in (examples.z, found.z))
                     values = [width * part for part in (after - before, before - examples.y, after - examples.y)]
-                    columns = looked_at(examples.features, examples.z, examples.member)
-                    self.write_rules(found.trees, columns, values, examples, (-width, width))
+                    self.write_rules(found.trees, values, examples, (-width, width))
                 self.mark_fitted(found.report, everyone)
             else:
                 self._take_fixed_steps(examples, solver, eta, max_iter)

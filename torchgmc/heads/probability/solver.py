@@ -367,8 +367,11 @@ def _side_by_side(parts: Sequence[TreesFound | None]) -> TreesFound | None:
     ]
     if not kept:
         return None
-    column, cut, kind, leaf = (torch.cat([getattr(p, name) for p in kept]) for name in ("column", "cut", "kind", "leaf"))
-    return kept[0]._replace(column=column, cut=cut, kind=kind, leaf=leaf, weight=torch.stack([p.weight for p in kept]).sum(0))
+    column, cut, kind, leaf, place = (
+        torch.cat([getattr(p, name) for p in kept]) for name in ("column", "cut", "kind", "leaf", "place")
+    )
+    weight = torch.stack([p.weight for p in kept]).sum(0)
+    return kept[0]._replace(column=column, cut=cut, kind=kind, leaf=leaf, place=place, weight=weight)
 
 
 class _Attempt(NamedTuple):

@@ -95,7 +95,8 @@ class Columns:
         spots: places of the examples, which say how some of them are chosen, if they are known.
 
     Examples may be on several ranks: all sums are over all of them (:func:`torchgmc.distributed.total`). ``ridge``: rho >= 0,
-    of a term sum rho Theta^2 / 2 more, of the shape of Theta; None for 0.
+    of a term sum rho Theta^2 / 2 more, of the shape of Theta; None for 0. ``apart``: the columns of Theta are problems of their
+    own, of one event and shares that differ.
     """
 
     def __init__(
@@ -104,6 +105,7 @@ class Columns:
         self.member, self.euclidean, self.slopes, self.spots = member, euclidean, slopes, spots
         self.z, self.y, self.share = z, y, share
         self.ridge: Tensor | None = None
+        self.apart = False
         self.shape = (1 + slopes, member.shape[1], z.shape[1])
 
     def _but(self, **changed: Any) -> "Columns":
@@ -119,6 +121,13 @@ class Columns:
         share = share / over_ranks(share.sum())
         ridge = self.ridge if ridge is None else ridge
         return self._but(member=self.member[rows], z=self.z[rows], y=self.y[rows], share=share, ridge=ridge, spots=None)
+
+    def folds(self, fold: Tensor, parts: int, ridge: Tensor) -> "Columns":
+        """The problems of one event without each part of the examples, side by side."""
+        share = self.share * (fold[:, None] != torch.arange(parts, device=fold.device))
+        other = self._but(share=share / over_ranks(share.sum(0)), ridge=ridge.expand(-1, -1, parts), apart=True)
+        other.shape = (*self.shape[:2], parts)
+        return other
 
     def some(self, groups: Tensor) -> "Columns":
         """The problem with some of the groups only."""
@@ -177,9 +186,13 @@ class Columns:
         value = total.new_zeros(())
         for member, z, y, share in self._parts():
             moved = self.at(theta, member, z)
-            f = levelsets.probabilities(moved, self.euclidean)
+            f = levelsets.probabilities(moved, self.euclidean, self.apart)
             total += (member.T @ self.weights((f - y) * share, z).to(member.dtype)).double()
-            value += (loss(moved, f, y, self.euclidean) * share[:, 0]).sum()
+            if self.apart:
+                each = f * (moved - 0.5 * f) if self.euclidean else torch.nn.functional.softplus(moved)
+                value += ((each - y * moved) * share).sum()
+            else:
+                value += (loss(moved, f, y, self.euclidean) * share[:, 0]).sum()
         everything = over_ranks(torch.cat([total.flatten(), value[None]]))
         total, value = everything[:-1], everything[-1]
         found = total.view(self.shape[1], self.shape[0], -1).transpose(0, 1).contiguous()
@@ -281,6 +294,11 @@ class Columns:
         model = (matrix @ flat[0][..., None])[..., 0] + flat[1]
         free = ~flat[2].isinf()
         keep = free.double()
+        if len(matrix) == 1 and not bool((flat[2][free] > 0).any()):  # one matrix for all
+            ridge = 1e-10 * matrix[0].diagonal().max() + 1.0 - keep[0]
+            matrix = keep[0, :, None] * matrix[0] * keep[0] + torch.diag(ridge)
+            found = flat[0] + torch.linalg.solve(matrix, (flat[1] * keep).T).T
+            return _unflat(found, self.shape).clamp(-LARGEST / 2, LARGEST / 2)
         matrix = keep[:, :, None] * matrix * keep[:, None] + torch.diag_embed(1.0 - keep)
         goal = solve_lasso(matrix, model * keep, torch.where(free, flat[2], 1.0), flat[0])
         return _unflat(goal * keep, self.shape).clamp(-LARGEST / 2, LARGEST / 2)
@@ -484,15 +502,16 @@ def _average(
     assert columns.ridge is not None
     own = slice(1, columns.shape[1] if within is None else -2)
     size = _mean_squares(columns)
-    heads, losses, fine = [theta], [_held_out(columns, theta, none, fold)], True
+    plain = columns.shrunk(torch.zeros_like(theta)).thin(SAMPLE).hessian(theta)
+    heads, losses, fine = [theta], [_held_out(columns, theta, none, fold, plain)], True
     for strength, steeper in RIDGES:  # each from the one before
         ridge, price = columns.ridge.clone(), none.clone()
         ridge[0, own], price[0, own] = strength * unit, 0.0
         if not math.isinf(steeper):
             ridge[1:, own], price[1:, own] = strength * unit * steeper * size, 0.0
         part = columns.shrunk(ridge)
-        found, met = _solve(part, heads[-1].masked_fill(price.isinf(), 0.0), price)
-        losses.append(_held_out(part, found, price, fold))
+        found, met = _solve(part, heads[-1].masked_fill(price.isinf(), 0.0), price, hessian=plain)
+        losses.append(_held_out(part, found, price, fold, plain))
         heads, fine = [*heads, found], fine and met
     held = torch.stack(losses)  # (fits, F)
     mass = _masses(columns, fold)
@@ -575,10 +594,12 @@ def _working(theta: Tensor, slope: Tensor, price: Tensor) -> Tensor:
     return work.any(2).any(0).nonzero()[:, 0]
 
 
-def _solve(columns: Columns, theta: Tensor, price: Tensor, precision: float = 0.1) -> tuple[Tensor, bool]:
+def _solve(
+    columns: Columns, theta: Tensor, price: Tensor, precision: float = 0.1, hessian: Tensor | None = None
+) -> tuple[Tensor, bool]:
     """The optimum for one price, to a part of it.
 
-    Groups far from earning their column are left out, and join if they turn out to.
+    Groups far from earning their column are left out, and join if they turn out to. ``hessian``: of all, nearby, without ridge.
     """
     bar = _bar(price, 2.0 * precision)
     fine = False
@@ -589,8 +610,8 @@ def _solve(columns: Columns, theta: Tensor, price: Tensor, precision: float = 0.
         if part.shape[0] * part.shape[1] > MOST_COLUMNS:
             found = part.descend(theta[:, groups], price[:, groups], bar[:, groups])
         else:
-            hessian = part.thin(SAMPLE).hessian(theta[:, groups])
-            found = part.minimise(theta[:, groups], price[:, groups], hessian, 50, precision)
+            known = _nearby(part, theta[:, groups], hessian if part.shape == columns.shape else None)
+            found = part.minimise(theta[:, groups], price[:, groups], known, 50, precision)
         theta = theta.clone()
         theta[:, groups] = found
         slope, _ = columns.slope(theta)
@@ -600,21 +621,32 @@ def _solve(columns: Columns, theta: Tensor, price: Tensor, precision: float = 0.
     return theta, fine
 
 
-def _held_out(columns: Columns, theta: Tensor, price: Tensor, fold: Tensor) -> Tensor:
+def _nearby(columns: Columns, theta: Tensor, plain: Tensor | None) -> Tensor:
+    """A Hessian, from one without a ridge if there is one."""
+    if plain is None or columns.ridge is None:
+        return columns.thin(SAMPLE).hessian(theta)
+    return plain + torch.diag_embed(_flat(columns.ridge))
+
+
+def _held_out(columns: Columns, theta: Tensor, price: Tensor, fold: Tensor, plain: Tensor | None = None) -> Tensor:
     """Mean loss of each fold by the fit without it, ``(F,)``; of the columns that are nearly needed with all.
 
     Of a small problem each such fit is made; of a large one it is a step from the fit with all, from sums by fold.
     """
     parts = noise.FOLDS
-    slope, _ = columns.slope(theta)
-    groups = _working(theta, slope, price)
+    groups = _working(theta, columns.slope(theta)[0], price)
+    plain = plain if len(groups) == columns.shape[1] else None
     columns, theta, price = columns.some(groups), theta[:, groups], price[:, groups]
     grown = price * math.sqrt(parts / (parts - 1))
     ridge = columns.ridge * (parts / (parts - 1)) if columns.ridge is not None else torch.zeros_like(theta)
     wide = columns.shape[0] * columns.shape[1]
-    hessian = columns.thin(SAMPLE).hessian(theta) if wide <= MOST_COLUMNS else None
+    hessian = _nearby(columns, theta, plain) if wide <= MOST_COLUMNS else None
     count = columns.places().rows
     if hessian is None or count <= ROOM * wide or count * columns.shape[1] <= EXACT_FOLDS:
+        if hessian is not None and columns.shape[2] == 1:
+            every = columns.folds(fold, parts, ridge)
+            start, slack = (part.expand(-1, -1, parts) for part in (theta, grown))
+            return columns.losses(every.minimise(start, slack, hessian, 5, 0.2).permute(2, 0, 1)[..., None], fold)
         rests = [columns.pick((fold != k).nonzero()[:, 0], ridge) for k in range(parts)]
         if hessian is None:
             found = [rest.descend(theta, grown, _bar(grown, 0.5), 40) for rest in rests]

@@ -247,8 +247,7 @@ class QuantileHead(Learning):
                 after = self._thresholds(seen)[:, None]
             fresh = after + found.unseen - found.z
             s = [(seen.scores[:, None] <= q).double() - self.target for q in (start, fresh)]
-            columns = looked_at(seen.features, seen.base.nan_to_num(0.0)[:, None], seen.member)
-            self.write_rules(found, columns, (after - start, *s), seen, self.s_range())
+            self.write_rules(found, (after - start, *s), seen, self.s_range())
         details = {
             "examples": examples.rows,
             "alpha_asked": self.alpha,

@@ -24,7 +24,7 @@ from torchgmc.groups.cells import pattern_ids
 from torchgmc.heads import finite
 from torchgmc.heads.base import Head
 from torchgmc.heads.combinations import threshold_figures, threshold_tables
-from torchgmc.heads.learned import Learning, looked_at
+from torchgmc.heads.learned import Learning
 from torchgmc.heads.threshold import training
 from torchgmc.heads.threshold.fit import coarse, fit_thresholds, grow, tabulate
 from torchgmc.heads.threshold.problem import POINTS, ClusterSums, CurveProblem, CurveStatistics, SampleProblem, SampleStatistics
@@ -449,8 +449,7 @@ class ThresholdHead(Learning):
             sign = 1.0 if self.risk.increasing else -1.0
             s = [sign * (seen.risk(lam) - problem.target) for lam in (trees.start, fresh)]
             effect = fresh - trees.start + trees.z - trees.unseen
-            columns = looked_at(seen.features, torch.zeros_like(seen.mass), seen.member)
-            self.write_rules(trees, columns, (effect, *s), seen, self.s_range())
+            self.write_rules(trees, (effect, *s), seen, self.s_range())
         history = torch.stack([before.abs().max().cpu(), found.report.history[-1]])
         report = dataclasses.replace(found.report, violations_before=before, history=history)  # of scores as they came
         self.mark_fitted(self._finish(report), found.everyone)
