@@ -27,7 +27,7 @@ STALE, LEAST = 0.8, 1e-9
 AT_ONCE = 1 << 17
 #: Columns of two values that share a code.
 PACK = 6
-#: Finest unit of slopes and curvatures in a search, bits of their sums, counted together; where leaves move: a billion is exact.
+#: Finest unit of slopes and curvatures in a search; bits of their sums, counted together; unit of what moves leaves.
 GRAIN, BITS, SHIFT, FINE = 2.0**-16, 25, 2.0**26, 2.0**-22
 #: Trees without progress, times the rate, after which no more are grown.
 PATIENCE = 4.0
