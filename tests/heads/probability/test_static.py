@@ -146,3 +146,22 @@ def test_fits_without_slopes_of_groups_are_among_the_averaged():
         gap.append(float(((ours - y[fresh]) ** 2).mean() - ((theirs - y[fresh]) ** 2).mean()))
     gap = torch.tensor(gap)
     assert gap.mean() < 2e-4 and gap.mean() < 2 * gap.std() / math.sqrt(len(gap)) + 1e-4
+
+
+@pytest.mark.parametrize("euclidean", [False, True])
+def test_folds_side_by_side_are_the_fits_without_each_fold(euclidean: bool) -> None:
+    g = torch.Generator().manual_seed(0)
+    member = torch.cat([torch.ones(400, 1), (torch.rand(400, 3, generator=g) < 0.4).float()], 1).double()
+    z, y = torch.randn(400, 1, generator=g).double(), (torch.rand(400, 1, generator=g) < 0.5).double()
+    share = torch.full((400, 1), 1 / 400).double()
+    whole = static.Columns(member, torch.sigmoid(z) if euclidean else z, y, share, euclidean, not euclidean)
+    fold, zero = torch.arange(400) % 5, torch.zeros(whole.shape).double()
+    ridge = torch.full_like(zero, 0.01)
+    every, start = whole.folds(fold, 5, ridge), zero.expand(-1, -1, 5)
+    found = every.minimise(start, torch.zeros_like(start), None, 50, 1e-3)
+    for k in range(5):
+        one = whole.pick((fold != k).nonzero()[:, 0], ridge)
+        torch.testing.assert_close(every.hessian(start)[k], one.hessian(zero)[0])
+        torch.testing.assert_close(every.slope(start)[0][..., k], one.slope(zero)[0][..., 0])
+        alone = one.minimise(zero, zero.clone(), None, 50, 1e-3)
+        torch.testing.assert_close(found[..., k], alone[..., 0], rtol=0, atol=1e-6)

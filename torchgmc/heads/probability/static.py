@@ -233,10 +233,13 @@ class Columns:
         total = torch.zeros(columns, p * size, p * size, dtype=torch.float64, device=theta.device)
         for member, z, _, share in self._parts():
             moved = self.at(theta, member, z)
-            weight = curvature(moved, levelsets.probabilities(moved, self.euclidean), self.euclidean) * share
+            if self.apart:  # each column by itself
+                moved = moved.reshape(-1, 1)
+            weight = curvature(moved, levelsets.probabilities(moved, self.euclidean), self.euclidean).view(len(z), -1) * share
             wide = member.double()
             for column in range(columns):
-                design = wide if p == 1 else torch.cat([wide, wide * z[:, column : column + 1].clamp(-FAR, FAR)], 1)
+                own = z[:, column % z.shape[1], None]
+                design = wide if p == 1 else torch.cat([wide, wide * own.clamp(-FAR, FAR)], 1)
                 total[column] += design.T @ (design * weight[:, column : column + 1])
         total = over_ranks(total)
         return total if self.ridge is None else total + torch.diag_embed(_flat(self.ridge))
@@ -646,7 +649,7 @@ def _held_out(columns: Columns, theta: Tensor, price: Tensor, fold: Tensor, plai
         if hessian is not None and columns.shape[2] == 1:
             every = columns.folds(fold, parts, ridge)
             start, slack = (part.expand(-1, -1, parts) for part in (theta, grown))
-            return columns.losses(every.minimise(start, slack, hessian, 5, 0.2).permute(2, 0, 1)[..., None], fold)
+            return columns.losses(every.minimise(start, slack, hessian, 20, 0.2).permute(2, 0, 1)[..., None], fold)
         rests = [columns.pick((fold != k).nonzero()[:, 0], ridge) for k in range(parts)]
         if hessian is None:
             found = [rest.descend(theta, grown, _bar(grown, 0.5), 40) for rest in rests]
