@@ -240,8 +240,9 @@ def _by_trees(
     for bins in BINS:
         coded = trees.code(matrix[seen], equal, bins)
         roots = torch.eye(len(names), dtype=torch.bool, device=s.device)  # columns, not rows
-        grown = [trees.grow(coded, slope, curvature, depth, RIDGE, float(least), root) for root in roots]
-        found.append(rules.raw(grown, coded, matrix.isnan().any(0)))
+        grown, _ = trees.grow(coded, slope, curvature, depth, RIDGE, float(least), roots)
+        single = [trees.Grown(*parts) for parts in zip(*grown, strict=True)]
+        found.append(rules.raw(single, coded, matrix.isnan().any(0)))
     splits, leaves = [torch.cat(part) for part in zip(*found, strict=True)], 1 << depth
     place = trees.places(matrix[seen], *splits)
     place = place + leaves * torch.arange(place.shape[1], device=s.device)
