@@ -235,7 +235,8 @@ class Columns:
             moved = self.at(theta, member, z)
             if self.apart:  # each column by itself
                 moved = moved.reshape(-1, 1)
-            weight = curvature(moved, levelsets.probabilities(moved, self.euclidean), self.euclidean).view(len(z), -1) * share
+            curve = curvature(moved, levelsets.probabilities(moved, self.euclidean), self.euclidean)
+            weight = curve.view(len(z), columns) * share
             wide = member.double()
             for column in range(columns):
                 own = z[:, column % z.shape[1], None]
