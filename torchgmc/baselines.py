@@ -17,14 +17,6 @@ from torchgmc.heads.threshold.baselines import ConformalRiskControl, MondrianRis
 from torchgmc.heads.tree.baselines import MondrianConformalTree, SplitConformalTree, UnprocessedTree
 
 __all__ = [
-    "ConformalRiskControl",
-    "MondrianConformal",
-    "MondrianConformalTree",
-    "MondrianRiskControl",
-    "MondrianScaling",
-    "Scaling",
-    "SplitConformal",
-    "SplitConformalTree",
-    "Unprocessed",
-    "UnprocessedTree",
-]
+    "ConformalRiskControl", "MondrianConformal", "MondrianConformalTree", "MondrianRiskControl", "MondrianScaling",
+    "Scaling", "SplitConformal", "SplitConformalTree", "Unprocessed", "UnprocessedTree",
+]  # fmt: skip

@@ -229,14 +229,8 @@ class Watch(Float64Module, Tabular):
 
     def config(self) -> dict[str, Any]:
         """What the evidence is about, in JSON types; a state can only be continued where this is the same."""
-        return {
-            "groups": list(self.names.who),
-            "what": list(self.names.what),
-            "alpha": self.alpha,
-            "delta": self.delta,
-            "conditional": self.conditional,
-            "cluster_size": self.cluster_size,
-        }
+        names = {"groups": list(self.names.who), "what": list(self.names.what)}
+        return names | {name: getattr(self, name) for name in ("alpha", "delta", "conditional", "cluster_size")}
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         """Evidence that is NaN, or about other promises, is refused before anything changes."""

@@ -17,14 +17,9 @@ import math
 from typing import NamedTuple
 
 __all__ = [
-    "Constants",
-    "distribution_constants",
-    "iteration_bound",
-    "sample_size",
-    "split_size",
-    "step_size",
+    "Constants", "distribution_constants", "iteration_bound", "sample_size", "split_size", "step_size",
     "threshold_constants",
-]
+]  # fmt: skip
 
 
 class Constants(NamedTuple):

@@ -406,15 +406,8 @@ class Evidence:
         mass, count = (rows.mass, rows.count) if self.cells is None or conditional else self.cells
         order = found.estimate.flatten().abs().argsort(descending=True, stable=True)
         places = [divmod(index, len(self.what)) for index in order.tolist()]
-        columns = {
-            "mass": mass / rows.total,
-            "count": count,
-            "risk": rows.estimates(True) + self.target,
-            "estimate": found.estimate,
-            "low": found.low,
-            "high": found.high,
-            "bound": found.bound,
-        }
+        columns = {"mass": mass / rows.total, "count": count, "risk": rows.estimates(True) + self.target}
+        columns |= {name: getattr(found, name) for name in ("estimate", "low", "high", "bound")}
         table: dict[str, list[Any]] = {
             "group": [self.groups[row] for row, _ in places],
             "what": [self.what[column] for _, column in places],

@@ -62,16 +62,10 @@ class Tally:
             if n == 0:
                 raise ValueError(f"`{head.arguments[0]}` has no examples to audit.")
             weight = checks.weights(batch.get("weight"), n, values.s)
-            return cls(
-                values.s if values.mean is None else values.s + values.mean,
-                values.who,
-                weight,
-                check_clusters(batch.get("clusters"), n, weight.device),
-                values.column,
-                head.audit_sums(weight=weight, **given),
-                head.audit_rows(**given),
-                overlap.Sketch.of(*content(head, batch)),
-            )
+            s, cluster = values.s, check_clusters(batch.get("clusters"), n, weight.device)
+            s, sketch = s if values.mean is None else s + values.mean, overlap.Sketch.of(*content(head, batch))
+            sums, rows = head.audit_sums(weight=weight, **given), head.audit_rows(**given)
+            return cls(s, values.who, weight, cluster, values.column, sums, rows, sketch)
 
     def __add__(self, other: "Tally") -> "Tally":
         """Of both sets of examples."""
@@ -175,21 +169,11 @@ def conclude(head: "Head", tally: Tally, delta: float, method: str, cluster_size
     notes = [summary.get("note", ""), UNKNOWN_RANGE if guessed else "", UNKNOWN_SIZE if unsized else ""]
     if warning:
         warnings.warn(warning, overlap.OverlapWarning, stacklevel=4)
-    return Audit(
-        evidence.table(head.alpha, delta, head.conditional, method),
-        head.alpha,
-        delta,
-        head.conditional,
-        len(tally.s),
-        excluded,
-        summary.get("cost", {}),
-        type(head).__name__,
-        " ".join(part for part in (*notes, warning) if part),
-        evidence,
-        summary.get("details", {}),
-        method,
-        (copy.copy(head), tally, cluster_size),
-    )
+    promise = (head.alpha, delta, head.conditional)
+    cost, details, source = summary.get("cost", {}), summary.get("details", {}), (copy.copy(head), tally, cluster_size)
+    note = " ".join(part for part in (*notes, warning) if part)
+    found = (evidence.table(*promise, method), *promise, len(tally.s), excluded)
+    return Audit(*found, cost, type(head).__name__, note, evidence, details, method, source)
 
 
 def largest_seen(head: "Head", weight: Tensor, cluster: Tensor) -> float | None:

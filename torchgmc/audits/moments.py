@@ -38,17 +38,10 @@ class Moments:
         """
         w, member = weight.double(), who.double().T
         value = torch.where(w > 0, s.double(), torch.zeros((), dtype=torch.float64, device=s.device))
-        return cls(
-            member @ (w * value),
-            member @ (w * value).square(),
-            member @ w,
-            member @ w.square(),
-            member @ (w > 0).double(),
-            w.sum(0),
-            w.square().sum(0),
-            (w > 0).double().sum(0),
-            w.amax(0) if len(w) else w.new_zeros(w.shape[1]),
-        )
+        terms = (w * value, (w * value).square(), w, w.square(), (w > 0).double())
+        largest = w.amax(0) if len(w) else w.new_zeros(w.shape[1])
+        own, every = [member @ term for term in terms], [term.sum(0) for term in terms[2:]]
+        return cls(own[0], own[1], own[2], own[3], own[4], every[0], every[1], every[2], largest)
 
     def estimates(self, conditional: bool) -> Tensor:
         """Violation of each g, mass-weighted or conditional on the group."""

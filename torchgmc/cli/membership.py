@@ -84,16 +84,8 @@ class Membership:
         blocks = ({name: block.arrays[name] for name in plain} for block in table.blocks([], plain, rows))
         with _told(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # `small` was asked for; the groups kept are shown
-            groups = Groups.learn(
-                blocks,
-                intersections=how.intersections,
-                bins=bins,
-                min_size=how.min_size,
-                small=how.small,
-                missing=how.missing,
-                overall=how.overall,
-                spelled=True,
-            )
+            asked = {name: getattr(how, name) for name in ("intersections", "min_size", "small", "missing", "overall")}
+            groups = Groups.learn(blocks, bins=bins, spelled=True, **asked)
             groups.to_dict()  # a label that no file can hold raises before the fit
         return cls(groups, named)
 

@@ -53,20 +53,13 @@ def fit_content(head: gmc.Head) -> dict[str, Any]:
     fit = head.report
     assert fit is not None
     before, after = (table.flatten().tolist() for table in (fit.violations_before, fit.violations_after))
-    rows = [
+    rows: list[dict[str, Any]] = [
         {"name": name, "before": _finite(first), "after": _finite(last)}
         for name, first, last in zip(head.test_functions().all(), before, after, strict=True)
     ]
-    return {
-        "converged": fit.converged,
-        "reached": fit.reached,
-        "iterations": fit.iterations,
-        "seconds": fit.seconds,
-        "message": fit.message,
-        "worst_before": max(map(abs, before), default=0.0),
-        "worst_after": max(map(abs, after), default=0.0),
-        "violations": sorted(rows, key=lambda row: -max(abs(row["before"] or 0.0), abs(row["after"] or 0.0))),
-    }
+    found = {name: getattr(fit, name) for name in ("converged", "reached", "iterations", "seconds", "message")}
+    found |= {f"worst_{when}": max(map(abs, one), default=0.0) for when, one in (("before", before), ("after", after))}
+    return found | {"violations": sorted(rows, key=lambda row: -max(abs(row["before"] or 0.0), abs(row["after"] or 0.0)))}
 
 
 def print_fit(head: gmc.Head, audit: gmc.Audit | None, files: dict[str, Path], most: int) -> None:

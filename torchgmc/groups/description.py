@@ -16,20 +16,14 @@ SCHEMA = 1
 
 def describe(columns: Sequence[Column], blocks: Sequence[tuple[Combo, Codes]]) -> dict[str, Any]:
     """Columns, and for each combination of them the keys of its groups."""
-    return {
-        "schema": SCHEMA,
-        "columns": [
-            {
-                "name": c.name,
-                "levels": list(c.levels),
-                "labels": [[_plain(c.name, label), int(level)] for label, level in c.labels.items()],
-                "edges": None if c.edges is None else list(c.edges),
-                "spelled": c.spelled,
-            }
-            for c in columns
-        ],
-        "combinations": [[list(combo), keys.tolist()] for combo, keys in blocks],
-    }
+
+    def one(c: Column) -> dict[str, Any]:
+        labels = [[_plain(c.name, label), int(level)] for label, level in c.labels.items()]
+        edges = None if c.edges is None else list(c.edges)
+        return {"name": c.name, "levels": list(c.levels), "labels": labels, "edges": edges, "spelled": c.spelled}
+
+    combinations = [[list(combo), keys.tolist()] for combo, keys in blocks]
+    return {"schema": SCHEMA, "columns": [one(c) for c in columns], "combinations": combinations}
 
 
 def _plain(name: str, label: Any) -> Any:

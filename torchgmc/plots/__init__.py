@@ -34,24 +34,9 @@ if TYPE_CHECKING:
     from torchgmc.heads.tree.plot import tree
 
 __all__ = [
-    "DARK",
-    "LIGHT",
-    "MARKERS",
-    "Theme",
-    "convergence",
-    "deviation",
-    "evidence",
-    "masks",
-    "new_figure",
-    "png",
-    "reliability",
-    "set_legend",
-    "set_title",
-    "thresholds",
-    "tradeoff",
-    "tree",
-    "words",
-]
+    "DARK", "LIGHT", "MARKERS", "Theme", "convergence", "deviation", "evidence", "masks", "new_figure", "png",
+    "reliability", "set_legend", "set_title", "thresholds", "tradeoff", "tree", "words",
+]  # fmt: skip
 
 #: Figures of one head lie with it and are drawn with what is here: they are imported when first used.
 _OF_HEADS = {"words": "distribution", "tree": "tree", "reliability": "probability"}

@@ -65,18 +65,10 @@ def deviation(
         shift = 0.22 * (k - (len(rows) - 1) / 2)
         place = [y + shift for y, key in zip(at, order, strict=True) if key in found]
         value = [found[key] for key in order if key in found]
-        axes.errorbar(
-            [v["estimate"] for v in value],
-            place,
-            xerr=[[max(v["estimate"] - v["low"], 0.0) for v in value], [max(v["high"] - v["estimate"], 0.0) for v in value]],
-            fmt=MARKERS[k % len(MARKERS)],
-            color=theme.series[k % len(theme.series)],
-            markersize=8,
-            markeredgecolor=theme.paper,
-            markeredgewidth=0.8,
-            elinewidth=2.2,
-            label=safe(name),
-        )
+        bars = [[max(v["estimate"] - v["low"], 0.0) for v in value], [max(v["high"] - v["estimate"], 0.0) for v in value]]
+        look: dict[str, Any] = {"fmt": MARKERS[k % len(MARKERS)], "color": theme.series[k % len(theme.series)], "markersize": 8}
+        look |= {"markeredgecolor": theme.paper, "markeredgewidth": 0.8, "elinewidth": 2.2}
+        axes.errorbar([v["estimate"] for v in value], place, xerr=bars, label=safe(name), **look)
     _row_names(axes, labels, at, tall)
     own = "the group's own" if first.conditional else "weighted by the group's share"
     relative = first.evidence is not None and first.evidence.relative

@@ -11,17 +11,6 @@ from torchgmc.text.quality import Quality, bias_table
 from torchgmc.text.tokens import TokenGroups, attributes_from_words
 
 __all__ = [
-    "Counted",
-    "GMCLogitsProcessor",
-    "Quality",
-    "TokenGroups",
-    "WordRates",
-    "apply_to_output",
-    "attributes_from_words",
-    "bias_table",
-    "calibrate_masked_lm",
-    "count_generated",
-    "masked_logits",
-    "word_probabilities",
-    "words",
-]
+    "Counted", "GMCLogitsProcessor", "Quality", "TokenGroups", "WordRates", "apply_to_output", "attributes_from_words",
+    "bias_table", "calibrate_masked_lm", "count_generated", "masked_logits", "word_probabilities", "words",
+]  # fmt: skip

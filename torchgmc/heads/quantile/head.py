@@ -288,18 +288,9 @@ class QuantileHead(Learning):
         member, names = examples.member, self.groups
         if everyone:
             member, names = torch.cat([member, torch.ones_like(member[:, :1])], 1), [*names, EVERYONE]
-        return QuantileProblem(
-            examples.scores,
-            self.target,
-            z=z,
-            member=member,
-            weight=examples.weight,
-            edges=edges,
-            names=Names(names, self._levels() if len(edges) else [""]),
-            conditional=self.conditional,
-            euclidean=None,
-            unit=unit,
-        )
+        where = {"z": z, "member": member, "weight": examples.weight, "edges": edges, "unit": unit, "euclidean": None}
+        named = Names(names, self._levels() if len(edges) else [""])
+        return QuantileProblem(examples.scores, self.target, names=named, conditional=self.conditional, **where)
 
     def _begin(self, examples: QuantileStatistics, unit: float) -> tuple[float, Tensor]:
         """q0 of everyone, and f0 of each example, ``(n, 1)``, on the grid."""
@@ -344,18 +335,9 @@ class QuantileHead(Learning):
         if state == "no" and not len(edges):
             message = f"{problem.explain(*place)} {message}"
         message = f"worst |violation| {float(after.abs().max()):.4g} in {problem.label(*place)}. {message}"
-        report = Report(
-            state == "alpha",
-            steps,
-            before.violations(),
-            after,
-            torch.stack([t.cpu() for t in history]),
-            time.perf_counter() - began,
-            message,
-            details | {"small": small},
-            state,
-        )
-        return report, everyone
+        worsts, seconds = torch.stack([t.cpu() for t in history]), time.perf_counter() - began
+        found_in = (steps, before.violations(), after, worsts, seconds, message, details | {"small": small}, state)
+        return Report(state == "alpha", *found_in), everyone
 
     def _offsets(self, examples: QuantileStatistics, own: bool, unit: float) -> tuple[Offsets, float]:
         """The common threshold and the offsets, and the slack they were found with."""

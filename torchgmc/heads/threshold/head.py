@@ -268,20 +268,9 @@ class ThresholdHead(Learning):
             example, label, _ = chosen.nonzero(as_tuple=True)
             share = weight[example] / counts[example, label] * (1.0 if pixels is None else pixels[chosen])
             mass = weight[:, None] * (counts > 0)
-            found = SampleStatistics(
-                member.clone(),
-                mass,
-                keys,
-                batch.cluster.clone(),
-                scores[chosen].double(),
-                share,
-                example,
-                label,
-                scores.dtype,
-                n,
-                (counts == 0).sum(0),
-                batch.features.clone() if self.learns else None,
-            )
+            rows = (member.clone(), mass, keys, batch.cluster.clone(), scores[chosen].double(), share, example, label)
+            features = batch.features.clone() if self.learns else None
+            found = SampleStatistics(*rows, scores.dtype, n, (counts == 0).sum(0), features)
             sketch = self.resolution != "exact" and (self.learns or self.fractional)
             return found.sketched(KEPT) if sketch else found
         steps, counts = self.risk.curves(scores, masks, lattice, pixels)
