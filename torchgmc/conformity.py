@@ -274,18 +274,13 @@ def check_probs(probs: Tensor) -> Tensor:
         low, high = (float(v) for v in probs.detach().aminmax())
         off = float((probs.detach().sum(1, dtype=torch.float32) - 1.0).abs().max())
         if not (low >= 0.0 and high <= 1.001 and off <= ROUNDING):
-            found = (
-                "NaN" if low != low else f"numbers from {low:.3g} to {high:.3g} and sums that differ from 1 by up to {off:.3g}"
-            )
-            raise ValueError(
-                f"`probs` must hold probabilities, with rows that sum to 1, got {found}; "
-                + (
-                    "labels of which several may hold (sigmoid outputs) have no sets: calibrate them with "
-                    "ProbabilityHead(multilabel=True)."
-                    if low >= 0.0 and high <= 1.001
-                    else "pass logits as `logits.softmax(1)`, or attach with Adapter(activation='softmax')."
-                )
-            )
+            sums = f"numbers from {low:.3g} to {high:.3g} and sums that differ from 1 by up to {off:.3g}"
+            found, advice = "NaN" if low != low else sums, "pass logits as `logits.softmax(1)`, or attach with "
+            advice += "Adapter(activation='softmax')."
+            if low >= 0.0 and high <= 1.001:
+                advice = "labels of which several may hold (sigmoid outputs) have no sets: calibrate them with "
+                advice += "ProbabilityHead(multilabel=True)."
+            raise ValueError(f"`probs` must hold probabilities, with rows that sum to 1, got {found}; {advice}")
     return probs
 
 

@@ -67,9 +67,7 @@ def iteration_bound(alpha: float, smoothness: float, bound: float, gap: float, f
     :math:`C_u > C_l`, and the T-th search finds nothing left to do.
 
     Args:
-        alpha: tolerance :math:`\alpha > 0`.
-        smoothness: :math:`K > 0` of the potential.
-        bound: :math:`B > 0`, at least :math:`E\|g\|^2` for every test function.
+        alpha, smoothness, bound: as in :func:`step_size`.
         gap: :math:`C_u - C_l \ge 0`, how far the potential can fall from its start.
         finite_sample: the bound of Algorithm 2; at least 1, because it must measure once.
 

@@ -112,17 +112,12 @@ def compare(audits: Mapping[str, Audit]) -> Comparison:
         table[f"{name} interval"] = [row and (row["low"], row["high"]) for row in here]
         table[f"{name} verdict"] = [row and row["verdict"] for row in here]
     alphas = {audit.alpha for audit in audits.values()}
-    summary = {
-        name: ({"promised alpha": audit.alpha} if len(alphas) > 1 else {})
-        | {
-            "worst deviation": audit.max_violation,
-            "certified alpha": audit.certified_alpha,
-            "certified": None if audit.alpha is None else audit.certified,
-            "violated": audit.violated,
-            **audit.cost,
-        }
-        for name, audit in audits.items()
-    }
+    summary: dict[str, dict[str, Any]] = {}
+    for name, audit in audits.items():
+        summary[name] = {"promised alpha": audit.alpha} if len(alphas) > 1 else {}
+        summary[name] |= {"worst deviation": audit.max_violation, "certified alpha": audit.certified_alpha}
+        summary[name] |= {"certified": None if audit.alpha is None else audit.certified, "violated": audit.violated}
+        summary[name] |= audit.cost
     return Comparison(dict(audits), table, summary)
 
 

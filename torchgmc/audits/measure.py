@@ -76,16 +76,11 @@ class Tally:
         if self.cluster.shape[1] != other.cluster.shape[1]:
             raise ValueError("pass `clusters` with every batch or with none.")
 
-        return Tally(
-            both(self.s, other.s),
-            both(self.who, other.who),
-            both(self.weight, other.weight),
-            both(self.cluster, other.cluster),
-            None if self.column is None or other.column is None else both(self.column, other.column),
-            {key: value + other.sums[key] for key, value in self.sums.items()},
-            {key: both(value, other.rows[key]) for key, value in self.rows.items()},
-            self.sketch + other.sketch,
-        )
+        s, who, weight, cluster = (both(getattr(self, k), getattr(other, k)) for k in ("s", "who", "weight", "cluster"))
+        column = None if self.column is None or other.column is None else both(self.column, other.column)
+        sums = {key: value + other.sums[key] for key, value in self.sums.items()}
+        rows = {key: both(value, other.rows[key]) for key, value in self.rows.items()}
+        return Tally(s, who, weight, cluster, column, sums, rows, self.sketch + other.sketch)
 
 
 def content(head: "Head", batch: Mapping[str, Any]) -> list[Tensor]:
@@ -195,13 +190,8 @@ def _evidence(
     if bool(tally.s.isinf().any()):
         raise ValueError("s is infinite for some examples, so there is no mean to audit; check the scores and the risk.")
     low, high = known if known is not None else _seen(tally.s[defined])
-    options = {
-        "two_valued": head.two_valued,
-        "levels": tally.column is not None,
-        "relative": head.relative,
-        "largest": cluster_size,
-        "variance": variance,
-    }
+    options: dict[str, Any] = {"two_valued": head.two_valued, "levels": tally.column is not None, "relative": head.relative}
+    options |= {"largest": cluster_size, "variance": variance}
     rows = Rows.of(tally.s, tally.who, tally.weight, tally.cluster, (low, high), **options)
     rows.check_range()
     if cluster_size is not None and tally.cluster.shape[1]:

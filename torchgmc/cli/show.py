@@ -85,13 +85,9 @@ def print_audit(audit: gmc.Audit, most: int) -> None:
     table.add_column("verdict", no_wrap=True)
     colours = {"holds": "green", "violated": "bold red", "undecided": "yellow"}
     for row in audit.rows()[:most]:
-        table.add_row(
-            _plain(row_name(row["group"], row["what"])),
-            f"{row['mass']:.4f}",
-            f"{row['estimate']:+.4f}",
-            f"{row['low']:+.4f} to {row['high']:+.4f}",
-            f"[{colours[row['verdict']]}]{row['verdict']}[/]",
-        )
+        numbers = f"{row['mass']:.4f}", f"{row['estimate']:+.4f}", f"{row['low']:+.4f} to {row['high']:+.4f}"
+        verdict = f"[{colours[row['verdict']]}]{row['verdict']}[/]"
+        table.add_row(_plain(row_name(row["group"], row["what"])), *numbers, verdict)
     page.print(_plain(title), table, sep="\n")
     _print_rest(page, len(audit.table["group"]) - most)
     page.print(_plain(audit.certificate), soft_wrap=True)

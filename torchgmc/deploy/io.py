@@ -199,13 +199,8 @@ def pack(head: Head) -> tuple[dict[str, Any], dict[str, Tensor]]:
     head = head.now()  # another thread may fit it meanwhile
     head.check_state()
     tensors = {name: value.detach().cpu().contiguous().clone() for name, value in head.state_dict().items()}
-    return {
-        "schema": SCHEMA,
-        "ordered": True,
-        "head": head.kind(),
-        "config": head.config(),
-        "fitted": bool(head.is_fitted),
-    }, tensors
+    about = {"schema": SCHEMA, "ordered": True, "head": head.kind(), "config": head.config(), "fitted": bool(head.is_fitted)}
+    return about, tensors
 
 
 def unpack(body: Mapping[str, Any], tensors: Mapping[str, Tensor], source: str, **options: Any) -> Head:

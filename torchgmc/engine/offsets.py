@@ -172,13 +172,9 @@ def fit_offsets(data: Folded, target: float, error: Tensor, count: Tensor, skewn
     start[:, :, 0] = middle[:, None]
     linear = (target * mass @ design)[:, None].expand(-1, len(tried), -1)
     shape = start.shape
-    theta = solve(
-        problem,
-        weight[:, None].expand(-1, len(tried), -1).flatten(0, 1),
-        linear.flatten(0, 1),
-        price.flatten(0, 1),
-        start.flatten(0, 1),
-    ).theta.view(shape)
+    heavy = weight[:, None].expand(-1, len(tried), -1)
+    heavy, linear, price, start = (part.flatten(0, 1) for part in (heavy, linear, price, start))
+    theta = solve(problem, heavy, linear, price, start).theta.view(shape)
     alone = torch.zeros_like(theta[:, :1])
     alone[:, 0, 0] = middle
     theta = torch.cat([theta, alone], 1)  # (F + 1, k + 1, K)

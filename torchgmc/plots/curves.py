@@ -63,15 +63,10 @@ def convergence(
         if not isinstance(getattr(one, "history", None), Tensor | Sequence):
             raise TypeError(f"`report` must be a fitted head or its report, got {type(one).__name__}.")
         history = torch.as_tensor(one.history).double().cpu().tolist()
-        axes.plot(
-            range(len(history)),
-            [value if value > 0 else math.nan for value in history],
-            color=theme.series[(k + 2) % len(theme.series)],
-            marker=MARKERS[k % len(MARKERS)] if len(history) <= 60 else None,
-            markersize=7,
-            lw=2.4,
-            label=safe(name),
-        )
+        shown = [value if value > 0 else math.nan for value in history]
+        marker = MARKERS[k % len(MARKERS)] if len(history) <= 60 else None
+        colour = theme.series[(k + 2) % len(theme.series)]
+        axes.plot(range(len(history)), shown, color=colour, marker=marker, markersize=7, lw=2.4, label=safe(name))
     axes.set_yscale("log")
     ticker = require("matplotlib.ticker", extra="report")
     if alpha is not None:

@@ -142,16 +142,9 @@ def thresholds(
         colour = theme.series[(k + 2 if len(named) == 1 else k) % len(theme.series)]
         shift = 0.2 * (k - (len(named) - 1) / 2)
         where = [y + shift for y in at]
-        axes.plot(
-            [min(max(v, low), high) for v in table.flatten().tolist()],
-            where,
-            color=colour,
-            marker=MARKERS[k % len(MARKERS)],
-            ms=9,
-            ls="none",
-            markeredgecolor=theme.paper,
-            label=safe(name),
-        )
+        inside = [min(max(v, low), high) for v in table.flatten().tolist()]
+        look: dict[str, Any] = {"marker": MARKERS[k % len(MARKERS)], "ms": 9, "ls": "none", "markeredgecolor": theme.paper}
+        axes.plot(inside, where, color=colour, label=safe(name), **look)
         for place, v in zip(where, table.flatten().tolist(), strict=True):
             text = f"{v:.3g}" if math.isfinite(v) else ("∞" if v > 0 else "\N{MINUS SIGN}∞")
             if len(named) == 1 or not math.isfinite(v):

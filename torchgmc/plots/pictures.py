@@ -80,14 +80,8 @@ def masks(
         panels[row * num].set_ylabel(safe(name), fontsize=13)
     patches = require("matplotlib.patches", extra="report")
     keys = {"found": FOUND, "missed": MISSED, "false alarm": EXTRA}
-    figure.legend(
-        handles=[patches.Patch(color=colour, label=name) for name, colour in keys.items()],
-        loc="outside lower center",
-        ncols=3,
-        frameon=False,
-        fontsize=13,
-        labelcolor=theme.ink,
-    )
+    handles = [patches.Patch(color=colour, label=name) for name, colour in keys.items()]
+    figure.legend(handles=handles, loc="outside lower center", ncols=3, frameon=False, fontsize=13, labelcolor=theme.ink)
     set_title(figure, title, theme)
     return figure
 

@@ -71,15 +71,8 @@ def set_legend(figure: Figure, axes: Axes, theme: Theme) -> None:
     wide = max((len(name) for name in names), default=0)
     columns = max(1, min(len(names), 4, 100 // max(wide + 6, 1)))
     rows = -(-len(names) // columns)
-    figure.legend(
-        handles,
-        names,
-        loc="outside lower center",
-        ncols=max(1, -(-len(names) // max(rows, 1))),  # rows of equal length
-        frameon=False,
-        fontsize=13,
-        labelcolor=theme.ink,
-    )
+    wide = max(1, -(-len(names) // max(rows, 1)))  # rows of equal length
+    figure.legend(handles, names, loc="outside lower center", ncols=wide, frameon=False, fontsize=13, labelcolor=theme.ink)
 
 
 def finished(figure: Figure, axes: Axes, theme: Theme, title: str | None, grid: str = "both") -> Figure:

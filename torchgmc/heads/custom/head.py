@@ -219,21 +219,11 @@ class GMCHead(Head):
         x = rows.x
         noise_of, variance, small = self._noise(rows)
         tolerance = noise_of if solver == "exact" and self.noise_floor else None
-        solution = solve(
-            rows.f0,
-            self._mapping(rows.y),
-            self._membership(rows.f0, x) if self.static else lambda f: self._membership(f, x),
-            self.directions if self.directed else None,
-            alpha=self.alpha or 1.0,
-            projection=self.projection if self.projected else None,
-            solver=solver,
-            eta=eta,
-            max_iter=max_iter,
-            weight=rows.weight,
-            conditional=self.conditional,
-            names=self.groups if self.grouped else None,
-            tolerance=tolerance,
-        )
+        who = self._membership(rows.f0, x) if self.static else lambda f: self._membership(f, x)
+        how: dict[str, Any] = {"solver": solver, "eta": eta, "max_iter": max_iter, "tolerance": tolerance}
+        how |= {"projection": self.projection if self.projected else None, "conditional": self.conditional}
+        how |= {"names": self.groups if self.grouped else None, "alpha": self.alpha or 1.0, "weight": rows.weight}
+        solution = solve(rows.f0, self._mapping(rows.y), who, self.directions if self.directed else None, **how)
         log = solution.log
         if self.static and not self.projected:
             log = _merged(log, solution.report.violations_before.shape[1])

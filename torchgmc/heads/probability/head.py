@@ -333,34 +333,16 @@ class ProbabilityHead(Learning):
         return self.grow_trees(columns, (start, final), loss, divided)
 
     def _promise(self, device: torch.device, everyone: bool = False) -> probabilities.Promise:
-        width = self.high - self.low
-        return probabilities.Promise(
-            None if self.alpha is None else self.alpha / width,
-            self.edges.to(device),
-            self.euclidean,
-            self.conditional,
-            self.noise_floor,
-            self.range is None,
-            everyone,
-            self.low,
-            width,
-        )
+        width, how = self.high - self.low, (self.euclidean, self.conditional, self.noise_floor, self.range is None)
+        alpha = None if self.alpha is None else self.alpha / width
+        return probabilities.Promise(alpha, self.edges.to(device), *how, everyone, self.low, width)
 
     def _problem(self, examples: ProbabilityStatistics) -> ResidualProblem:
         smoothness = 1.0 if self.euclidean else 0.25 if self.columns == 1 or self.multilabel else 0.5
-        return ResidualProblem(
-            examples.y,
-            smoothness,
-            z=examples.z,
-            member=examples.member,
-            weight=examples.weight,
-            edges=self.edges.to(examples.z.device),
-            names=Names(self.groups, self._cells(False)),
-            conditional=self.conditional,
-            euclidean=self.euclidean,
-            unit=levelsets.UNIT,
-            apart=self.multilabel,
-        )
+        rows = {"z": examples.z, "member": examples.member, "weight": examples.weight}
+        names = Names(self.groups, self._cells(False))
+        how = {"conditional": self.conditional, "euclidean": self.euclidean, "unit": levelsets.UNIT, "apart": self.multilabel}
+        return ResidualProblem(examples.y, smoothness, names=names, edges=self.edges.to(examples.z.device), **rows, **how)
 
     def _fixed_step(self, problem: ResidualProblem, eta: float | None) -> tuple[float, int]:
         """The step of Theorem 1, and its bound on the number of steps."""

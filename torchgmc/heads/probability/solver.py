@@ -10,7 +10,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -342,17 +342,11 @@ def fit_each(
     details |= {key: sum(r.details[key] for r in reports) for key in ("noise_limited", "brier_before", "brier_after")}
     details |= {key: [r.details[key] for r in reports] for key in ("slack", "alike")}
     details |= {key: torch.stack([r.details[key] for r in reports], -1).flatten(1) for key in ("tolerance", "variance")}
-    report = Report(
-        all(r.converged for r in reports),
-        steps,
-        side_by_side("violations_before"),
-        side_by_side("violations_after"),
-        torch.stack(ends).amax(0),
-        sum(r.seconds for r in reports),
-        f"{count} labels, each fitted by itself; the worst: {reports[worst].message}",
-        details,
-        reports[worst].reached,
-    )
+    before, after = side_by_side("violations_before"), side_by_side("violations_after")
+    history, seconds = torch.stack(ends).amax(0), sum(r.seconds for r in reports)
+    message = f"{count} labels, each fitted by itself; the worst: {reports[worst].message}"
+    within = all(r.converged for r in reports)
+    report = Report(within, steps, before, after, history, seconds, message, details, reports[worst].reached)
     offsets, slopes, z = (torch.cat([getattr(part, name) for part in found], 1) for name in ("offsets", "slopes", "z"))
     return Solution(offsets, slopes, torch.cat(tables, 3), z, report, _side_by_side([part.trees for part in found]))
 
@@ -588,19 +582,11 @@ def _report(
             "stuck": f" Stopped with {place}: no step lowers the potential without raising the Brier score. Try a larger "
             "`alpha`, fewer `bins`, or more data.",
         }.get(found.reason, "")
-    details = {
-        "examples": sample.count,
-        "alpha_asked": alpha,
-        "alpha_met": met,
-        "slack": k,
-        "small": small,
-        "alike": math.nan if static is None else static.alike,
-        "noise_limited": 0 if alpha is None else int(((last.abs() > alpha) & (last.abs() <= tolerance)).sum()),
-        "tolerance": tolerance,
-        "variance": sample.count * _rows(width * after.error, sample).square(),
-        "brier_before": before.brier * width**2,
-        "brier_after": after.brier * width**2,
-    }
+    limited = 0 if alpha is None else int(((last.abs() > alpha) & (last.abs() <= tolerance)).sum())
+    variance, alike = sample.count * _rows(width * after.error, sample).square(), math.nan if static is None else static.alike
+    details: dict[str, Any] = {"examples": sample.count, "alpha_asked": alpha, "alpha_met": met, "slack": k, "small": small}
+    details |= {"noise_limited": limited, "tolerance": tolerance, "variance": variance, "alike": alike}
+    details |= {"brier_before": before.brier * width**2, "brier_after": after.brier * width**2}
     values = torch.tensor(found.history, dtype=torch.float64) * width
     return Report(state == "alpha", len(found.history) - 1, first, last, values, seconds, text, details, state)
 

@@ -253,16 +253,8 @@ class Columns:
             total = over_ranks((self.member[:].square().T @ values.square().to(self.member.dtype)).double())
         else:
             place, count = codes(cluster)
-            total = torch.stack(
-                [
-                    values.new_zeros(count, self.shape[1])
-                    .index_add_(0, place, self.member[:].double() * v[:, None])
-                    .square()
-                    .sum(0)
-                    for v in values.T
-                ],
-                1,
-            )
+            none, member = values.new_zeros(count, self.shape[1]), self.member[:].double()
+            total = torch.stack([none.index_add(0, place, member * v[:, None]).square().sum(0) for v in values.T], 1)
         return total.view(self.shape[1], self.shape[0], -1).transpose(0, 1).contiguous()
 
     def minimise(self, theta: Tensor, slack: Tensor, hessian: Tensor | None, steps: int, precision: float) -> Tensor:

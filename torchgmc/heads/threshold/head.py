@@ -294,13 +294,9 @@ class ThresholdHead(Learning):
             key, which = torch.unique(own, return_inverse=True)
             inside = torch.cat([member, torch.ones_like(member[:, :1])], 1).double()  # (n, a + 1)
             part = inside[:, :, None] * mass[:, None]  # (n, a + 1, C)
-            together = ClusterSums(
-                key,
-                risk.new_zeros(len(key), inside.shape[1], *risk.shape[1:]).index_add_(
-                    0, which, part[..., None] * risk[:, None]
-                ),
-                part.new_zeros(len(key), *part.shape[1:]).index_add_(0, which, part),
-            )
+            sums_of = risk.new_zeros(len(key), inside.shape[1], *risk.shape[1:])
+            mass_of = part.new_zeros(len(key), *part.shape[1:]).index_add_(0, which, part)
+            together = ClusterSums(key, sums_of.index_add_(0, which, part[..., None] * risk[:, None]), mass_of)
         return CurveStatistics(patterns, sums.view(*shape, -1), masses.view(shape), powers, n, excluded, together, self._apart)
 
     @checked_once
@@ -516,13 +512,8 @@ class ThresholdHead(Learning):
             "excluded": excluded if self.per_class else excluded[0],
             "cells": len(statistics.member) if isinstance(statistics, CurveStatistics) else None,
         }
-        return dataclasses.replace(
-            report,
-            violations_before=sign * report.violations_before,
-            violations_after=sign * report.violations_after,
-            message=report.message + note,
-            details=details | report.details,
-        )
+        tables = {name: sign * getattr(report, name) for name in ("violations_before", "violations_after")}
+        return dataclasses.replace(report, message=report.message + note, details=details | report.details, **tables)
 
     # -- use ---------------------------------------------------------------------------------------------------------
 

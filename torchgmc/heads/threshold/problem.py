@@ -86,16 +86,10 @@ class CurveStatistics:
         def merge(a: Tensor, b: Tensor) -> Tensor:
             return a.new_zeros(a.shape[0], len(patterns), *a.shape[2:]).index_add_(1, place, torch.cat([a, b], 1))
 
-        return CurveStatistics(
-            patterns,
-            merge(self.steps, other.steps),
-            merge(self.mass, other.mass),
-            merge(self.powers, other.powers),
-            self.examples + other.examples,
-            self.excluded + other.excluded,
-            None if self.clusters is None or other.clusters is None else self.clusters + other.clusters,
-            self.apart,
-        )
+        sums = [merge(getattr(self, name), getattr(other, name)) for name in ("steps", "mass", "powers")]
+        examples, excluded = self.examples + other.examples, self.excluded + other.excluded
+        clusters = None if self.clusters is None or other.clusters is None else self.clusters + other.clusters
+        return CurveStatistics(patterns, sums[0], sums[1], sums[2], examples, excluded, clusters, self.apart)
 
     def check_alike(self, other: "CurveStatistics") -> None:
         """Clusters come with every batch or with none."""

@@ -287,14 +287,9 @@ class TreeHead(Head):
         self.base.fill_(self.init if base is None else base)
         member, start = problem.stats.member.double(), self.base.to(problem.lam.device)
         problem.restore(replay(problem.stats.levels, problem.routes, member, shifts.to(member.device), start))
-        details: dict[str, Any] = {
-            "examples": problem.count,
-            "steps": steps,
-            "rounds": len(shifts),
-            "tolerance": problem.tolerance(),
-            "small": problem.small(),
-            "variance": self.target * (1.0 - self.target) * (problem.sums()[1] / problem.total)[..., :-1, :-1],
-        }
+        variance = self.target * (1.0 - self.target) * (problem.sums()[1] / problem.total)[..., :-1, :-1]
+        details: dict[str, Any] = {"examples": problem.count, "steps": steps, "rounds": len(shifts), "variance": variance}
+        details |= {"tolerance": problem.tolerance(), "small": problem.small()}
         details |= {f"before: {k}": v for k, v in self._describe(before, problem.weight).items()}
         details |= self._describe(problem.nodes(), problem.weight)
         message, state = report.message + _warning(details["answers: root"]), self._reached(problem)
