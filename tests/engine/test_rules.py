@@ -15,7 +15,8 @@ def test_every_rule_says_who_goes_to_its_leaf():
     columns[::7, 0] = float("nan")
     coded = trees.code(columns, torch.tensor([False, True, False]), 16)
     slope = torch.where((columns[:, 0] > 40) & (site == 1), 1.0, -0.2).double()[:, None]
-    grown = [trees.grow(coded, slope, torch.ones(400, 1).double(), 3, 1.0, 5.0, root) for root in torch.eye(3).bool()]
+    together, _ = trees.grow(coded, slope, torch.ones(400, 1).double(), 3, 1.0, 5.0, torch.eye(3).bool())
+    grown = [trees.Grown(*parts) for parts in zip(*together, strict=True)]
     column, cut, kind = rules.raw(grown, coded, columns.isnan().any(0))
     place = trees.places(columns, column, cut, kind)
     told = set()

@@ -173,8 +173,8 @@ def fit_offsets(data: Folded, target: float, error: Tensor, count: Tensor, skewn
     linear = (target * mass @ design)[:, None].expand(-1, len(tried), -1)
     shape = start.shape
     heavy = weight[:, None].expand(-1, len(tried), -1)
-    heavy, linear, price, start = (part.flatten(0, 1) for part in (heavy, linear, price, start))
-    theta = solve(problem, heavy, linear, price, start).theta.view(shape)
+    flat = [part.flatten(0, 1) for part in (heavy, linear, price, start)]
+    theta = solve(problem, flat[0], flat[1], flat[2], flat[3]).theta.view(shape)
     alone = torch.zeros_like(theta[:, :1])
     alone[:, 0, 0] = middle
     theta = torch.cat([theta, alone], 1)  # (F + 1, k + 1, K)
