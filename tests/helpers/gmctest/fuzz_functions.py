@@ -167,6 +167,10 @@ def audit_batches(scores: Any, masks: Any, groups: Any, delta: Any, alpha: Any) 
     return gmc.audit(head_of("threshold"), [(scores, masks, groups)], delta, alpha=alpha)
 
 
+def audit_named(scores: Any, masks: Any, groups: Any, named: Any, delta: Any) -> gmc.Remaining:
+    return gmc.audit_named(head_of("threshold"), (scores, masks, groups), named, delta=delta)
+
+
 def image_data(n: int, seed: int) -> Arguments:
     return dict(zip(("scores", "masks", "groups"), heads_zoo.images(n, seed).observe, strict=True))
 
@@ -322,6 +326,12 @@ ENTRIES = [
     Entry("replay", replayed, lambda **a: gmc.replay(solution(), **a), finite_if_plain),
     Entry("Groups.from_columns", columns, from_columns, check_groups),
     Entry("find_groups", discovery, find_groups, lambda data, found: None),
+    Entry(
+        "audit_named",
+        lambda n, s: image_data(n, s) | {"named": torch.ones(n, 1, dtype=torch.bool), "delta": 0.05},
+        audit_named,
+        lambda d, found: finite(found.table["after"][0]),
+    ),
     Entry(
         "audit",
         lambda n, s: image_data(n, s) | {"delta": 0.05, "alpha": 0.02},

@@ -72,7 +72,7 @@ def public() -> dict[CodeType, str]:
         ]
         for name in getattr(content, "__all__", own):
             _add(found, f"{module}.{name}", getattr(content, name))
-    for command in ("apply", "audit", "calibrate", "demo", "export", "monitor", "reproduce"):
+    for command in ("apply", "audit", "calibrate", "export", "monitor"):
         _add(found, f"cli {command}", getattr(importlib.import_module(f"torchgmc.cli.{command}"), command))
     return found
 
