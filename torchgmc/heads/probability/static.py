@@ -291,7 +291,7 @@ class Columns:
         free = ~flat[2].isinf()
         keep = free.double()
         if len(matrix) == 1 and not bool((flat[2][free] > 0).any()):  # one matrix for all
-            ridge = 1e-10 * matrix[0].diagonal().max() + 1.0 - keep[0]
+            ridge = 1e-10 * matrix[0].diagonal().max().clamp_min(1e-200) + (1.0 - keep[0])  # all at an end: no curvature
             matrix = keep[0, :, None] * matrix[0] * keep[0] + torch.diag(ridge)
             found = flat[0] + torch.linalg.solve(matrix, (flat[1] * keep).T).T
             return _unflat(found, self.shape).clamp(-LARGEST / 2, LARGEST / 2)
