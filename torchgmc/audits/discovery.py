@@ -112,7 +112,7 @@ def find_groups(
 
     With ``holdout`` the class is learned: trees of ``depth`` conditions look for the rules that deviate most on the other rows
     (numbers need no bins, missing values are a level), and the ``top`` of them are judged by betting on the rows held out, with
-    a union bound over these only. That is the largest deviation that a tree of this depth can find, with its interval.
+    a union bound over these only: the largest deviation that greedy search finds at this depth, with its interval.
 
     Args:
         columns: labels and numbers, as in :meth:`torchgmc.Groups.from_columns`.

@@ -62,7 +62,7 @@ def audit_named(
 ) -> Remaining:
     """Audit a head on groups that it was not told of: what its features explain of their deviation, and what remains.
 
-    For those who may not use group labels at inference: fit with ``learn`` and ``features`` alone, and name the groups here, on
+    For those who may not use group labels at inference: fit with ``learn`` and ``features`` only, and name the groups here, on
     held-out data that have labels.
 
     Args:
