@@ -161,40 +161,49 @@ def find_groups(
     if (n := num_rows(data)) != len(values):
         raise ValueError(f"`s` must have one value per row of `columns`, n = {n}, got {len(values)}.")
     w, cluster = checks.weights(weight, n, values), check_clusters(clusters, n, values.device)
-    name: Callable[[int], str]
     if holdout is None:
+        cut = {"bins": bins, "quantiles": quantiles, "min_size": min_size, "small": "drop", "missing": missing}
         with warnings.catch_warnings():  # groups below `min_size` are left out on purpose
             warnings.filterwarnings("ignore", message="left out groups")
-            groups = Groups.from_columns(
-                data, depth, bins=bins, quantiles=quantiles, min_size=min_size, small="drop", missing=missing
-            ).to(values.device)
-        name, searched, held = groups.name, len(groups), 0
+            groups = Groups.from_columns(data, depth, **cut).to(values.device)
         figures = _counted(_moments(groups, values, w, cluster), low, high, delta)
+        searched, held, name = len(groups), 0, groups.name
     else:
         if bins or quantiles or depth > 8:
             raise ValueError("with `holdout` trees cut columns: omit `bins` and `quantiles`; `depth` is at most 8.")
-        share, least_rows = checks.fraction("holdout", holdout), checks.count("min_size", min_size, 30)
-        words, who, rest, searched = _by_trees(data, values, w, cluster, depth, share, order, top, least_rows)
-        name, held = words.__getitem__, len(rest)
-        rows = Rows.of(values[rest, None], who, w[rest], cluster[rest], (low, high))
-        views = [rows.judge(None, delta / 2, view) for view in (True, False)]
-        figures = [rows.count, rows.mass / rows.total, *(t for j in views for t in (j.estimate, j.low, j.high))]
-        figures = [figure[:, 0] for figure in figures]
+        share, least = checks.fraction("holdout", holdout), checks.count("min_size", min_size, 30)
+        words, who, rest, searched = _by_trees(data, values, w, cluster, depth, share, order, top, least)
+        figures = _judged(Rows.of(values[rest, None], who, w[rest], cluster[rest], (low, high)), delta)
+        held, name = len(rest), words.__getitem__
+    table, beyond = _worst(name, figures, alpha, order, high - low, top)
+    return Discovery(table, float(alpha), delta, order, searched, n - held, beyond, held)
+
+
+def _worst(
+    name: Callable[[int], str], figures: list[Tensor], alpha: float, order: str, width: float, top: int
+) -> tuple[dict[str, list[Any]], int]:
+    """The table of the groups that are worst in the view of ``order``, and how many lie beyond alpha in all."""
     conditional = order == "conditional"
     estimate, least, most = figures[2:5] if conditional else figures[5:]
     # The side of the interval nearest to 0 first; where the interval holds 0, the mean decides, below all of those.
     nearest = torch.maximum(least, -most)
-    key = torch.where(nearest > 0, high - low + nearest, estimate.abs()) if conditional else estimate.abs()
+    key = torch.where(nearest > 0, width + nearest, estimate.abs()) if conditional else estimate.abs()
     chosen = key.argsort(descending=True, stable=True)[:top]
-    verdicts = ["undecided", "holds", "violated"]
     beyond = nearest > alpha
     code = torch.where(beyond, 2, (torch.maximum(-least, most) <= alpha).long())
     table: dict[str, list[Any]] = {"group": [name(index) for index in chosen.tolist()]}
     keys = ("count", "mass", "estimate", "low", "high", "weighted", "weighted low", "weighted high")
     table |= {key: figure[chosen].tolist() for key, figure in zip(keys, figures, strict=True)}
     table["count"] = [int(count) for count in table["count"]]
-    table["verdict"] = [verdicts[k] for k in code[chosen].tolist()]
-    return Discovery(table, float(alpha), delta, order, searched, n - held, int(beyond.sum()), held)
+    table["verdict"] = [("undecided", "holds", "violated")[k] for k in code[chosen].tolist()]
+    return table, int(beyond.sum())
+
+
+def _judged(rows: Rows, delta: float) -> list[Tensor]:
+    """Figures of every group by betting, ``(a,)`` each, in the order of :func:`_counted`."""
+    views = [rows.judge(None, delta / 2, conditional) for conditional in (True, False)]
+    figures = [rows.count, rows.mass / rows.total, *(t for j in views for t in (j.estimate, j.low, j.high))]
+    return [figure[:, 0] for figure in figures]
 
 
 def _counted(moments: Moments, low: float, high: float, delta: float) -> list[Tensor]:

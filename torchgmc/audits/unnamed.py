@@ -88,49 +88,68 @@ def audit_named(
     """
     checks.fraction("delta", delta)
     head.check_state(fitted=True)
-    if before is None and head.takes == "groups":
-        raise ValueError("`before` is missing: scores have no threshold of their own; pass e.g. a fitted SplitConformal.")
+    first_head = _start(head, before)
     batch = head.bind_batch(data)
     after_s, n = _mean_s(head, batch), len(checks.numbers(head.arguments[0], batch[head.arguments[0]]))
-    weight, device = checks.weights(batch.get("weight"), n, after_s), after_s.device
-    cluster = check_clusters(batch.get("clusters"), n, device)
-    member = check_groups(groups, n, None, fractional=True).to(device)
+    weight = checks.weights(batch.get("weight"), n, after_s)
+    cluster = check_clusters(batch.get("clusters"), n, after_s.device)
+    member = check_groups(groups, n, None, fractional=True).to(after_s.device)
     listed = checks.names(groups.names if isinstance(groups, Groups) else names or [str(k) for k in range(member.shape[1])])
     if len(listed) != member.shape[1]:
         raise ValueError(f"`names` must name the {member.shape[1]} columns of `groups`, got {len(listed)}.")
+    what = head.class_names() if len(head.class_names()) == after_s.shape[1] else head.test_functions().what
+    bounds = _bounds(head, len(what), after_s.device)
+    options = {"two_valued": head.two_valued, "largest": largest_seen(head, weight, cluster)}
+    first, last = (Rows.of(s, member, weight, cluster, bounds, **options) for s in (_mean_s(first_head, batch), after_s))
+    if bool((empty := last.count.eq(0).any(1)).any()):
+        raise ValueError(f"group {listed[int(empty.nonzero()[0])]!r} has no examples to audit; drop it.")
+    known = head.calibrated_on
+    note = "" if known is None else overlap.warning_text(known, overlap.Sketch.of(*content(head, batch)))
+    if note:
+        warnings.warn(note, overlap.OverlapWarning, stacklevel=2)
+    return Remaining(_explained(first, last, delta, conditional, listed, what), delta, n, note)
+
+
+def _start(head: "Head", before: "Head | None") -> "Head":
+    """What to compare a head with: the one given, or the same head as it was before it was fitted."""
     if before is None:
+        if head.takes == "groups":
+            raise ValueError("`before` is missing: scores have no threshold of their own; pass e.g. a fitted SplitConformal.")
         before = head.twin()
         before.reset()
-    else:
-        before.check_state(fitted=True)
-        if (before.arguments[0], before.truth, before.columns) != (head.arguments[0], head.truth, head.columns):
-            raise ValueError(f"`before` must take the same data as `head`, {type(head).__name__}, got {type(before).__name__}.")
-    what = head.class_names() if len(head.class_names()) == after_s.shape[1] else head.test_functions().what
+        return before
+    before.check_state(fitted=True)
+    if (before.arguments[0], before.truth, before.columns) != (head.arguments[0], head.truth, head.columns):
+        raise ValueError(f"`before` must take the same data as `head`, {type(head).__name__}, got {type(before).__name__}.")
+    return before
+
+
+def _bounds(head: "Head", columns: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """The range of s in each column, over all level sets."""
     low, high = (torch.as_tensor(end, device=device).double().reshape(-1, 1) for end in head.s_range() or (math.nan, math.nan))
-    bounds = (low.view(-1, len(what)).amin(0), high.view(-1, len(what)).amax(0)) if len(low) > 1 else (low[0], high[0])
+    bounds = (low.view(-1, columns).amin(0), high.view(-1, columns).amax(0)) if len(low) > 1 else (low[0], high[0])
     if head.relative or bool(bounds[0].isnan().any()):
         raise TypeError(f"this {type(head).__name__} compares with everybody's mean, or does not know the range of its s.")
-    options = {"two_valued": head.two_valued, "largest": largest_seen(head, weight, cluster)}
-    rows = [Rows.of(s, member, weight, cluster, bounds, **options) for s in (_mean_s(before, batch), after_s)]
-    if bool((empty := rows[1].count.eq(0).any(1)).any()):
-        raise ValueError(f"group {listed[int(empty.nonzero()[0])]!r} has no examples to audit; drop it.")
-    first, last = (part.judge(None, delta / 2, conditional) for part in rows)
-    parts = [[j.estimate, j.low, j.high] for j in (first, last)]
-    ends = torch.stack([1.0 - a / b for a in parts[1][1:] for b in parts[0][1:]])
+    return bounds
+
+
+def _explained(
+    before: Rows, after: Rows, delta: float, conditional: bool, names: Sequence[str], what: Sequence[str]
+) -> dict[str, list[Any]]:
+    """The table of :class:`Remaining`: each side has half of delta, and a share of a ratio of ends has both."""
+    first, last = (rows.judge(None, delta / 2, conditional) for rows in (before, after))
+    ends = torch.stack([1.0 - a / b for a in (last.low, last.high) for b in (first.low, first.high)])
     unsure = (first.low <= 0) & (first.high >= 0)
     share = [part.masked_fill(unsure, math.nan) for part in (1.0 - last.estimate / first.estimate, ends.amin(0), ends.amax(0))]
     order = last.estimate.flatten().abs().argsort(descending=True, stable=True)
     places = [divmod(k, len(what)) for k in order.tolist()]
-    table: dict[str, list[Any]] = {"group": [listed[k] for k, _ in places], "what": [what[k] for _, k in places]}
+    table: dict[str, list[Any]] = {"group": [names[k] for k, _ in places], "what": [what[k] for _, k in places]}
     keys = [f"{key}{end}" for key in ("before", "after", "explained") for end in ("", " low", " high")]
-    figures = [rows[1].count.long(), rows[1].mass / rows[1].total, *parts[0], *parts[1], *share]
-    table |= {key: figure.flatten()[order].tolist() for key, figure in zip(("count", "mass", *keys), figures, strict=True)}
-    note = (
-        "" if head.calibrated_on is None else overlap.warning_text(head.calibrated_on, overlap.Sketch.of(*content(head, batch)))
-    )
-    if note:
-        warnings.warn(note, overlap.OverlapWarning, stacklevel=2)
-    return Remaining(table, delta, n, note)
+    judged = [figure for j in (first, last) for figure in (j.estimate, j.low, j.high)]
+    figures = [after.count.long(), after.mass / after.total, *judged, *share]
+    return table | {
+        key: figure.flatten()[order].tolist() for key, figure in zip(("count", "mass", *keys), figures, strict=True)
+    }
 
 
 def _mean_s(head: "Head", batch: Mapping[str, Any]) -> Tensor:
