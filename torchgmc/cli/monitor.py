@@ -22,7 +22,7 @@ from safetensors.torch import load_file, save
 
 import torchgmc as gmc
 from torchgmc.cli import options, show
-from torchgmc.cli.source import CLUSTERS, audited_arrays, load_head, open_source
+from torchgmc.cli.source import CLUSTERS, Source, audited_arrays, load_head, open_source
 from torchgmc.cli.tables import SUFFIXES
 from torchgmc.cli.writers import check_file
 from torchgmc.engine.files import write_file
@@ -69,18 +69,7 @@ def monitor(
         if content in seen.get(file.name, ()):
             known += 1
             continue
-        source = open_source(fitted, notes, file, own, groups, wanted, chunk, unknown)
-        held: list[dict[str, Any]] = []  # a cluster must not be cut: with clusters a file is one batch
-        for block, arguments in source.blocks(fitted):
-            try:
-                if "clusters" in arguments:
-                    held.append(arguments)
-                else:
-                    watch.update(**arguments)
-            except (ValueError, TypeError) as error:
-                raise source.locate(block, error) from error
-        if held:
-            watch.update(**{name: torch.cat([part[name] for part in held]) for name in held[0]})
+        _add(watch, open_source(fitted, notes, file, own, groups, wanted, chunk, unknown), fitted)
         seen.setdefault(file.name, []).append(content)
         if state is not None:
             _write(watch, state, seen)
@@ -89,12 +78,8 @@ def monitor(
 
         write_file(plot, plots.png(watch.plot()))
     if showing.as_json:
-        found = {
-            "torchgmc": gmc.__version__,
-            "examples": int(watch.examples),
-            "message": watch.message,
-            "files": [name for name, parts in seen.items() for _ in parts],
-        }
+        found = {"torchgmc": gmc.__version__, "examples": int(watch.examples), "message": watch.message}
+        found["files"] = [name for name, parts in seen.items() for _ in parts]
         show.print_json(found | watch.compute() | {"table": watch.table})
     else:
         for line in str(watch).splitlines()[:-1][: showing.most + 1]:
@@ -102,6 +87,21 @@ def monitor(
         typer.echo(watch.message + f" {known} files had been counted before." * (known > 0))
     if watch.alarm:
         raise typer.Exit(1)
+
+
+def _add(watch: gmc.Monitor, source: Source, head: gmc.Head) -> None:
+    """The evidence of a file."""
+    held: list[dict[str, Any]] = []  # a cluster must not be cut: with clusters a file is one batch
+    for block, arguments in source.blocks(head):
+        try:
+            if "clusters" in arguments:
+                held.append(arguments)
+            else:
+                watch.update(**arguments)
+        except (ValueError, TypeError) as error:
+            raise source.locate(block, error) from error
+    if held:
+        watch.update(**{name: torch.cat([part[name] for part in held]) for name in held[0]})
 
 
 def _files(data: Path) -> Iterator[Path]:
