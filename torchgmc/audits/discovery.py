@@ -161,11 +161,13 @@ def find_groups(
     if (n := num_rows(data)) != len(values):
         raise ValueError(f"`s` must have one value per row of `columns`, n = {n}, got {len(values)}.")
     w, cluster = checks.weights(weight, n, values), check_clusters(clusters, n, values.device)
+    name: Callable[[int], str]
     if holdout is None:
-        cut = {"bins": bins, "quantiles": quantiles, "min_size": min_size, "small": "drop", "missing": missing}
         with warnings.catch_warnings():  # groups below `min_size` are left out on purpose
             warnings.filterwarnings("ignore", message="left out groups")
-            groups = Groups.from_columns(data, depth, **cut).to(values.device)
+            groups = Groups.from_columns(
+                data, depth, bins=bins, quantiles=quantiles, min_size=min_size, small="drop", missing=missing
+            ).to(values.device)
         figures = _counted(_moments(groups, values, w, cluster), low, high, delta)
         searched, held, name = len(groups), 0, groups.name
     else:
