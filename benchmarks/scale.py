@@ -3,6 +3,7 @@
     python -m benchmarks.scale                       # every missing measurement, for up to 7 minutes; run it again for the rest
     python -m benchmarks.scale --heads probability --sizes 100000 1000000 --processes 1 2
     python -m benchmarks.scale --page                # writes benchmarks/results/scale.md from what there is
+    python -m benchmarks.scale --parquet 100000000 --folder DIR   # `torchgmc calibrate` of a file of so many rows, made in DIR
 
 Each measurement is a process (or several, over gloo) by itself, kept in benchmarks/results/scale.json at once: the command may
 be stopped and started again. Every rank makes its own rows, in batches. Memory is the largest resident set beyond that before
@@ -10,6 +11,7 @@ the first row, so it contains the rows; times are of the processor.
 """
 
 import argparse
+import contextlib
 import json
 import os
 import resource
@@ -90,7 +92,7 @@ HEADS: dict[str, tuple[Callable[[], gmc.Head], Callable[[int, torch.Generator], 
 
 
 #: Bytes kept a row, by the formulas of the notes.
-KEPT = {"probability": 24 + 50, "distribution": 8 * 4 + 16 + 10, "quantile": 24 + 5, "tree": 8 * 2 + 40 + 1}
+KEPT = {"probability": 24 + 7, "distribution": 8 * 4 + 16 + 10, "quantile": 24 + 5, "tree": 8 * 2 + 40 + 1}
 
 
 def _resident() -> int:
@@ -151,6 +153,54 @@ def measure(name: str, n: int, world: int) -> list[dict[str, Any]]:
     return [json.loads(text.splitlines()[-1]) for text in texts]
 
 
+def write_rows(path: Path, n: int) -> None:
+    """The rows of ``probability`` as a parquet file: a probability, a label, and a column for each of the 50 groups."""
+    import pyarrow
+    from pyarrow import parquet
+
+    with contextlib.ExitStack() as stack:
+        file = None
+        for p, y, member in batches("probability", n, 0, 1):
+            groups = member.T.contiguous()
+            columns = {"p": p.numpy(), "y": y.numpy()} | {f"member[{k}]": one.numpy() for k, one in enumerate(groups)}
+            table = pyarrow.table(columns)
+            file = file or stack.enter_context(parquet.ParquetWriter(path, table.schema))
+            file.write_table(table)
+
+
+def from_parquet(folder: Path, n: int) -> dict[str, Any]:
+    """``torchgmc calibrate`` of a file of n rows in a process by itself: its memory and time, and how good the head is."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path, out, said = folder / f"rows_{n}.parquet", folder / f"head_{n}.safetensors", folder / f"head_{n}.json"
+    write_rows(path, n)
+    command = [sys.executable, "-m", "torchgmc", "calibrate", "probability", str(path), "--groups", "member"]
+    start = time.perf_counter()
+    with said.open("w", encoding="utf-8") as text:
+        env = os.environ | {"OMP_NUM_THREADS": "1"}
+        child = subprocess.Popen([*command, "--alpha", "0.005", "--out", str(out), "--json"], stdout=text, env=env)
+        _, status, used = os.wait4(child.pid, 0)
+    if status:
+        raise RuntimeError(f"`{' '.join(command)}` ended with {status}.")
+    found = {"file": path.stat().st_size, "peak": used.ru_maxrss * 1024, "processor": used.ru_utime + used.ru_stime}
+    found |= {"wall": time.perf_counter() - start, "fit": json.loads(said.read_text(encoding="utf-8"))["fit"]["seconds"]}
+    path.unlink()
+    return found | fresh(gmc.load(out))
+
+
+def fresh(head: gmc.Head, n: int = 1_000_000) -> dict[str, float]:
+    """Brier score on new rows, and the largest mean difference of a group and level set, before and after."""
+    p, y, member = probability(n, torch.Generator().manual_seed(1 << 40))
+    found, inside = {}, torch.cat([member, torch.ones(n, 1, dtype=torch.bool)], 1).float()
+    for name, f in (("before", p), ("after", head(p, member))):
+        level = torch.nn.functional.one_hot((10 * f).long().clamp_max(9), 10).float()
+        cells = inside.T @ (level * (f - y.float())[:, None])
+        found |= {
+            f"brier_{name}": float((f.double() - y.double()).square().mean()),
+            f"worst_{name}": float(cells.abs().max()) / n,
+        }
+    return found
+
+
 def unit(images: int = 118, size: int = 256, block: int = 1 << 16) -> dict[str, list[float]]:
     """Milliseconds of the processor for one naive pass over scores of 118 images of 256 x 256: least, middle, largest of 15.
 
@@ -200,7 +250,7 @@ def load(path: Path) -> dict[str, Any]:
 
 def page(found: dict[str, Any]) -> str:
     """The page: only what was measured."""
-    cells = {tuple(key.split()): value for key, value in found.items() if key not in ("unit", "machine")}
+    cells = {tuple(key.split()): value for key, value in found.items() if key not in ("unit", "machine", "parquet")}
     lines = ["# Scale", "", "`python -m benchmarks.scale`, one thread per process."]
     lines += [f"- {name}: {value}" for name, value in found.get("machine", {}).items()]
     lines += ["", "## One process", "", "Processor time in microseconds, memory in bytes, each per row.", ""]
@@ -236,6 +286,15 @@ def page(found: dict[str, Any]) -> str:
             f"{most['calibrate']:.2f} | {f'{far:.1g}' if same else 'other rounds'} |"
         )
     lines += ["", "Before rows stayed on their ranks (commit 16fa66e, a busy machine):", "", BEFORE]
+    if "parquet" in found:
+        lines += ["", "## From a parquet file", "", PARQUET, "| rows | file, GB | peak, GB | bytes a row | processor, s |"]
+        lines[-1] += " microseconds a row | fit alone, s | Brier | worst cell |"
+        lines += ["|---|---|---|---|---|---|---|---|---|"]
+        for n, one in sorted(found["parquet"].items(), key=lambda item: int(item[0])):
+            line = [f"{int(n):,}", *(f"{one[key] / 1e9:.2f}" for key in ("file", "peak")), f"{one['peak'] / int(n):.0f}"]
+            line += [f"{one['processor']:,.0f}", f"{1e6 * one['processor'] / int(n):.2f}", f"{one['fit']:,.0f}"]
+            line += [f"{one[f'{key}_before']:.5f}, {one[f'{key}_after']:.5f}" for key in ("brier", "worst")]
+            lines.append(f"| {' | '.join(line)} |")
     if "unit" in found:
         lines += ["", "## The unit: one pass over the scores of 118 images of 256 x 256", ""]
         lines += ["Milliseconds of the processor, 15 runs.", "", "| | least | middle | largest |", "|---|---|---|---|"]
@@ -243,6 +302,11 @@ def page(found: dict[str, Any]) -> str:
     return "\n".join([*lines, "", *NOTES.splitlines()]) + "\n"
 
 
+PARQUET = """\
+`torchgmc calibrate probability rows.parquet --groups member --alpha 0.005`, 50 groups, one process and one thread.
+The peak is all that the process holds, Python and torch too; Brier score and worst cell are of 1,000,000 new rows, before and
+after.
+"""
 NOTES = """\
 ## How to read it
 
@@ -288,6 +352,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--minutes", type=float, default=7.0, help="start no measurement after so long")
     parser.add_argument("--page", action="store_true", help="write the page only")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder of scale.json and scale.md")
+    parser.add_argument("--parquet", type=int, help="rows of a parquet file to calibrate on, nothing else")
+    parser.add_argument("--folder", type=Path, default=Path("parquet"), help="where that file is made and deleted")
     parser.add_argument("--worker", nargs=5, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.worker:
@@ -296,6 +362,14 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     path, began = options.results / "scale.json", time.perf_counter()
     found = load(path) or {"machine": machine()}
+    if options.parquet:
+        measured = from_parquet(options.folder, options.parquet)
+        found = load(path) or {"machine": machine()}  # others may have been added meanwhile
+        found.setdefault("parquet", {})[str(options.parquet)] = measured
+        path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        (options.results / "scale.md").write_text(page(found), encoding="utf-8")
+        print(measured)
+        return 0
     wanted = [(name, n, world) for n in options.sizes for name in options.heads for world in options.processes]
     for name, n, world in [] if options.page else wanted:
         key = f"{name} {n} {world}"

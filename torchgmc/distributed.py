@@ -164,8 +164,9 @@ def pooled(calibrate: Method) -> Method:
     @functools.wraps(calibrate)
     def over_all_ranks(self: Any, *args: Any, **kwargs: Any) -> Any:
         with torch.inference_mode(False):  # buffers made in inference mode are copied to ordinary ones
+            known = self.statistics is not None  # joined before there is a twin, which would keep the parts
             twin = self.twin()
-            if self.lacks_statistics and self.statistics is not None:
+            if self.lacks_statistics and known:
                 warnings.warn(
                     "this head was loaded without the statistics of the examples it was fitted on: `calibrate` fits those "
                     "observed since, and no others. Save with gmc.save(head, path, statistics=True) to add to a fit; to start "

@@ -173,7 +173,7 @@ def _read_statistics(head: Head, about: Any, tensors: Mapping[str, Tensor]) -> N
     if type(found) not in head.keeps:
         raise TypeError(f"statistics of another kind, {type(found).__name__}")
     check_layout(found, head.sizes())
-    head.statistics = found
+    head.statistics = found.packed() if hasattr(found, "packed") else found  # files of version 0.1 hold a byte a group
 
 
 def _check_names(head: Head, groups: Any) -> Groups:

@@ -62,7 +62,11 @@ def places(*parts: Tensor) -> Places:
     Args:
         parts: as for :func:`shuffled`.
     """
-    keys = hashing.row_keys(*parts)
+    return places_of(hashing.row_keys(*parts))
+
+
+def places_of(keys: Tensor) -> Places:
+    """:func:`places` from the keys of the rows."""
     count = int(distributed.total(torch.tensor(len(keys))))
     if count <= EXACT:
         every, start = distributed.collected(keys)

@@ -16,6 +16,40 @@ _Same = TypeVar("_Same", bound="PerExample")
 ROWS = 1 << 13
 
 
+class Bits:
+    """Membership ``(n, a)`` as bytes of 8 groups each, uint8 ``(n, 1 + a // 8)``; some of its rows are a bool tensor.
+
+    The first bit is 1: everyone.
+    """
+
+    dtype = torch.bool
+
+    def __init__(self, codes: Tensor, groups: int) -> None:
+        self.codes, self.shape, self.device = codes, (len(codes), groups), codes.device
+
+    @staticmethod
+    def of(member: Tensor) -> Tensor:
+        """The bytes of a membership, bool ``(n, a)``."""
+        n, a = member.shape
+        wide = torch.zeros(min(n, ROWS), 1 + a // 8, 8, dtype=torch.uint8, device=member.device)
+        wide[:, 0, 0] = 1
+        codes = wide.new_zeros(n, wide.shape[1])
+        for some, to in zip(torch.split(member, ROWS), torch.split(codes, ROWS), strict=True):
+            wide.flatten(1)[: len(some), 1 : 1 + a] = some
+            for bit in range(8):
+                to |= wide[: len(some), :, bit] << bit
+        return codes
+
+    def __len__(self) -> int:
+        return len(self.codes)
+
+    def __getitem__(self, rows: slice | Tensor) -> Tensor:
+        codes, byte = self.codes[rows], torch.arange(256, device=self.device)
+        table = (byte[:, None] >> byte[:8]).bitwise_and_(1).bool()
+        found = table.view(torch.int64)[:, 0].index_select(0, codes.flatten().int())  # 8 bytes at a time
+        return found.view(torch.bool).view(len(codes), 8 * codes.shape[1])[:, 1 : 1 + self.shape[1]]
+
+
 class PerExample:
     """Base of a dataclass whose fields are tensors with one row per example.
 
@@ -60,8 +94,8 @@ class PerExample:
             return (total(self.member.double(), self.cluster) > 0).double().sum(0)
         powers = torch.stack([self.weight, self.weight.square()])  # (2, n)
         inside = powers.new_zeros(2, self.member.shape[1])
-        for weight, member in zip(torch.split(powers, ROWS, 1), torch.split(self.member, ROWS), strict=True):
-            m = member.double()
+        for start in range(0, len(self.weight), ROWS):
+            weight, m = powers[:, start : start + ROWS], self.member[start : start + ROWS].double()
             inside += torch.stack([weight[0] @ m, weight[1] @ m.square()])
         inside = distributed.total(inside)
         return inside[0].square() / inside[1].clamp_min(1e-300)
@@ -91,7 +125,7 @@ class PerExample:
 def check_layout(found: Any, sizes: Mapping[str, int]) -> None:
     """Raise unless statistics from a file are what ``layout`` of their class says: a type and a shape for each tensor.
 
-    Types: ``bool``; ``who``, bool, or ``part`` where ``sizes`` has ``fractional``;
+    Types: ``bool``; ``who``, bool, or ``part`` where ``sizes`` has ``fractional``; ``bits``, ``who`` or :class:`Bits` of it;
     ``int``, and ``int<N`` from 0 to N - 1; ``float``, finite; ``part``, from 0 to 1; ``weight``, from 0 to
     1e100; ``count``, the same of any floating type; ``rise``, the same up to rounding; ``log``, which may be -inf; ``start``,
     which may be NaN; ``any``. In a shape a number or a name of ``sizes`` is that size, ``*`` is anything, and any other name is
@@ -107,6 +141,8 @@ def check_layout(found: Any, sizes: Mapping[str, int]) -> None:
         if not isinstance(value, Tensor):
             continue
         kind, *axes = type(found).layout.get(name, "any n *").split()
+        if kind == "bits" and value.dtype == torch.uint8 and not known.get("fractional"):
+            kind, axes[-1] = "byte", str(1 + known["a"] // 8)
         axes = axes[:-1] + ["*"] * (value.dim() - len(axes) + 1) if axes[-1:] == ["*"] else axes
         if len(axes) != value.dim():
             raise ValueError(f"{name!r} must have {len(axes)} dimensions, got {value.dim()}")
@@ -114,7 +150,7 @@ def check_layout(found: Any, sizes: Mapping[str, int]) -> None:
             wanted = int(axis) if axis.isdigit() else known.setdefault(axis, size) if axis != "*" else size
             if size != wanted or (axis == "k" and size > 1):
                 raise ValueError(f"{name!r} has a dimension of {size} where {wanted} is needed")
-        kind = ("part" if known.get("fractional") else "bool") if kind == "who" else kind
+        kind = ("part" if known.get("fractional") else "bool") if kind in ("who", "bits") else kind
         kind, _, limit = kind.partition("<")
         why = _wrong(value, kind, limit, known)
         if why:
@@ -122,9 +158,11 @@ def check_layout(found: Any, sizes: Mapping[str, int]) -> None:
 
 
 def _wrong(value: Tensor, kind: str, limit: str, sizes: Mapping[str, int]) -> str:
-    wanted = {"bool": torch.bool, "int": torch.int64, "any": value.dtype}.get(kind, torch.float64)
+    wanted = {"bool": torch.bool, "int": torch.int64, "any": value.dtype, "byte": torch.uint8}.get(kind, torch.float64)
     if value.is_complex() or (value.dtype != wanted and not (kind == "count" and value.is_floating_point())):
         return f"must be {wanted}, got {value.dtype}"
+    if kind == "byte":
+        return "" if bool((value[:, 0] & 1).all()) else "must have a first bit of 1"
     if not value.numel() or kind in ("bool", "any") or (kind == "int" and not limit):
         return ""
     low, high = (v.item() for v in (value.nan_to_num(0.0) if kind == "start" else value).aminmax())  # NaN is not within

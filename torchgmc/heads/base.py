@@ -223,7 +223,8 @@ class Head(Float64Module):
 
     def lacks_everyone(self, member: Tensor) -> bool:
         """Is no group everyone, so that everyone is a separate promise? From the membership ``(n, a)`` of all examples."""
-        outside = sum(((part < 1).sum(0) for part in torch.split(member, 1 << 13)), torch.zeros_like(member[:1].sum(0)))
+        parts = (member[start : start + (1 << 13)] for start in range(0, len(member), 1 << 13))
+        outside = sum(((part < 1).sum(0) for part in parts), torch.zeros_like(member[:1].sum(0)))
         outside = distributed.total(outside)
         return self.grouped and not bool((outside == 0).any())
 

@@ -74,7 +74,7 @@ def test_fresh_equals_loop():
     alpha, eta, steps = 0.04, 2.0**-3, 12
     head = gmc.ProbabilityHead(alpha, NAMES, bins=3, geometry="euclidean")
     head.fit(probs, y, member, solver="fresh", eta=eta, max_iter=steps)
-    order = deal(2 * steps, *head.statistics.content())
+    order = deal(2 * steps, *head.statistics.unpacked(head.num_groups).content())
     final, taken = oracle.algorithm_1(
         probs[:, None].tolist(),
         lambda i, row: [row[0] - float(y[i])],
@@ -224,7 +224,7 @@ def test_replay_is_exact_in_any_batch_order_and_precision_of_the_solver():
     names = [str(i) for i in range(40)]
     head = gmc.ProbabilityHead(1e-4, names, noise_floor=False)
     head.observe(probs, y, member)
-    examples, promise = head.statistics, head._promise(probs.device, everyone=True)
+    examples, promise = head.statistics.unpacked(40), head._promise(probs.device, everyone=True)
     assert probabilities.Sample(examples, promise).dtype == torch.float32
     solution = probabilities.fit(examples, promise, 3, head.test_functions())
     head.calibrate(max_iter=3)
@@ -265,7 +265,7 @@ def test_large_samples_use_a_thinned_hessian_and_reach_the_same_optimum():
     probs, y, member, _ = events(70_000, a=20, slope=0.0, shift=0.5)
     head = gmc.ProbabilityHead(0.001, [str(i) for i in range(20)], bins=None)
     head.observe(probs, y, member)
-    sample = probabilities.Sample(head.statistics, head._promise(probs.device))
+    sample = probabilities.Sample(head.statistics.unpacked(20), head._promise(probs.device))
     columns = static.Columns(sample.member, sample.z, sample.y, sample.share, False, False, sample.places)
     assert len(columns.thin(static.SAMPLE).z) < 70_000
     error = sample._transposed((probs[:, None] - sample.y).square() * sample.share.square()).sqrt()

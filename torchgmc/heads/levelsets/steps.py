@@ -6,6 +6,7 @@ the input is in *now*. f is held in coordinates z in which a step is an addition
 any order, and an example ends in the same level set in any batch, format or precision of the solver.
 """
 
+import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import TypeAlias
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 
 from torchgmc import projections
+from torchgmc.engine.statistics import Bits
 from torchgmc.engine.threads import one_thread
 
 #: Unit of the coordinates z of a probability, and of the steps taken in it.
@@ -188,12 +190,14 @@ class Table:
 
 
 class Membership:
-    """Groups ``(n, 1 + a + k)``, everyone first and other columns last, as bytes: rows of floats are made a block at a time.
+    """Groups ``(n, 1 + a + k)``, everyone first and other columns last, as bits: rows of floats are made a block at a time.
 
-    ``more``: those columns, ``(n, k)``; ``own``: the groups of ``member``, bool ``(n, a)``, that there are; None for all.
+    ``more``: those columns, ``(n, k)``; ``own``: the groups of ``member``, ``(n, a)``, that there are; None for all.
     """
 
-    def __init__(self, member: Tensor, dtype: torch.dtype, more: Tensor | None = None, own: Tensor | None = None) -> None:
+    def __init__(
+        self, member: Tensor | Bits, dtype: torch.dtype, more: Tensor | None = None, own: Tensor | None = None
+    ) -> None:
         self.member, self.dtype, self.own, self.device = member, dtype, own, member.device
         self.more = torch.empty(len(member), 0, dtype=dtype, device=member.device) if more is None else more
         self.groups = 1 + (member.shape[1] if own is None else len(own))
@@ -203,10 +207,12 @@ class Membership:
         return len(self.member)
 
     def __getitem__(self, rows: "slice | Tensor") -> Tensor:
-        some = self.member[rows]
-        table = torch.ones(len(some), self.shape[1], dtype=self.dtype, device=self.device)
-        table[:, 1 : self.groups] = some if self.own is None else some[:, self.own]
-        table[:, self.groups :] = self.more[rows]
+        more = self.more[rows]
+        table = torch.ones(len(more), self.shape[1], dtype=self.dtype, device=self.device)
+        if self.groups > 1:
+            some = self.member[rows]
+            table[:, 1 : self.groups] = some if self.own is None else some[:, self.own]
+        table[:, self.groups :] = more
         return table
 
     def __matmul__(self, table: Tensor) -> Tensor:
@@ -219,11 +225,13 @@ class Membership:
         """Some of the columns, in their order; everyone is the first."""
         groups, rest = columns[(columns > 0) & (columns < self.groups)] - 1, columns[columns >= self.groups] - self.groups
         own = groups if self.own is None else self.own[groups]
-        return Membership(self.member, self.dtype, self.more[:, rest], own)
+        more = self.more if len(rest) == self.more.shape[1] else self.more[:, rest]
+        return Membership(self.member, self.dtype, more, own)
 
     def beside(self, more: Tensor) -> "Membership":
         """With more columns."""
-        return Membership(self.member, self.dtype, torch.cat([self.more, more.to(self.dtype)], 1), self.own)
+        more = more.to(self.dtype)
+        return Membership(self.member, self.dtype, torch.cat([self.more, more], 1) if self.more.numel() else more, self.own)
 
 
 def blocks(count: int, rows: int = ROWS) -> list[slice]:
@@ -234,9 +242,9 @@ def blocks(count: int, rows: int = ROWS) -> list[slice]:
 Members: TypeAlias = Tensor | Membership
 
 
-def calm(member: Tensor) -> AbstractContextManager[None]:
+def calm(member: Tensor | Bits) -> AbstractContextManager[None]:
     """One thread inside, for a small problem on the CPU."""
-    return one_thread(member.device.type == "cpu" and member.numel() <= ONE_THREAD)
+    return one_thread(member.device.type == "cpu" and math.prod(member.shape) <= ONE_THREAD)
 
 
 def cell_sums(member: Members, values: Tensor, level: Tensor, bins: int, start: int = 0) -> Tensor:

@@ -51,7 +51,7 @@ class Scaling(ProbabilityHead):
     @pooled
     def calibrate(self, solver: str = "exact", eta: float | None = None, max_iter: int | None = None) -> "Scaling":
         """Find slope and offset; accepts the options of a head's ``calibrate`` and ignores them."""
-        examples: probabilities.ProbabilityStatistics = self.seen()
+        examples = self.seen().unpacked(self.num_groups)
         began = time.perf_counter()
         with levelsets.calm(examples.member):
             everyone = self.lacks_everyone(examples.member)

@@ -175,7 +175,7 @@ class ProbabilityHead(Learning):
         """
         batch = self.check_batch(probs, y, groups, weight, clusters, features)
         if batch.rows:
-            self.keep(batch.clone(), probs, y)
+            self.keep(batch.packed().clone(), probs, y)
 
     @checked_once
     def check_batch(
@@ -272,7 +272,7 @@ class ProbabilityHead(Learning):
             max_iter: maximum number of rounds (``"exact"``, 100) or steps (else the bound of Theorem 1, at most 100,000).
         """
         self.check_solver(solver, eta, max_iter)
-        examples: ProbabilityStatistics = self.seen()
+        examples = self.seen().unpacked(self.num_groups, self.learns or solver != "exact")
         with levelsets.calm(examples.member):
             if solver == "exact":
                 everyone = self.lacks_everyone(examples.member)
@@ -319,7 +319,8 @@ class ProbabilityHead(Learning):
 
         Of several labels ``examples`` are one's; its trees see the model's output for all.
         """
-        divided = self.divide(self.statistics)
+        every = self.statistics.unpacked(self.num_groups)
+        divided = self.divide(every)
         if divided is None:
             return None
         start = probabilities.start_of_trees(examples, sample, found, divided.order[: -divided.held or None])
@@ -328,7 +329,6 @@ class ProbabilityHead(Learning):
         def loss(rows: Tensor) -> trees.Loss:
             return probabilities.tree_loss(examples.y[rows], weight[rows], self.euclidean)
 
-        every = self.statistics
         columns = looked_at(every.features, every.z, every.member)
         return self.grow_trees(columns, (start, final), loss, divided)
 

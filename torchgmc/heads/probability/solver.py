@@ -18,10 +18,11 @@ from torch import Tensor
 from torchgmc.distributed import total as over_ranks
 from torchgmc.engine import noise
 from torchgmc.engine.clusters import codes
-from torchgmc.engine.folds import Places, places
+from torchgmc.engine.folds import Places, places_of
+from torchgmc.engine.hashing import row_keys
 from torchgmc.engine.lasso import solve_lasso
 from torchgmc.engine.solver import Report, reached
-from torchgmc.engine.statistics import PerExample
+from torchgmc.engine.statistics import Bits, PerExample
 from torchgmc.engine.trees import Loss
 from torchgmc.engine.values import Names
 from torchgmc.heads.learned import Found as TreesFound
@@ -58,19 +59,31 @@ class ProbabilityStatistics(PerExample):
     Attributes:
         z: coordinates of f0, float64 ``(n, C)``.
         y: outcomes in [0, 1], float64 ``(n, C)``; rows of classes sum to 1.
-        member: groups, bool or fractional ``(n, a)``.
+        member: groups, bool or fractional ``(n, a)``; a head keeps bool as bytes of :class:`~torchgmc.engine.statistics.Bits`.
         weight: float64 ``(n,)``.
         cluster: int64 ``(n, 1)``, or ``(n, 0)`` if there are none.
         features: float32 ``(n, d)``; ``(n, 0)`` if nothing is learned.
     """
 
-    layout: ClassVar[dict[str, str]] = {"z": "float n C", "y": "part n C", **PerExample.layout}
+    layout: ClassVar[dict[str, str]] = {"z": "float n C", "y": "part n C", **PerExample.layout, "member": "bits n a"}
     z: Tensor
     y: Tensor
     member: Tensor
     weight: Tensor
     cluster: Tensor
     features: Tensor
+
+    def packed(self) -> "ProbabilityStatistics":
+        """As a head keeps it."""
+        return replace(self, member=Bits.of(self.member)) if self.member.dtype == torch.bool else self
+
+    def unpacked(self, groups: int, whole: bool = True) -> "ProbabilityStatistics":
+        """With the groups of each example; those of very many, not whole, as :class:`Bits`."""
+        if self.member.dtype != torch.uint8:
+            return self
+        member: Any = Bits(self.member, groups)
+        few = whole or math.prod(member.shape) <= LARGE or member.device.type != "cpu" or self.cluster.shape[1]
+        return replace(self, member=member[:] if few else member)
 
 
 @dataclass(frozen=True)
@@ -146,7 +159,7 @@ class Sample:
         member = examples.member
         (rows, a), n = member.shape, int(over_ranks(torch.tensor(len(member))))
         cpu = member.device.type == "cpu" and torch.get_float32_matmul_precision() == "highest"
-        self.fractional = member.is_floating_point()
+        self.fractional = member.dtype.is_floating_point
         self.dtype = torch.float32 if cpu and n * a > SMALL and not self.fractional else torch.float64
         table: Members = Membership(member, self.dtype)
         plain = not cpu or rows * a <= LARGE or self.fractional or bool(examples.cluster.shape[1])
@@ -161,9 +174,8 @@ class Sample:
     @functools.cached_property
     def places(self) -> Places:
         """Of the examples: they say how some of them are chosen."""
-        if isinstance(self.member, Tensor):
-            return places(self.z, self.y, self.member)
-        return places(self.z, self.y, torch.ones_like(self.z[:1, :1]).expand(len(self.z), 1), self.member.member)
+        keys = [row_keys(self.z[one], self.y[one], self.member[one]) for one in self._blocks(ROWS)]
+        return places_of(torch.cat(keys) if keys else row_keys(self.z, self.y, self.member[:]))
 
     def columns(self) -> Columns:
         """The static problem."""

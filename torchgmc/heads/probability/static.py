@@ -525,7 +525,9 @@ def _average(
         mixed[0] += (slopes[1] - slopes[0]) * between
     # The mean of everyone stays a promise: its offset once more, with the others as they are.
     ones = columns.some(torch.zeros(1, dtype=torch.int64, device=mixed.device)).member
-    moved = columns.at(mixed, columns.member, columns.z, 0.0)
+    moved = torch.empty_like(columns.z)
+    for one in blocks(len(moved), ROWS if isinstance(columns.member, Membership) else max(len(moved), 1)):
+        moved[one] = columns.at(mixed, columns.member[one], columns.z[one], 0.0)
     rest = Columns(ones, moved, columns.y, columns.share, columns.euclidean, False)
     zero = torch.zeros_like(mixed[:1, :1])
     mixed[0, :1] += rest.minimise(zero, zero.clone(), None, 30, 1e-3)[0]
@@ -534,7 +536,7 @@ def _average(
 
 def _mean_squares(columns: Columns) -> Tensor:
     """Mean square of the logits, ``(C,)``: a slope moves large ones far."""
-    return over_ranks((columns.share * columns.z.clamp(-FAR, FAR).square()).sum(0))
+    return over_ranks(columns.z.clamp(-FAR, FAR).square_().mul_(columns.share).sum(0))
 
 
 def _masses(columns: Columns, fold: Tensor) -> Tensor:
