@@ -114,7 +114,7 @@ class ParquetTable(ArrowTable):
             self._size = int(sum(group.total_byte_size for group in groups) // max(1, self._count))
 
     def _open(self) -> Any:
-        return require("pyarrow.parquet", extra="tables").ParquetFile(self.path)
+        return require("pyarrow.parquet", extra="tables").ParquetFile(self.path, pre_buffer=False)  # or the file is kept
 
     def _row_bytes(self) -> int:
         return self._size
