@@ -314,10 +314,11 @@ NOTES = """\
 - Kept a row, of a groups: `probability` and `quantile` 24 + a bytes, `distribution` 16 + a and 8 for each atom of its lists,
   `tree` 40 + a and 8 for each edge of the longest path; `threshold` keeps tables.
 - `probability` and `distribution` keep their rows on their ranks: what is sent does not depend on n beyond 32,768 examples
-  (up to there each example sends a key of 8 bytes too); `tree` does so from 32,769 examples on, and sends its rows before.
-  `quantile` sends its rows, `threshold` its tables.
+  (up to there each example sends a key of 8 bytes too); `tree` and `quantile` do so from 32,769 examples on, and send their
+  rows before (`quantile` also with level sets, learned groups, clusters, or more than 1,024 combinations of groups).
+  `threshold` sends its tables.
 - With a fit of up to 2^25 entries of membership `probability` holds it as floats (4 bytes an entry), with more as bytes.
-- `distribution` and `quantile` were measured some hours before the others, on the same day.
+- `distribution` was measured some hours before the others, on the same day.
 - No figure above is of a size, or a number of processes, that is not in the tables.
 - A fit of the miss rate is 1.1 passes with fresh temporaries, but 6.2 in blocks, and 45 readings of the scores.
 

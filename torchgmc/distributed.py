@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from torchgmc.heads.base import Head
 
 __all__ = [
-    *("PeerError", "active", "agree", "collected", "exchanged_bytes", "from_first", "local", "moved", "pack", "pooled"),
-    *("reduce", "rows_stay", "signature", "together", "total", "unpack"),
+    *("PeerError", "active", "agree", "collected", "exchanged_bytes", "extremes", "from_first", "local", "moved", "pack"),
+    *("pooled", "reduce", "rows_stay", "signature", "together", "total", "unpack"),
 ]
 
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -109,8 +109,8 @@ def agree(signature: str) -> None:
 
 
 def from_first(values: Tensor) -> Tensor:
-    """The tensor of the first rank, on every rank."""
-    if not active():
+    """The tensor of the first rank, on every rank, in a fit too whose rows stay (:func:`rows_stay`)."""
+    if not (active() or _SCATTERED.get()):
         return values
     answers = _exchange("broadcast", _to_bytes([values] if dist.get_rank() == 0 else []))
     return _from_bytes(answers[0][1], values.device)[1][0]
@@ -127,16 +127,22 @@ def total(values: Tensor, always: bool = False) -> Tensor:
 
 
 def collected(values: Tensor) -> tuple[Tensor, int]:
-    """Values ``(n,)`` of all ranks in the order of the ranks, and where this rank's begin; see :func:`total`."""
+    """Values ``(n, ...)`` of all ranks in the order of the ranks, and where this rank's begin; see :func:`total`."""
     if not _SCATTERED.get():
         return values, 0
     counts = torch.zeros(dist.get_world_size(), dtype=torch.int64)
     counts[dist.get_rank()] = len(values)
     counts = total(counts)
     start = int(counts[: dist.get_rank()].sum())
-    every = values.new_zeros(int(counts.sum()))
+    every = values.new_zeros(int(counts.sum()), *values.shape[1:])
     every[start : start + len(values)] = values
     return total(every), start
+
+
+def extremes(values: Tensor) -> tuple[float, float]:
+    """Smallest and largest of the values ``(n,)`` of all ranks; see :func:`total`."""
+    low, high = collected(torch.stack(values.aminmax()) if len(values) else values)[0].aminmax()
+    return float(low), float(high)
 
 
 def rows_stay(where: Callable[..., bool], above: int = 0) -> Callable[[Method], Method]:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchgmc.engine.folds import deal
+from torchgmc.engine.folds import deal, places
 from torchgmc.engine.hashing import mix64
 
 
@@ -64,9 +64,9 @@ def total(values: Tensor, cluster: Tensor) -> Tensor:
 
 
 def deal_clusters(parts: int, cluster: Tensor, *content: Tensor) -> Tensor:
-    """Part of each example, int64 ``(n,)``: clusters stay together; see :func:`torchgmc.engine.folds.deal`."""
+    """Part of each example, int64 ``(n,)``: clusters stay together; see :mod:`torchgmc.engine.folds`."""
     if cluster.shape[1] == 0:
-        return deal(parts, *content)
+        return places(*content).place % parts
     ids, place = torch.unique(cluster[:, 0], return_inverse=True)
     return deal(parts, ids)[place]
 

@@ -2,18 +2,23 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from torchgmc.engine import noise
+from torchgmc.distributed import collected, extremes, from_first
+from torchgmc.distributed import total as over_ranks
+from torchgmc.engine import folds, noise
 from torchgmc.engine.pinball import Pinball, solve
 
 #: Scores from which k is chosen; of more, neighbours become one.
 BUCKETS = 512
 #: Slacks of a fit that goes to alpha, as parts of it.
 INSIDE = (0.95, 0.75, 0.5, 0.0)
+#: Of many scores, those near the thresholds that are looked at one by one; cells up to which the others are counted by their
+#: distance, in so many octaves; and how often thresholds may leave what is near.
+NEAR, CELLS, OCTAVES, PASSES = 1 << 13, 1 << 10, 24, 12
 
 
 @dataclass(frozen=True)
@@ -28,6 +33,7 @@ class Folded:
         mass: of each cell, by fold, ``(F, c)``; where examples may have no score at all it exceeds the sum of the weights.
         member: groups of each cell, bool or fractional ``(c, a)``.
         examples: number of examples (or clusters) altogether.
+        span: width of the scores, a power of two, where they are many, and may be this rank's only; else 0. See :meth:`near`.
     """
 
     scores: Tensor
@@ -36,6 +42,7 @@ class Folded:
     mass: Tensor
     member: Tensor
     examples: float
+    span: float = 0.0
 
     @property
     def total(self) -> Tensor:
@@ -47,18 +54,77 @@ class Folded:
         inside = self.member.double().T @ self.mass.sum(0)
         return ((inside > 0) & (inside < self.total * (1 - 1e-12))).nonzero()[:, 0]
 
+    def near(self, centre: Tensor) -> tuple["Folded", float]:
+        """Few scores in place of many, over all ranks, and how far thresholds may be from ``centre`` ``(c,)`` to be exact.
+
+        The nearest as they are; of a cell, those beyond at a similar distance become one at their mean, which changes nothing
+        in a pinball loss while no threshold passes them. The same on every rank, however the rows are spread.
+        """
+        if not self.span:
+            return self, math.inf
+        cells = len(self.member)
+        fine = min(3, max(0, 8 - (cells - 1).bit_length()))  # bits of a distance within its octave
+        rest, bins = self.scores - centre[self.cell], OCTAVES << fine
+        code = (rest.abs() * (2.0**OCTAVES / self.span)).view(torch.int64) >> (52 - fine)
+        code = (code - (1023 << fine)).clamp_(0, bins - 1)
+        place, weight = (2 * self.cell + (rest > 0)) * bins + code, self.weight.sum(0)
+        sums = [torch.bincount(place, w, 2 * cells * bins) for w in (*self.weight, weight * self.scores)]
+        table = over_ranks(torch.stack(sums).double())  # of no rows, torch counts in int64
+        first = int((over_ranks(torch.bincount(code, minlength=bins)).cumsum(0) <= NEAR).sum())  # beyond the nearest
+        kept = (code < first).nonzero()[:, 0]
+        near = torch.cat([torch.stack([self.scores[kept], self.cell[kept].double()]), self.weight[:, kept]])
+        beyond = torch.arange(table.shape[1], device=code.device) % bins >= first
+        used = (beyond & (table[:-1].sum(0) > 0)).nonzero()[:, 0]
+        table = table[:, used]
+        merged = torch.cat([(table[-1] / table[:-1].sum(0))[None], (used // (2 * bins)).double()[None], table[:-1]])
+        rows = torch.cat([collected(near.T)[0], merged.T])
+        rows = rows[rows[:, 0].argsort(stable=True)]
+        rows = rows[rows[:, 1].argsort(stable=True)].T.contiguous()
+        radius = self.span * 2.0 ** (first // (1 << fine) - OCTAVES) * (1 + first % (1 << fine) / (1 << fine))
+        return replace(self, scores=rows[0], cell=rows[1].long(), weight=rows[2:], span=0.0), radius
+
+    def settle(self, theta: Tensor, design: Tensor, find: Callable[["Folded", Tensor], Tensor]) -> tuple["Folded", Tensor]:
+        """Offsets ``(B, K)`` that ``find`` makes of the scores and of offsets to start from; and the scores it saw last.
+
+        It looks at :meth:`near` scores only, and again where a threshold leaves these.
+        """
+        for _ in range(PASSES):
+            centre = design @ theta[-1]
+            few, radius = self.near(centre)
+            theta = from_first(find(few, theta))  # of several ranks one's rounding decides
+            moved = (theta @ design.T - centre).abs().amax(1)
+            if float(moved.max()) <= radius or float(moved[-1]) <= self.span * 2.0**-OCTAVES:
+                break
+        return few, theta
+
+    def optimum(self, design: Tensor, left: Tensor, linear: Tensor, price: Tensor, start: Tensor) -> tuple["Folded", Tensor]:
+        """:meth:`settle` on the minima of B pinball losses; ``left`` ``(B, F)``: what the folds weigh in each."""
+
+        def find(few: Folded, begin: Tensor) -> Tensor:
+            return solve(Pinball(few.scores, few.cell, design), left @ few.weight, linear, price, begin, exact=1).theta
+
+        return self.settle(start, design, find)
+
+    def quantile(self, mass: float) -> float:
+        """:func:`weighted_quantile` of all scores."""
+        one = replace(self, cell=torch.zeros_like(self.cell), weight=self.weight.sum(0)[None], member=self.member[:1])
+        alone = torch.ones(1, 1, dtype=torch.float64, device=self.mass.device)
+        return float(one.settle(0 * alone, alone, lambda few, _: alone * weighted_quantile(few.scores, few.weight[0], mass))[1])
+
     def bucketed(self, most: int) -> "Folded":
-        """About ``most`` scores in place of all: neighbours in a cell become one, at their mean."""
+        """About ``most`` scores in place of all: neighbours in a cell become one, at their mean, of about equal weight."""
         n, cells = len(self.scores), len(self.member)
         if n <= most:
             return self
         order = self.scores.argsort()
         order = order[self.cell[order].argsort(stable=True)]
         cell = self.cell[order]
-        count = torch.bincount(cell, minlength=cells)
-        rank = torch.arange(n, device=cell.device) - (count.cumsum(0) - count)[cell]
-        parts = (count * most / n).ceil().long().clamp_min(1).minimum(count.clamp_min(1))
-        place = (parts.cumsum(0) - parts)[cell] + rank * parts[cell] // count[cell]
+        count, mass = torch.bincount(cell, minlength=cells), self.weight.sum(0)[order]
+        inside = torch.bincount(cell, mass, cells)
+        below = mass.cumsum(0) - mass - (inside.cumsum(0) - inside)[cell]  # in the cell
+        parts = (inside * (most / inside.sum().clamp_min(1e-300))).ceil().long().clamp_min(1).minimum(count.clamp_min(1))
+        place = (below * parts[cell] / inside[cell].clamp_min(1e-300)).long().clamp_min(0).minimum(parts[cell] - 1)
+        place += (parts.cumsum(0) - parts)[cell]
         weight = self.weight.new_zeros(len(self.weight), int(parts.sum())).index_add_(1, place, self.weight[:, order])
         total = weight.sum(0)
         sums = torch.zeros_like(total).index_add_(0, place, (self.weight.sum(0) * self.scores)[order])
@@ -93,6 +159,21 @@ def weighted_quantile(scores: Tensor, weight: Tensor, mass: float) -> float:
     return float(ordered[index.clamp(max=len(ordered) - 1)])
 
 
+def span_of(scores: Tensor, cells: int = 1) -> float:
+    """:attr:`Folded.span` of the scores of all ranks ``(n,)``, in so many cells."""
+    if int(over_ranks(torch.tensor(len(scores)))) <= folds.EXACT or cells > CELLS:
+        return 0.0
+    low, high = extremes(scores)
+    return 2.0 ** math.frexp(max(high - low, abs(low) * 1e-9, 1e-200))[1]
+
+
+def quantile_of_all(scores: Tensor, weight: Tensor, part: float) -> float:
+    """Smallest score of all ranks with at least this part of the weight at or below it."""
+    mass = over_ranks(weight.sum())
+    cell, one = torch.zeros(len(scores), dtype=torch.int64, device=scores.device), mass.view(1, 1)
+    return Folded(scores, cell, weight[None], one, one > 0, 1.0, span_of(scores)).quantile(part * float(mass))
+
+
 def fit_offsets_to(data: Folded, target: float, alpha: Tensor, worst: Callable[[Offsets], float]) -> Offsets:
     """Offsets that bring every violation within alpha on the sample.
 
@@ -113,9 +194,7 @@ def fit_offsets_to(data: Folded, target: float, alpha: Tensor, worst: Callable[[
             break
     else:
         alike = torch.zeros_like(found.groups)
-        pooled = Offsets(
-            weighted_quantile(data.scores, data.weight.sum(0), target * float(data.total)), alike, math.nan, alike[:0]
-        )
+        pooled = Offsets(data.quantile(target * float(data.total)), alike, math.nan, alike[:0])
         tried.append((worst(pooled), pooled))
     return min(tried, key=lambda pair: pair[0])[1]
 
@@ -124,12 +203,11 @@ def _with_slack(data: Folded, target: float, slack: Tensor) -> Offsets:
     """Offsets with a given slack per group, ``(a,)``: every violation ends within it, but for jumps of the risk."""
     columns = data.columns()
     design = data.design(columns)
-    weight, mass = data.weight.sum(0) / data.total, data.mass.sum(0) / data.total
     start = torch.zeros(1, design.shape[1], dtype=torch.float64, device=design.device)
-    start[0, 0] = weighted_quantile(data.scores, weight, target)
+    start[0, 0] = data.quantile(target * float(data.total))
+    linear = target * (data.mass.sum(0) / data.total)[None] @ design
     price = torch.cat([slack.new_zeros(1), slack[columns]])[None]
-    problem = Pinball(data.scores, data.cell, design)
-    theta = solve(problem, weight[None], target * mass[None] @ design, price, start, exact=1).theta[0]
+    theta = data.optimum(design, torch.ones_like(data.mass[:, :1]).T / data.total, linear, price, start)[1][0]
     groups = torch.zeros(data.member.shape[1], dtype=torch.float64, device=design.device)
     groups[columns] = theta[1:]
     return Offsets(float(theta[0]), groups, math.nan, torch.zeros(0))
@@ -150,13 +228,13 @@ def fit_offsets(data: Folded, target: float, error: Tensor, count: Tensor, skewn
     columns = data.columns()
     total, folds = data.total, len(data.weight)
     rank = target * (data.examples + ahead) / data.examples  # of the mass of all
-    everyone = weighted_quantile(data.scores, data.weight.sum(0), float(rank * total))
+    everyone = data.quantile(float(rank * total))
     alike = torch.zeros(data.member.shape[1], dtype=torch.float64, device=data.mass.device)
     kept = (data.mass.sum(1) > 0) & (data.mass.sum(1) < total)  # folds with examples, and others to fit on
     if len(columns) == 0 or int(kept.sum()) < 2:
         return Offsets(everyone, alike, math.inf, torch.zeros(0))
     design = data.design(columns)
-    few = data.bucketed(max(BUCKETS, 4 * len(data.member)))  # enough to choose k
+    few = data.near(torch.full_like(data.mass[0], everyone))[0].bucketed(max(BUCKETS, 4 * len(data.member)))  # to choose k
     problem = Pinball(few.scores, few.cell, design)
     # Fits without each fold, then with all.
     left = torch.cat([1.0 - torch.eye(folds, dtype=torch.float64, device=design.device)[kept], total.new_ones(1, folds)])
@@ -182,16 +260,14 @@ def fit_offsets(data: Folded, target: float, error: Tensor, count: Tensor, skewn
     held, inside = few.weight[kept], data.mass[kept]
     over = (out[:, :, few.cell] - few.scores).clamp_min(0.0)
     loss = ((over * held[:, None]).sum(2) - target * (out * inside[:, None]).sum(2)) / inside.sum(1)[:, None]  # (F, k + 1)
+    theta, loss = from_first(theta), from_first(loss)
     choice = noise.choose(loss.T, tried)
     if math.isinf(choice.k):
         return Offsets(everyone, alike, math.inf, choice.loss)
     # The fits with this k once more, on every score: the last gives the offsets, the others the common shift.
-    whole = Pinball(data.scores, data.cell, design)
-    theta = solve(
-        whole, (left @ data.weight) / size, linear[:, 0], price[:, choice.place], theta[:, choice.place], exact=1
-    ).theta
-    rest = data.scores - (theta[:-1] @ design.T)[:, data.cell]  # (F, N)
-    shift = weighted_quantile(rest.flatten(), data.weight[kept].flatten(), float(rank * inside.sum()))
+    few, theta = data.optimum(design, left / size, linear[:, 0], price[:, choice.place], theta[:, choice.place])
+    rest = few.scores - (theta[:-1] @ design.T)[:, few.cell]  # (F, N)
+    shift = weighted_quantile(rest.flatten(), few.weight[kept].flatten(), float(rank * inside.sum()))
     groups = torch.zeros_like(alike)
     groups[columns] = theta[-1, 1:]
     return Offsets(float(theta[-1, 0]) + shift, groups, choice.k, choice.loss, shift)

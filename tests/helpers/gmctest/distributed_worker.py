@@ -86,15 +86,16 @@ def traffic(rank: int) -> dict:
 
 def scattered(rank: int) -> dict:
     """Fits whose rows stay on three ranks, one without rows: states, the largest sum in bytes, a rank that fails half-way."""
-    from torchgmc.engine import folds
+    from torchgmc.engine import folds, offsets
     from torchgmc.heads.probability import solver, static
     from torchgmc.heads.tree import solver as tree_solver
 
     # As of many rows: places by a hash, Hessians of some rows, folds by one step.
     folds.EXACT, folds.EQUAL, static.EXACT_FOLDS = 100, 100, 0
     solver.SAMPLE = static.SAMPLE = tree_solver.SAMPLE = 256
-    tree_solver.EXACT, calibrate = 100, gmc.TreeHead.calibrate.__wrapped__
-    calibrate.rows_stay = calibrate.rows_stay[0], 100
+    tree_solver.EXACT, offsets.NEAR = 100, 64
+    for calibrate in (gmc.TreeHead.calibrate.__wrapped__, gmc.QuantileHead.calibrate.__wrapped__):
+        calibrate.rows_stay = calibrate.rows_stay[0], 100
     found, sent, plain = {}, [], dist.all_reduce
     dist.all_reduce = lambda values: (sent.append(values.nbytes), plain(values))
     for name, (make, data) in SCATTERED.items():
@@ -102,7 +103,11 @@ def scattered(rank: int) -> dict:
         rows = data(2600, 7)
         sent.clear()
         state = make().fit(*(t[slice(*(0, 500, 2600, 2600)[rank : rank + 2])] for t in rows)).state_dict()
-        found[name] = {"state": state, "largest": max(sent)}
+        found[name] = {"state": state, "largest": max(sent), "sent": [sum(sent)]}
+        if "quantile plain" in name:
+            sent.clear()
+            make().fit(*(t[rank::3] for t in data(4 * 2600, 8)))
+            found[name]["sent"].append(sum(sent))
         if rank == 0:
             with local():
                 alone = make().fit(*rows)
@@ -125,6 +130,16 @@ def _rounded(n: int, seed: int) -> tuple[torch.Tensor, ...]:
     return (probs * 10).round() / 10, y, member
 
 
+def _conforming(n: int, seed: int, kind: str) -> tuple[torch.Tensor, ...]:
+    """Scores of groups that differ, with or without weights and starts; or few distinct ones."""
+    g = torch.Generator().manual_seed(seed)
+    member = torch.rand(n, 3, generator=g) < 0.4
+    scores = torch.randn(n, generator=g).double().abs() * (1 + member[:, 0])
+    if kind == "equal":
+        return (2 * scores).round() / 2, member
+    return (scores, member) if kind == "plain" else (scores, member, *torch.rand(2, n, generator=g).double())
+
+
 #: Heads whose rows stay on their ranks, and data.
 SCATTERED = {
     "noise": (lambda: gmc.ProbabilityHead(None, ["a", "b", "c"], bins=4), lambda n, s: ZOO[7].data(n, s).observe),
@@ -133,6 +148,13 @@ SCATTERED = {
     **{
         name: (ZOO[NAMES.index(name)].make, lambda n, s, name=name: ZOO[NAMES.index(name)].data(n, s).observe)
         for name in ("probability-euclidean", "probability-classes", "distribution", "distribution-noise", "tree-groups")
+    },
+    **{
+        f"quantile {kind} {floor}": (
+            lambda floor=floor: gmc.QuantileHead(0.8, 0.01, ["a", "b", "c"], noise_floor=floor),
+            lambda n, s, kind=kind: _conforming(n, s, kind),
+        )
+        for kind, floor in (("plain", True), ("equal", True), ("weights", False))
     },
 }
 

@@ -9,7 +9,6 @@ from torch import Tensor
 from torchgmc.distributed import total as over_ranks
 from torchgmc.engine import noise
 from torchgmc.engine.clusters import codes, deal_clusters, total
-from torchgmc.engine.folds import places
 from torchgmc.heads.distribution.problem import MassStatistics
 from torchgmc.heads.distribution.tilt import Dual, Projection, project
 
@@ -44,10 +43,7 @@ def fit_tilt(dual: Dual, statistics: MassStatistics, lists: Tensor, spread: Spre
     A violation beyond its noise is never left as it is: held-out loss cannot tell on few prompts, the violation itself can.
     """
     tried = noise.candidates(dual.shape[0] * dual.shape[1])
-    if statistics.cluster.shape[1]:
-        fold = deal_clusters(noise.FOLDS, statistics.cluster)
-    else:
-        fold = places(*statistics.content()).place % noise.FOLDS
+    fold = deal_clusters(noise.FOLDS, statistics.cluster, *statistics.content())
     parts = [(fold != k, fold == k) for k in range(noise.FOLDS)]
     sizes = over_ranks(torch.tensor([[int(rows.sum()) for rows in pair] for pair in parts]))
     filled = (sizes > 0).all(1).tolist()

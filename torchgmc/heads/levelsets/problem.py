@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from torchgmc.distributed import total as over_ranks
 from torchgmc.engine.folds import Pair
 from torchgmc.engine.solver import entry
 from torchgmc.engine.values import Names
@@ -48,9 +49,10 @@ class LevelProblem:
         self.z, self.member, self.edges, self.names, self.label = z, member, edges, names, names.label
         self.euclidean, self.unit, self.bins = euclidean, unit, len(edges) + 1
         self.dynamic = self.bins > 1
-        self.share = weight / weight.sum()
+        self.share = weight / over_ranks(weight.sum())
         wide = member.double() if member.numel() <= WIDE else member  # what sums are made from
-        self.mass = cell_sums(wide, self.share[:, None], torch.zeros_like(member[:, :1], dtype=torch.int64), 1)[:, 0, 0]  # P(A)
+        alike = torch.zeros_like(member[:, :1], dtype=torch.int64)
+        self.mass = over_ranks(cell_sums(wide, self.share[:, None], alike, 1)[:, 0, 0])  # P(A)
         self.scale = self.mass if conditional else torch.ones_like(self.mass)
         self.sparse = z.device.type == "cpu"
         self.place = self.level(z)
@@ -83,7 +85,7 @@ class LevelProblem:
     def violations(self, split: Pair | None = None) -> Tensor:
         """Signed violations at the current f, ``(a, b C)``; column k C + c is level set k of class c."""
         if split is None:
-            sums = self.table.sums
+            sums = over_ranks(self.table.sums)
         else:  # s is not a functional of f: the inner split is not used
             rows = split.outer.nonzero()[:, 0]
             value, level = self.read(rows)

@@ -11,15 +11,16 @@ from torch import Tensor
 from torchgmc import theory
 from torchgmc.audits.measure import Tally
 from torchgmc.audits.tabular import Table
-from torchgmc.distributed import pooled
+from torchgmc.distributed import collected, extremes, pooled, rows_stay
+from torchgmc.distributed import total as over_ranks
 from torchgmc.engine import checks, noise, soft, trees
 from torchgmc.engine.batches import checked_once
 from torchgmc.engine.clusters import check as check_clusters
 from torchgmc.engine.clusters import deal_clusters
 from torchgmc.engine.clusters import total as total_of
-from torchgmc.engine.folds import fresh_splits
+from torchgmc.engine.folds import EXACT, fresh_splits
 from torchgmc.engine.noise import small_groups
-from torchgmc.engine.offsets import Folded, Offsets, fit_offsets, fit_offsets_to, weighted_quantile
+from torchgmc.engine.offsets import CELLS, Folded, Offsets, fit_offsets, fit_offsets_to, quantile_of_all, span_of
 from torchgmc.engine.scripting import is_scripting
 from torchgmc.engine.solver import EXACT_STEPS, MAX_FIXED_STEPS, Log, Report, reached, run
 from torchgmc.engine.values import Names, Values
@@ -207,9 +208,20 @@ class QuantileHead(Learning):
 
     # -- fit ---------------------------------------------------------------------------------------------------------
 
+    def _rows_stay(self, rows: QuantileStatistics, solver: str = "exact", *_: Any, **__: Any) -> bool:
+        """Do sums over the rows tell everything? See :func:`torchgmc.distributed.rows_stay`."""
+        if solver != "exact" or self.bins is not None or self.finite_sample or self.learns or rows.cluster.shape[1]:
+            return False
+        kinds = 0 if self.statistics is None else len(pattern_ids(self.statistics.member)[1])
+        return int(over_ranks(torch.tensor(kinds), always=True)) <= CELLS
+
     @pooled
+    @rows_stay(_rows_stay, above=EXACT)
     def calibrate(self, solver: str = "exact", eta: float | None = None, max_iter: int | None = None) -> "QuantileHead":
         """Find the thresholds.
+
+        Over several processes, rows of more than 32,768 examples stay where they are; they are sent to every process with
+        ``bins``, ``finite_sample``, ``learn``, clusters, other solvers, or more than 1,024 combinations of groups.
 
         Args:
             solver: ``"exact"`` (line searches on the pinball loss), ``"paper"`` (Algorithm 1) or ``"fresh"`` (Algorithm 2).
@@ -230,7 +242,7 @@ class QuantileHead(Learning):
             if found is not None:  # the rest is fitted to what the trees leave
                 shift = (found.unseen - found.start)[:, 0]  # of trees that did not see the row: as on fresh data
                 examples = dataclasses.replace(examples, scores=examples.scores - shift)
-        low, high = self.range or [float(v) for v in examples.scores.aminmax()]
+        low, high = self.range or extremes(examples.scores)
         edges = low + (high - low) * torch.arange(1, self.num_bins, dtype=torch.float64) / self.num_bins
         edges = levelsets.snap(edges.to(examples.scores.device), unit)
         with levelsets.calm(examples.member):
@@ -249,7 +261,7 @@ class QuantileHead(Learning):
             s = [(seen.scores[:, None] <= q).double() - self.target for q in (start, fresh)]
             self.write_rules(found, (after - start, *s), seen, self.s_range())
         details = {
-            "examples": examples.rows,
+            "examples": int(over_ranks(torch.tensor(examples.rows))),
             "alpha_asked": self.alpha,
             "alpha_met": float(report.violations_after.abs().max()),
         }
@@ -262,7 +274,7 @@ class QuantileHead(Learning):
         divided = self.divide(examples)
         if divided is None:
             return None
-        own = not bool(examples.base.isnan().any())
+        own = examples.has_base()
 
         def thresholds(rows: QuantileStatistics) -> Tensor:
             found, _ = self._offsets(rows, own, unit)
@@ -296,7 +308,7 @@ class QuantileHead(Learning):
         """q0 of everyone, and f0 of each example, ``(n, 1)``, on the grid."""
         start = self.init
         if start is None:
-            start = quantiles.quantile_of(examples.scores, examples.weight, self.target)
+            start = quantile_of_all(examples.scores, examples.weight, self.target)
         start = math.ceil(start / unit) * unit
         return start, torch.where(examples.base.isnan(), start, levelsets.snap(examples.base, unit))[:, None]
 
@@ -307,7 +319,7 @@ class QuantileHead(Learning):
         everyone = self.lacks_everyone(examples.member)
         before = self._problem(examples, z, edges, unit, everyone)
         before.check_groups()
-        own = not bool(examples.base.isnan().any())  # each example has its own start
+        own = examples.has_base()
         found, level = self._offsets(examples, own, unit)
         lift, snapped = _snapped(found, unit)
         origin = levelsets.snap(examples.base, unit)[:, None] if own else 0.0
@@ -342,31 +354,36 @@ class QuantileHead(Learning):
     def _offsets(self, examples: QuantileStatistics, own: bool, unit: float) -> tuple[Offsets, float]:
         """The common threshold and the offsets, and the slack they were found with."""
         residual = examples.scores - examples.base if own else examples.scores
-        member, weight, total = examples.member.double(), examples.weight, examples.weight.sum()
+        member, weight, total = examples.member.double(), examples.weight, over_ranks(examples.weight.sum())
         cell, patterns = pattern_ids(examples.member)
+        every, first = collected(patterns.double())
+        if len(every) > len(patterns):  # other ranks have some too
+            place, patterns = pattern_ids(every.to(patterns.dtype))
+            cell = place[first:][cell]
         fold = deal_clusters(noise.FOLDS, examples.cluster, *examples.content())
         spread = torch.zeros(noise.FOLDS, examples.rows, dtype=torch.float64, device=weight.device)
         spread[fold, torch.arange(examples.rows, device=weight.device)] = weight
-        mass = spread.new_zeros(noise.FOLDS, len(patterns)).index_add_(1, cell, spread)
+        mass = over_ranks(spread.new_zeros(noise.FOLDS, len(patterns)).index_add_(1, cell, spread))
         together = total_of(weight[:, None], examples.cluster)[:, 0]
-        count = float(total.square() / together.square().sum())  # examples (or clusters), after weighting
-        data = Folded(residual, cell, spread, mass, patterns, count)
+        count = float(total.square() / over_ranks(together.square().sum()))  # examples (or clusters), after weighting
+        data = Folded(residual, cell, spread, mass, patterns, count, span_of(residual, len(patterns)))
         if not self.noise_floor:
-            alpha = self.goal() * (weight @ member / total if self.conditional else torch.ones_like(member[0]))
+            inside = mass.sum(0) @ patterns.double()
+            alpha = self.goal() * (inside / total if self.conditional else torch.ones_like(inside))
 
             def worst(found: Offsets) -> float:
                 lift, snapped = _snapped(found, unit)
-                below = (residual <= lift + member @ snapped).double()
-                off = ((below - self.target) * weight) @ member / total
-                return max(float((off.abs() / alpha).max()), abs(float((below - self.target) @ weight / total)) / self.goal())
+                s = weight * ((residual <= lift + member @ snapped).double() - self.target)
+                *off, all_off = over_ranks(torch.cat([s @ member, s.sum()[None]]) / total).abs()
+                return max(float((torch.stack(off) / alpha).max()), float(all_off) / self.goal())
 
             return fit_offsets_to(data, self.target, alpha, worst), 0.0
-        middle = weighted_quantile(residual, weight, float(self.target * total))
+        middle = quantile_of_all(residual, weight, self.target)
         s = (residual <= middle).double() - self.target
         everyone = torch.cat([member, torch.ones_like(member[:, :1])], 1)
         sums = total_of(everyone * (weight * s)[:, None], examples.cluster)  # (m, a + 1)
         mass = total_of(everyone * weight[:, None], examples.cluster)
-        squares, heavy = sums.square().sum(0), mass.square().sum(0)
+        squares, heavy = over_ranks(torch.stack([sums.square().sum(0), mass.square().sum(0)]))
         error = noise.standard_errors(squares[:-1], heavy[:-1], total, squares[-1] / heavy[-1].clamp_min(1e-300))
         found = fit_offsets(data, self.target, error, examples.group_sizes(), noise.skewness_of(s, weight), 1.0)
         return found, found.k
@@ -375,7 +392,7 @@ class QuantileHead(Learning):
         """A threshold per combination of groups, with a finite-sample guarantee."""
         began = time.perf_counter()
         finite.check_fit(solver, bool((examples.weight == 1.0).all()), examples.cluster.shape[1] > 0)
-        own = not bool(examples.base.isnan().any())
+        own = examples.has_base()
         residual = examples.scores - examples.base if own else examples.scores
         cell, patterns = pattern_ids(examples.member)
         weight = examples.weight[None]
@@ -411,7 +428,7 @@ class QuantileHead(Learning):
         squares = cell_sums(member, share.square()[:, None], problem.place, problem.bins)[:, :, 0]
         count = cell_sums(problem.member, torch.ones_like(share)[:, None], problem.place, problem.bins)[:, :, 0]
         skewness = (1.0 - 2.0 * self.target) / math.sqrt(variance)
-        squares = squares * variance
+        squares, count = over_ranks(torch.stack([squares * variance, count]))
         if cluster.shape[1]:  # from sums over clusters, and their number
             s = share * problem.mapping(problem.z, None)[:, 0]
             for k in range(problem.bins):
@@ -423,7 +440,7 @@ class QuantileHead(Learning):
         return (
             noise.slacks(noise.FIXED, error, count, skewness),
             noise.bound(level, error, count, skewness),
-            len(share) * squares,
+            over_ranks(torch.tensor(len(share))) * squares,
         )
 
     def _write_log(self, log: tuple[Tensor, Tensor, Tensor]) -> None:
@@ -619,7 +636,7 @@ class QuantileHead(Learning):
         elif self.init is not None:
             common = self.init
         else:
-            common = quantiles.quantile_of(batch.scores, batch.weight, self.target) if batch.rows else 0.0
+            common = quantile_of_all(batch.scores, batch.weight, self.target) if batch.rows else 0.0
         return torch.where(batch.base.isnan(), common, batch.base)
 
     def _thresholds(self, batch: QuantileStatistics) -> Tensor:

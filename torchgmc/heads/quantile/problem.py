@@ -7,6 +7,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from torchgmc.distributed import extremes
+from torchgmc.distributed import total as over_ranks
 from torchgmc.engine.solver import entry
 from torchgmc.engine.statistics import PerExample
 from torchgmc.heads.levelsets.problem import LevelProblem
@@ -32,6 +34,13 @@ class QuantileStatistics(PerExample):
         super().check_alike(other)
         if bool(self.base[:1].isnan().any()) != bool(other.base[:1].isnan().any()):
             raise ValueError("pass `base` with every batch or with none.")
+
+    def has_base(self) -> bool:
+        """Has each example, on all ranks, its own start? Raises if only some have."""
+        without, rows = over_ranks(torch.stack([self.base.isnan().sum().cpu(), torch.tensor(self.rows)])).tolist()
+        if 0 < without < rows:
+            raise ValueError("pass `base` with every batch or with none.")
+        return not without
 
 
 class QuantileProblem(LevelProblem):
@@ -109,7 +118,7 @@ class QuantileProblem(LevelProblem):
     def explain(self, who: int, what: int) -> str:
         """Atoms, few examples, or level sets that examples leave as soon as they are fixed."""
         inside, _ = self.cell(torch.tensor(who, device=self.z.device), torch.tensor(what, device=self.z.device))
-        count = int((inside > 0).sum())
+        count = int(over_ranks((inside > 0).sum()))
         return (
             f"{self.label(who, what)} has {count} examples. The coverage may jump over the target there (equal scores, few "
             "examples), or a step may carry examples into another level set. Try a larger `alpha`, fewer `bins`, or more data."
@@ -118,17 +127,9 @@ class QuantileProblem(LevelProblem):
 
 def grid_unit(scores: Tensor) -> float:
     """Power of two that divides the range of the scores into about 2^40 steps: sums of thresholds are then exact."""
-    low, high = (float(v) for v in scores.aminmax())
+    low, high = extremes(scores)
     size = max(high - low, abs(low), abs(high))
     return 2.0 ** (math.frexp(size if size > 1e-200 else 1.0)[1] - 40)
-
-
-def quantile_of(scores: Tensor, weight: Tensor, target: float) -> float:
-    """Smallest score that at least ``target`` of the weight lies at or below."""
-    ordered, place = scores.sort()
-    covered = weight[place].cumsum(0)
-    index = torch.searchsorted(covered, (target - 1e-12) * covered[-1])
-    return float(ordered[index.clamp(max=len(ordered) - 1)])
 
 
 def quantile_error(thresholds: Tensor, scores: Tensor, groups: Tensor, target: float, weight: Tensor | None = None) -> Tensor:

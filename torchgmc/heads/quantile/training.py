@@ -7,8 +7,8 @@ from torch import Tensor
 
 from torchgmc.engine import checks
 from torchgmc.engine.implicit import SoftPinball, check_members, check_some, optimum, slack_of
+from torchgmc.engine.offsets import quantile_of_all
 from torchgmc.groups.cells import pattern_ids
-from torchgmc.heads.quantile.problem import quantile_of
 
 if TYPE_CHECKING:
     from torchgmc.heads.quantile.head import QuantileHead
@@ -42,7 +42,7 @@ def solve(
     else:  # the common threshold is itself a (smoothed) quantile of the scores
         one = share.new_ones(1, 1)
         everyone = SoftPinball(torch.zeros_like(share).long(), share, target, one, 1, temperature, spread + temperature)
-        middle = torch.full_like(values, quantile_of(batch.scores, batch.weight, head.target))
+        middle = torch.full_like(values, quantile_of_all(batch.scores, batch.weight, head.target))
         start = middle[0] - optimum(everyone, torch.zeros_like(one), values, middle)[0, 0]
         origins = start.expand_as(values)
     cell, patterns = pattern_ids(batch.member)

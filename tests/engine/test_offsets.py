@@ -1,0 +1,45 @@
+"""Many scores seen through those near the thresholds, against all of them."""
+
+import pytest
+import torch
+
+from torchgmc.engine import folds, offsets
+from torchgmc.engine.offsets import Folded, fit_offsets_to, quantile_of_all, span_of, weighted_quantile
+
+
+def scores_of(n: int, kind: str) -> Folded:
+    g = torch.Generator().manual_seed(n)
+    patterns = torch.tensor([[0, 0], [0, 1], [1, 0], [1, 1]]).bool()
+    cell = torch.randint(4, (n,), generator=g)
+    scores = torch.randn(n, generator=g).double() * (1 + cell) + 1e3
+    scores = scores.round() if kind == "equal" else scores
+    weight = torch.rand(1, n, generator=g).double() + 0.5 if kind == "weights" else torch.ones(1, n).double()
+    mass = torch.zeros(1, 4).double().index_add_(1, cell, weight)
+    return Folded(scores, cell, weight, mass, patterns, float(n), span_of(scores, 4))
+
+
+@pytest.mark.parametrize("kind", ["plain", "equal", "weights"])
+def test_many_scores_have_the_optimum_of_all(kind: str, monkeypatch):
+    monkeypatch.setattr(folds, "EXACT", 100)
+    monkeypatch.setattr(offsets, "NEAR", 200)
+    many = scores_of(5000, kind)
+    every = offsets.replace(many, span=0.0)
+    assert many.span > 0
+    few, radius = many.near(torch.full((4,), 1e3).double())
+    assert len(few.scores) < 1500 and (radius > 0.01 or kind == "equal")  # 200 near ones, the others by their distance
+    torch.testing.assert_close(few.weight.sum(), many.total)
+    torch.testing.assert_close((few.weight[0] * few.scores).sum(), (many.weight[0] * many.scores).sum())
+    for part in (0.0317, 0.5123, 0.9071):  # no flat minima
+        plain = weighted_quantile(many.scores, many.weight[0], part * float(many.total))
+        assert quantile_of_all(many.scores, many.weight[0], part) == pytest.approx(plain, abs=1e-9)
+        for slack in (0.0, 0.02):
+            alpha = torch.full((2,), slack).double()
+            a, b = (fit_offsets_to(data, part, alpha, lambda _: 0.0) for data in (many, every))
+            assert a.common == pytest.approx(b.common, abs=1e-7)
+            torch.testing.assert_close(a.groups, b.groups, rtol=0, atol=1e-7)
+
+
+def test_too_many_cells_are_not_counted(monkeypatch):
+    monkeypatch.setattr(folds, "EXACT", 100)
+    scores = torch.rand(101).double()
+    assert span_of(scores, offsets.CELLS) == 1.0 and span_of(scores, offsets.CELLS + 1) == span_of(scores[:100]) == 0.0
