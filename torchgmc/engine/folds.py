@@ -14,8 +14,9 @@ from torchgmc.engine import hashing
 
 #: Up to so many rows have their exact place, for which every rank needs the keys of all rows; more have one by a hash.
 EXACT = 1 << 15
-#: Keys of equal rows that ranks tell one another, so that these are dealt out evenly over the ranks too.
-EQUAL = 1 << 12
+#: Keys of equal rows that ranks tell one another, so that these are dealt out evenly over the ranks too; of more keys, up to so
+#: many equal rows have one place, on whatever ranks they are.
+EQUAL, ALIKE = 1 << 12, 16
 #: Range of places by a hash.
 RANGE = 1 << 40
 
@@ -56,8 +57,8 @@ class Places(NamedTuple):
 def places(*parts: Tensor) -> Places:
     """Places that do not depend on the order of the rows, nor on the ranks they are on; equal rows have different ones.
 
-    (Equal rows on several ranks: if there are more than ``EXACT`` rows, and of more than ``EQUAL`` kinds, a rank deals out its
-    own by themselves.)
+    (If there are more than ``EXACT`` rows, and of more than ``EQUAL`` kinds, a few equal ones share a place, and of more than
+    ``ALIKE`` a rank deals out its own by themselves.)
 
     Args:
         parts: as for :func:`shuffled`.
@@ -83,7 +84,9 @@ def places_of(keys: Tensor) -> Places:
         new = torch.cat([torch.ones_like(keys[:1]), keys[order].diff().ne(0).long()])
         kind, first = new.cumsum(0) - 1, new.nonzero()[:, 0]  # of the rows in order
         index = torch.arange(len(order), device=order.device) - first[kind]  # of a row among those equal to it
-        if not apart:
+        if apart:
+            index *= torch.bincount(kind)[kind] > ALIKE
+        else:
             every, start = distributed.collected(keys[order[first]])
             times, _ = distributed.collected(torch.bincount(kind, minlength=len(first)))
             known, where = torch.unique(every, return_inverse=True)
