@@ -28,7 +28,7 @@ from torch import Tensor
 from torch import distributed as dist
 
 import torchgmc as gmc
-from benchmarks import fnr
+from benchmarks import fnr, overhead
 from benchmarks.timing import machine
 from torchgmc.distributed import exchanged_bytes
 
@@ -74,8 +74,8 @@ def threshold(n: int, g: torch.Generator) -> tuple[Tensor, ...]:
 
 def tree(n: int, g: torch.Generator) -> tuple[Tensor, ...]:
     """Five leaves under two branches."""
-    logits = 1.5 * torch.randn(n, 5, generator=g)
-    return logits, torch.multinomial(logits.softmax(1), 1, generator=g)[:, 0]
+    probs = (1.5 * torch.randn(n, 5, generator=g)).softmax(1)
+    return probs, torch.multinomial(probs, 1, generator=g)[:, 0]
 
 
 def _names(count: int) -> list[str]:
@@ -243,6 +243,54 @@ def unit(images: int = 118, size: int = 256, block: int = 1 << 16) -> dict[str, 
     return found
 
 
+def _cost(work: Callable[..., Any], *arguments: Any) -> float:
+    """Milliseconds of the processor."""
+    start = time.process_time()
+    work(*arguments)
+    return 1e3 * (time.process_time() - start)
+
+
+def images() -> list[dict[str, float]]:
+    """ThresholdHead by the size of images and the number of combinations of groups: bytes an image, times of batches."""
+    torch.set_num_threads(1)
+    found = []
+    for groups, n, size, batch in ((4, 100_000, 8, 5000), (4, 200, 512, 10), (16, 3000, 32, 50), (50, 20_000, 8, 1000)):
+        head, times, g = gmc.ThresholdHead(0.1, 0.01, _names(groups)), [], torch.Generator().manual_seed(0)
+        for _ in range(n // batch):
+            member, masks = (torch.rand(batch, *shape, generator=g) < 0.4 for shape in ((groups,), (size, size)))
+            scores = torch.sigmoid(2.0 * masks + torch.randn(batch, size, size, generator=g) - member[:, :1, None].float())
+            times.append(_cost(head.observe, scores, masks, member))
+        half = len(times) // 2
+        one = {"groups": groups, "images": n, "size": size, "batch": batch, "cells": len(head.statistics.member)}
+        one |= {"kept": sum(t.nbytes for t in _tensors(head.statistics)) / n, "pixel": 1e6 * sum(times) / (n * size**2)}
+        one |= {"first": sum(times[:half]) / half, "last": sum(times[half:]) / (len(times) - half), "largest": max(times)}
+        found.append(one | {"calibrate": _cost(head.calibrate) / 1e3})
+    return found
+
+
+def softmaxes() -> list[list[float]]:
+    """TreeHead.observe: leaves, rows, milliseconds of a softmax in blocks of the same matrix and of observe, middle of 9."""
+    torch.set_num_threads(1)
+    found = []
+    for leaves, n in ((134, 46_985), (1000, 20_000)):
+        probs, labels = torch.randn(n, leaves).mul_(3.0).softmax(1), torch.randint(leaves, (n,))
+        head, out = (
+            gmc.TreeHead([(f"branch {k % 7}", f"leaf {k}") for k in range(leaves)], 0.9, 0.02),
+            torch.empty(2048, leaves),
+        )
+
+        def blocks(probs: Tensor = probs, out: Tensor = out) -> None:
+            for some in probs.split(len(out)):
+                torch.softmax(some, 1, out=out[: len(some)])
+
+        def observe(head: gmc.Head = head, batch: tuple[Tensor, ...] = (probs, labels)) -> None:
+            head.reset()
+            head.observe(*batch)
+
+        found.append([leaves, n, *(sorted(_cost(work) for _ in range(9))[4] for work in (blocks, observe))])
+    return found
+
+
 def load(path: Path) -> dict[str, Any]:
     """What was measured so far."""
     return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
@@ -250,7 +298,11 @@ def load(path: Path) -> dict[str, Any]:
 
 def page(found: dict[str, Any]) -> str:
     """The page: only what was measured."""
-    cells = {tuple(key.split()): value for key, value in found.items() if key not in ("unit", "machine", "parquet")}
+    cells = {
+        tuple(key.split()): value
+        for key, value in found.items()
+        if key not in ("unit", "machine", "parquet", "images", "softmaxes", "positions")
+    }
     lines = ["# Scale", "", "`python -m benchmarks.scale`, one thread per process."]
     lines += [f"- {name}: {value}" for name, value in found.get("machine", {}).items()]
     lines += ["", "## One process", "", "Processor time in microseconds, memory in bytes, each per row.", ""]
@@ -299,6 +351,39 @@ def page(found: dict[str, Any]) -> str:
         lines += ["", "## The unit: one pass over the scores of 118 images of 256 x 256", ""]
         lines += ["Milliseconds of the processor, 15 runs.", "", "| | least | middle | largest |", "|---|---|---|---|"]
         lines += [f"| {name} | {' | '.join(f'{value:.1f}' for value in times)} |" for name, times in found["unit"].items()]
+        fresh, blocks, reading, fit = (times[1] for times in found["unit"].values())
+        passes = f"{fit / fresh:.2g} passes with fresh temporaries, {fit / blocks:.2g} in blocks, {fit / reading:.2g} readings"
+        lines += ["", f"The fit is {passes} (the middle of each). Its steps, in passes in blocks, measured once:", ""]
+        lines += ["- finding places on the lattice 0.6, counting them 0.6, checks and sums over groups 0.5;"]
+        lines += [
+            "- interior points 0.9, windows around thresholds, the vertex and the report 1.2: small operations, not pixels."
+        ]
+    if "images" in found:
+        lines += ["", "## ThresholdHead: sizes of images and combinations of groups", ""]
+        lines += ["Milliseconds of the processor a batch: mean of the first and of the second half, and the largest.", ""]
+        lines += [
+            "| groups | images | combinations | batch | bytes an image | first | second | largest | ns a pixel | calibrate, s |"
+        ]
+        lines += ["|" + "---|" * 10]
+        for one in found["images"]:
+            what = [
+                f"{one['groups']}",
+                f"{one['images']:,} of {one['size']} x {one['size']}",
+                f"{one['cells']:,}",
+                f"{one['batch']:,}",
+            ]
+            what += [f"{one['kept']:,.0f}", *(f"{one[key]:.1f}" for key in ("first", "last", "largest", "pixel", "calibrate"))]
+            lines.append(f"| {' | '.join(what)} |")
+    if "softmaxes" in found:
+        lines += ["", "## TreeHead.observe in softmaxes of the same matrix", ""]
+        lines += ["| leaves | rows | a softmax in blocks, ms | observe, ms | softmaxes |", "|---|---|---|---|---|"]
+        for leaves, n, one, all_of_it in found["softmaxes"]:
+            lines.append(f"| {leaves:,} | {n:,} | {one:.1f} | {all_of_it:.1f} | {all_of_it / one:.1f} |")
+    if "positions" in found:
+        lines += ["", "## A language model at every position", ""]
+        lines += ["A GPT-2 of 6 layers at random, 50,257 tokens, 2 texts of 64; parts of the pass and the head together.", ""]
+        lines += ["| width | pass, ms | `adjust_`, % | `head(logits, groups)`, % |", "|---|---|---|---|"]
+        lines += [f"| {w} | {ms:.0f} | {100 * ours:.2f} | {100 * whole:.1f} |" for w, ms, ours, whole in found["positions"]]
     return "\n".join([*lines, "", *NOTES.splitlines()]) + "\n"
 
 
@@ -320,7 +405,17 @@ NOTES = """\
 - With a fit of up to 2^25 entries of membership `probability` holds it as floats (4 bytes an entry), with more as bytes.
 - `distribution` was measured some hours before the others, on the same day.
 - No figure above is of a size, or a number of processes, that is not in the tables.
-- A fit of the miss rate is 1.1 passes with fresh temporaries, but 6.2 in blocks, and 45 readings of the scores.
+- `threshold` keeps a table of 8 x 4,098 x folds bytes (5 folds; 1 without the noise rule) for each combination of groups and
+  class. Where most of it would be 0, or it would exceed 128 MB, it keeps 16 bytes for each point of the lattice at which the
+  curve of a combination rises (at most 66 kB an image and class, 16 bytes a relevant pixel) and a + 40 bytes a combination;
+  no result changes. A batch is then joined with others when they are half as many: each entry is copied O(log n) times.
+- Images of 8 x 8 have fixed costs: a key of each image (some 0.8 microseconds) and its risk at 65 thresholds (some 1).
+- 1e5 images of 8 x 8 in 50 random groups (1e5 combinations) ran once: 497 bytes an image, 1.9 s to observe, 173 s and 2.8 GB
+  to calibrate.
+- `TreeHead.observe` passes over the scores for the best leaf, their order in the tree, sums of paths in float64 and the key of
+  the noise (half of the time), and makes a key of each row (a quarter).
+- `torch.compile` is not used in fits. Of the longest chain of elementwise steps (places on the lattice, 15 blocks of 524,288
+  scores, one thread) it made 31 ms of 36, after 17 s of compiling; the rest of a fit is products, sorts and counts.
 
 ## On paper, not measured: 1e8 rows x 50 groups, `ProbabilityHead`, one process
 
@@ -379,9 +474,10 @@ def main(arguments: list[str] | None = None) -> int:
         found[key] = measure(name, n, world)
         path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
         print(key, {k: v for k, v in found[key][0].items() if k != "state"}, flush=True)
-    if "unit" not in found:
-        found["unit"] = unit()
-        path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    for key, work in (("unit", unit), ("images", images), ("softmaxes", softmaxes), ("positions", overhead.positions)):
+        if key not in found:
+            found[key] = work()
+            path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     (options.results / "scale.md").write_text(page(found), encoding="utf-8")
     left = sum(f"{name} {n} {world}" not in found for name, n, world in wanted)
     print(f"{left} measurements are left." if left else "all is measured.")

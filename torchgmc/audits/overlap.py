@@ -4,6 +4,7 @@ import hashlib
 import math
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -95,7 +96,8 @@ def example_keys(*parts: Tensor) -> Tensor:
     for start in range(0, max(len(parts[0]), 1), rows):
         x = torch.cat([part[start : start + rows].to(torch.float64) for part in columns], 1)
         if x.shape[1] >= MANY:
-            mantissa, exponent = torch.frexp(x)
+            fast = x.device.type == "cpu"  # numpy takes a quarter of the time
+            mantissa, exponent = map(torch.from_numpy, np.frexp(x.numpy())) if fast else torch.frexp(x)
             x = mantissa.mul_(1024.0).round_().add_(exponent, alpha=4096)
         found.append(hashing.row_keys(x))
     return torch.cat(found)

@@ -153,10 +153,17 @@ class Offsets:
 
 def weighted_quantile(scores: Tensor, weight: Tensor, mass: float) -> float:
     """Smallest score with at least this mass at or below it; the largest score if there is none."""
-    ordered, place = scores.sort()
-    covered = weight[place].cumsum(0)
-    index = torch.searchsorted(covered, mass - 1e-12 * max(abs(mass), 1e-300))
-    return float(ordered[index.clamp(max=len(ordered) - 1)])
+    goal = mass - 1e-12 * max(abs(mass), 1e-300)
+    low, width = scores.min(), float(scores.max() - scores.min())
+    place = torch.zeros_like(scores, dtype=torch.int64)
+    if 0.0 < width < math.inf and len(scores) > BUCKETS:  # sort only those in the bucket that the mass ends in
+        place = ((scores - low) * (BUCKETS / width)).long()
+    covered = torch.bincount(place, weight).cumsum(0)
+    bucket = int(torch.searchsorted(covered, goal).clamp(max=len(covered) - 1))
+    inside = place == bucket
+    ordered, order = scores[inside].sort()
+    rest = weight[inside][order].cumsum(0) + (covered[bucket - 1] if bucket else 0.0)
+    return float(ordered[torch.searchsorted(rest, goal).clamp(max=len(ordered) - 1)])
 
 
 def span_of(scores: Tensor, cells: int = 1) -> float:

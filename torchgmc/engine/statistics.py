@@ -1,6 +1,7 @@
 """Statistics that keep something of every example, how two sets of them are joined, and what they must look like in a file."""
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Any, ClassVar, TypeVar
 
@@ -126,7 +127,7 @@ def check_layout(found: Any, sizes: Mapping[str, int]) -> None:
     """Raise unless statistics from a file are what ``layout`` of their class says: a type and a shape for each tensor.
 
     Types: ``bool``; ``who``, bool, or ``part`` where ``sizes`` has ``fractional``; ``bits``, ``who`` or :class:`Bits` of it;
-    ``int``, and ``int<N`` from 0 to N - 1; ``float``, finite; ``part``, from 0 to 1; ``weight``, from 0 to
+    ``int``, and ``int<N`` below N (a product too, ``c*C``); ``float``, finite; ``part``, from 0 to 1; ``weight``, from 0 to
     1e100; ``count``, the same of any floating type; ``rise``, the same up to rounding; ``log``, which may be -inf; ``start``,
     which may be NaN; ``any``. In a shape a number or a name of ``sizes`` is that size, ``*`` is anything, and any other name is
     the same number wherever it occurs; ``k`` is 0 or 1. A tensor that ``layout`` does not name has n rows.
@@ -166,7 +167,11 @@ def _wrong(value: Tensor, kind: str, limit: str, sizes: Mapping[str, int]) -> st
     if not value.numel() or kind in ("bool", "any") or (kind == "int" and not limit):
         return ""
     low, high = (v.item() for v in (value.nan_to_num(0.0) if kind == "start" else value).aminmax())  # NaN is not within
-    ranges = {"int": (0, sizes.get(limit, 0) - 1), "part": (-1e-6, 1 + 1e-6), "log": (float("-inf"), 1e-6)}
+    ranges = {
+        "int": (0, math.prod(sizes.get(one, 0) for one in limit.split("*")) - 1),
+        "part": (-1e-6, 1 + 1e-6),
+        "log": (float("-inf"), 1e-6),
+    }
     ranges |= {"weight": (0.0, 1e100), "count": (0.0, 1e100), "rise": (-1e-6 * max(high, 1.0), 1e100)}
     least, most = ranges.get(kind, (-1e300, 1e300))
     return "" if least <= low and high <= most else f"must lie between {least:g} and {most:g}, got {low:g} to {high:g}"

@@ -19,7 +19,16 @@ from torchgmc.heads import finite
 from torchgmc.heads.base import EVERYONE
 from torchgmc.heads.learned import Found as TreesFound
 from torchgmc.heads.learned import looked_at
-from torchgmc.heads.threshold.problem import POINTS, CurveProblem, CurveStatistics, SampleProblem, SampleStatistics, reason
+from torchgmc.heads.threshold.problem import (
+    POINTS,
+    CurveProblem,
+    CurveStatistics,
+    RiseStatistics,
+    SampleProblem,
+    SampleStatistics,
+    reason,
+    with_everyone,
+)
 
 if TYPE_CHECKING:
     from torchgmc.heads.threshold.head import ThresholdHead
@@ -172,7 +181,7 @@ def _equal(statistics: CurveStatistics | SampleStatistics) -> tuple[bool, bool]:
     """Are all weights 1, and are there clusters?"""
     if isinstance(statistics, SampleStatistics):
         return bool(((statistics.mass == 0) | (statistics.mass == 1)).all()), statistics.cluster.shape[1] > 0
-    first, second = statistics.mass.sum(), statistics.powers[0, :, :, 0].sum()  # of w and of w^2
+    first, second = statistics.mass.sum(), statistics.moments[0, -1, :, 0].sum()  # of w and of w^2
     return bool((first - second).abs() <= 1e-9 * first) and float(first) == round(float(first)), statistics.clusters is not None
 
 
@@ -210,12 +219,11 @@ def _snap(head: "ThresholdHead", found: list[Offsets]) -> tuple[Tensor, Tensor]:
 
 def _why(head: "ThresholdHead", problem: CurveProblem | SampleProblem, lam: Tensor, names: Names, who: int, what: int) -> str:
     """Why a violation stays: the target lies beyond the range, or the risk jumps over it."""
-    ones = torch.ones_like(problem.member[:, :1])
-    inside = torch.cat([problem.member, ones], 1)[:, who, None] > 0  # (c, 1)
+    sets = with_everyone(problem.member)
+    inside = sets[:, who, None] > 0  # (c, 1)
 
     def risk(thresholds: Tensor) -> float:
-        table = torch.cat([problem.member, ones], 1).T @ problem.risk_at(thresholds)
-        rising = float(table[who, what] / (torch.cat([problem.member, ones], 1).T @ problem.mass)[who, what])
+        rising = float((sets.T @ problem.risk_at(thresholds) / (sets.T @ problem.mass))[who, what])
         return rising if head.risk.increasing else 1.0 - rising
 
     goal = float(head.s_target()[what])
@@ -232,11 +240,16 @@ def _why(head: "ThresholdHead", problem: CurveProblem | SampleProblem, lam: Tens
 def _folded_curves(statistics: CurveStatistics | SampleStatistics, problem: CurveProblem, label: int) -> Folded:
     """Curves of one class: the points of the lattice are the scores."""
     assert isinstance(statistics, CurveStatistics)
+    points = problem.lattice.points(statistics.steps.device)
+    mass, count = statistics.mass[:, :, label], _number(statistics, label)
+    if isinstance(statistics, RiseStatistics):
+        point, cell, which = statistics.where()
+        chosen, (folds, cells) = which == label, mass.shape
+        place, where = torch.unique((point // folds * cells + cell)[chosen], return_inverse=True)
+        weight = mass.new_zeros(folds, len(place)).index_put_((point[chosen] % folds, where), statistics.steps[chosen])
+        return Folded(points[place // cells], place % cells, weight, mass, statistics.member, count)
     steps = statistics.steps[:, :, label]  # (F, c, size)
     cell, place = (steps != 0).any(0).nonzero(as_tuple=True)
-    points = problem.lattice.points(steps.device)
-    mass = statistics.mass[:, :, label]
-    count = _number(statistics, label)
     return Folded(points[place], cell, steps[:, cell, place], mass, statistics.member, count)
 
 
@@ -244,7 +257,7 @@ def _number(statistics: CurveStatistics, label: int) -> float:
     """Examples (or clusters) that count for a class, after weighting."""
     if statistics.clusters is not None:
         return float((statistics.clusters.mass[:, -1, label] > 0).sum())
-    return float(statistics.mass[:, :, label].sum().square() / statistics.powers[0, :, label, 0].sum().clamp_min(1e-300))
+    return float(statistics.mass[:, :, label].sum().square() / statistics.moments[0, -1, label, 0].clamp_min(1e-300))
 
 
 def _folded(statistics: CurveStatistics | SampleStatistics, label: int) -> Folded:
@@ -283,16 +296,14 @@ def _spread(
     def between(table: Tensor) -> Tensor:  # linear between the two nearest points
         return (1 - part) * table[..., high - 1] + part * table[..., high]
 
-    zero, one, two, three = (between(t) for t in statistics.powers[:, :, label])  # (c,): sums of w^2 R^p
-    inside = torch.cat([problem.member, torch.ones_like(problem.member[:, :1])], 1).T  # (a + 1, c)
+    zero, one, two, three = (between(t) for t in statistics.moments[:, :, label])  # (a + 1,): sums of w^2 R^p
     second = two - 2 * target * one + target**2 * zero
     third = three - 3 * target * two + 3 * target**2 * one - target**3 * zero
     total = problem.total[label]
-    count = inside @ zero
-    mass = inside @ problem.mass[:, label]
-    pooled = second.sum() / zero.sum().clamp_min(1e-300)
-    skewness = float(third.sum() / zero.sum().clamp_min(1e-300) / pooled.clamp_min(1e-300) ** 1.5)
-    squares, sizes = inside @ second, mass.square() / count.clamp_min(1e-300)
+    mass = with_everyone(problem.member).T @ problem.mass[:, label]
+    pooled = second[-1] / zero[-1].clamp_min(1e-300)
+    skewness = float(third[-1] / zero[-1].clamp_min(1e-300) / pooled.clamp_min(1e-300) ** 1.5)
+    count, squares, sizes = zero, second, mass.square() / zero.clamp_min(1e-300)
     if statistics.clusters is not None:
         sums = between(statistics.clusters.risk[:, :, label]) - target * statistics.clusters.mass[:, :, label]  # (m, a + 1)
         squares, sizes = sums.square().sum(0), (statistics.clusters.mass[:, :, label] > 0).double().sum(0)
@@ -306,7 +317,7 @@ def _spread_of_samples(statistics: SampleStatistics, label: int, middle: float, 
     mass = statistics.mass[:, label]
     risk = torch.zeros_like(mass).index_add_(0, statistics.example[chosen], statistics.share[chosen])  # w R
     value = risk - target * mass  # w s
-    inside = torch.cat([statistics.member, torch.ones_like(statistics.member[:, :1])], 1).double()
+    inside = with_everyone(statistics.member)
     sums = total(inside * value[:, None], statistics.cluster)
     masses = total(inside * mass[:, None], statistics.cluster)
     squares, count = sums.square().sum(0), masses.square().sum(0)

@@ -27,12 +27,25 @@ from torchgmc.heads.combinations import threshold_figures, threshold_tables
 from torchgmc.heads.learned import Learning
 from torchgmc.heads.threshold import training
 from torchgmc.heads.threshold.fit import coarse, fit_thresholds, grow, tabulate
-from torchgmc.heads.threshold.problem import POINTS, ClusterSums, CurveProblem, CurveStatistics, SampleProblem, SampleStatistics
-from torchgmc.heads.threshold.risks import CHUNK, RISKS, Lattice, MonotoneRisk, Risk
+from torchgmc.heads.threshold.problem import (
+    MAX_ELEMENTS,
+    POINTS,
+    ClusterSums,
+    CurveProblem,
+    CurveStatistics,
+    RiseStatistics,
+    SampleProblem,
+    SampleStatistics,
+    coalesce,
+    with_everyone,
+)
+from torchgmc.heads.threshold.risks import CHUNK, RISKS, Lattice, MonotoneRisk, Risk, ShareRisk
 from torchgmc.heads.threshold.task import TASK
 
-#: Elements of the largest temporary table of curves (128 MB in float64).
-MAX_ELEMENTS = 1 << 24
+#: Images whose curves are summed at a time, at most.
+BATCH = 1 << 13
+#: Elements of a table of curves that is kept even where most of it is 0.
+TABLE = 1 << 19
 #: Scores per image and class that a head with `learn` or `fractional` keeps.
 KEPT = 256
 
@@ -121,7 +134,7 @@ class ThresholdHead(Learning):
     )
     arguments: ClassVar[tuple[str, ...]] = ("scores", "masks", "groups", "weight", "clusters", "pixel_weight", "features")
     truth: ClassVar[str] = "masks"
-    keeps: ClassVar[tuple[type, ...]] = (CurveStatistics, SampleStatistics, ClusterSums)
+    keeps: ClassVar[tuple[type, ...]] = (CurveStatistics, RiseStatistics, SampleStatistics, ClusterSums)
     common: ClassVar[bool] = True
     task = TASK
 
@@ -230,7 +243,7 @@ class ThresholdHead(Learning):
         pixel_weight: Any = None,
         features: Any = None,
     ) -> None:
-        """Add a batch to the statistics.
+        """Add a batch to the statistics: curves of each combination of groups; of many, the points at which they rise.
 
         Args:
             scores: shape ``(n, ...)``, or ``(n, C, ...)`` with classes; any floating type.
@@ -243,8 +256,11 @@ class ThresholdHead(Learning):
             features: of each image, ``(n, d)``, where the head was made with ``learn``.
         """
         batch = self.check_batch(scores, masks, groups, weight, clusters, pixel_weight, features)
-        lattice = self.lattice
-        rows = len(batch.scores) if lattice is None else max(1, MAX_ELEMENTS // (self.columns * lattice.size))
+        lattice, pixels = self.lattice, math.prod(batch.scores.shape[2 if self.per_class else 1 :])
+        rows = len(batch.scores)
+        if lattice is not None:
+            most = MAX_ELEMENTS // (self.columns * max(POINTS, self._folds * min(pixels, lattice.size)))
+            rows = max(1, min(BATCH, most))
         if self.jitter:  # noise is many cheap operations: stay in the cache
             rows = min(rows, max(1, CHUNK // max(1, math.prod(batch.scores.shape[1:]))))
         for start in range(0, len(batch.scores), max(rows, 1)):
@@ -258,46 +274,62 @@ class ThresholdHead(Learning):
             self.flat(hashing.add(batch.scores, self.jitter, self.noise_version)),
             self.flat(batch.masks),
         )  # (n, C, ...)
-        member, weight = batch.member, batch.weight
         pixels = None if batch.pixels is None else self.flat(batch.pixels)
-        n = torch.tensor(len(scores), device=scores.device)
-        if lattice is None:
-            chosen = self.risk.shares().relevant(masks)
-            chosen = chosen if pixels is None else chosen & (pixels > 0)
-            counts = chosen.sum(-1) if pixels is None else (chosen * pixels).sum(-1)
-            example, label, _ = chosen.nonzero(as_tuple=True)
-            share = weight[example] / counts[example, label] * (1.0 if pixels is None else pixels[chosen])
-            mass = weight[:, None] * (counts > 0)
-            rows = (member.clone(), mass, keys, batch.cluster.clone(), scores[chosen].double(), share, example, label)
-            features = batch.features.clone() if self.learns else None
-            found = SampleStatistics(*rows, scores.dtype, n, (counts == 0).sum(0), features)
-            sketch = self.resolution != "exact" and (self.learns or self.fractional)
-            return found.sketched(KEPT) if sketch else found
-        steps, counts = self.risk.curves(scores, masks, lattice, pixels)
-        mass = weight[:, None] * (counts > 0)  # (n, C)
-        excluded = (counts == 0).sum(0)
+        if lattice is not None:
+            return self._sum_curves(batch, lattice, scores, masks, pixels, keys)
+        found, row, share, counts = self.risk.shares().pixels(masks, pixels)
+        example, label = row // self.columns, row % self.columns
+        mass = batch.weight[:, None] * (counts > 0)
+        share = batch.weight[example] * share
+        values = scores.flatten()[found].double()
+        rows = (batch.member.clone(), mass, keys, batch.cluster.clone(), values, share, example, label)
+        n, features = torch.tensor(len(scores), device=scores.device), batch.features.clone() if self.learns else None
+        kept = SampleStatistics(*rows, scores.dtype, n, (counts == 0).sum(0), features)
+        return kept if self.resolution == "exact" or not (self.learns or self.fractional) else kept.sketched(KEPT)
+
+    def _sum_curves(
+        self, batch: Batch, lattice: Lattice, scores: Tensor, masks: Tensor, pixels: Tensor | None, keys: Tensor
+    ) -> CurveStatistics:
+        """Curves of one batch, summed over cells: as a table, or the points at which they rise where most of it would be 0."""
+        member, device, columns, size = batch.member, scores.device, self.columns, lattice.size
+        rows, each, points = len(scores) * columns, math.prod(scores.shape[2:]), coarse(size, device)
+        small = isinstance(self.risk, ShareRisk) and each <= size
+        if small:
+            which, row, share, counts = self.risk.shares().pixels(masks, pixels)
+            place = lattice.index(scores.flatten().index_select(0, which)).long()
+            inside = place < size
+            row, place, share = (row, place, share) if bool(inside.all()) else (row[inside], place[inside], share[inside])
+            step = torch.searchsorted(points, torch.arange(size, device=device)).index_select(0, place)  # first point not below
+            risk = torch.bincount(row * POINTS + step, share, rows * POINTS).to(share).view(-1, columns, POINTS).cumsum(-1)
+        else:
+            steps, counts = self.risk.curves(scores, masks, lattice, pixels)
+            risk = steps.cumsum(-1)[..., points]  # (n, C, POINTS)
+        mass = batch.weight[:, None] * (counts > 0)  # (n, C)
         own = batch.cluster[:, 0] if batch.cluster.shape[1] else keys
-        fold = parts_of(own, self._folds)
-        cell, patterns = (
-            (torch.arange(len(member), device=member.device), member.clone()) if self._apart else pattern_ids(member)
-        )
-        shape = (self._folds, len(patterns), self.columns)
-        place = fold * len(patterns) + cell
-        sums = steps.new_zeros(shape[0] * shape[1], self.columns, lattice.size).index_add_(0, place, steps * mass[:, :, None])
-        masses = mass.new_zeros(shape[0] * shape[1], self.columns).index_add_(0, place, mass)
-        points = coarse(lattice.size, steps.device)
-        risk = steps.cumsum(-1)[..., points]  # (n, C, POINTS)
-        square = mass.square()[:, :, None]
-        powers = torch.stack([steps.new_zeros(*shape[1:], POINTS).index_add_(0, cell, square * risk**p) for p in range(4)])
-        together = None
-        if batch.cluster.shape[1]:
-            key, which = torch.unique(own, return_inverse=True)
-            inside = torch.cat([member, torch.ones_like(member[:, :1])], 1).double()  # (n, a + 1)
-            part = inside[:, :, None] * mass[:, None]  # (n, a + 1, C)
-            sums_of = risk.new_zeros(len(key), inside.shape[1], *risk.shape[1:])
-            mass_of = part.new_zeros(len(key), *part.shape[1:]).index_add_(0, which, part)
-            together = ClusterSums(key, sums_of.index_add_(0, which, part[..., None] * risk[:, None]), mass_of)
-        return CurveStatistics(patterns, sums.view(*shape, -1), masses.view(shape), powers, n, excluded, together, self._apart)
+        cell, patterns = (torch.arange(len(member), device=device), member.clone()) if self._apart else pattern_ids(member)
+        shape = (self._folds, len(patterns), columns)
+        slot = parts_of(own, self._folds) * len(patterns) + cell
+        masses = mass.new_zeros(shape[0] * shape[1], columns).index_add_(0, slot, mass).view(shape)
+        power, powers = mass.square()[:, :, None].expand_as(risk), risk.new_zeros(4, *shape[1:], POINTS)
+        for table in powers:
+            table.index_add_(0, cell, power)
+            power = power * risk
+        moments = torch.einsum("cg,pclk->pglk", with_everyone(patterns), powers)
+        clusters = _cluster_sums(own, with_everyone(member), mass, risk) if batch.cluster.shape[1] else None
+        tail = (masses, moments, torch.tensor(len(scores), device=device), (counts == 0).sum(0), clusters)
+        most = min(MAX_ELEMENTS, max(TABLE, 4 * rows * min(each, size)))
+        many = not self._apart and math.prod(shape) * size > most
+        if small:
+            slots = (slot[:, None] * columns + torch.arange(columns, device=device)).flatten().index_select(0, row)
+            share = share * mass.flatten().index_select(0, row)
+            if many:
+                place, share = coalesce(place * math.prod(shape) + slots, share)
+                return RiseStatistics(patterns, share, *tail, place=place)
+            sums = torch.bincount(slots * size + place, share, math.prod(shape) * size).to(share)
+        else:
+            sums = steps.new_zeros(shape[0] * shape[1], columns, size).index_add_(0, slot, steps * mass[:, :, None])
+        found = CurveStatistics(patterns, sums.view(*shape, size), *tail, self._apart)
+        return found.rises() if many else found
 
     @checked_once
     def check_batch(
@@ -686,6 +718,15 @@ class ThresholdHead(Learning):
     def extra_repr(self) -> str:
         """Options and state."""
         return f"target={self.target}, risk={self.risk.name}, {super().extra_repr()}"
+
+
+def _cluster_sums(own: Tensor, inside: Tensor, mass: Tensor, risk: Tensor) -> ClusterSums:
+    """Of examples with these clusters ``(n,)``, members ``(n, a + 1)``, masses ``(n, C)`` and risks ``(n, C, POINTS)``."""
+    key, which = torch.unique(own, return_inverse=True)
+    part = inside[:, :, None] * mass[:, None]  # (n, a + 1, C)
+    sums_of = risk.new_zeros(len(key), inside.shape[1], *risk.shape[1:])
+    mass_of = part.new_zeros(len(key), *part.shape[1:]).index_add_(0, which, part)
+    return ClusterSums(key, sums_of.index_add_(0, which, part[..., None] * risk[:, None]), mass_of)
 
 
 def _find_risk(risk: Any) -> Risk:

@@ -1,11 +1,13 @@
 """Risk curves of thresholds: the sufficient statistics of ThresholdHead, and the GMC problem on them.
 
 An example enters as the curve R_i(lambda) of its risk on a lattice of thresholds, and is added to the cell of all
-examples with the same group membership. Memory grows with cells x lattice, never with pixels or examples.
+examples with the same group membership. Memory grows with cells x lattice, never with pixels or examples; where cells are as
+many as examples, only the points at which their curves rise are kept.
 """
 
+import functools
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import torch
@@ -23,6 +25,8 @@ FANOUT, ROUNDS = 64, 4
 
 #: Points of the lattice at which the powers of each example's risk are summed, for standard errors.
 POINTS = 65
+#: Elements of the largest table of curves (128 MB in float64); of more cells only the points at which curves rise are kept.
+MAX_ELEMENTS = 1 << 24
 
 
 @dataclass
@@ -58,20 +62,20 @@ class CurveStatistics:
         member: membership of each cell, bool, ``(c, a)``.
         steps: sum of weighted increments of the risk curve, by fold, ``(F, c, C, size)``.
         mass: sum of weights of the examples that count for a class, by fold, ``(F, c, C)``.
-        powers: sums of w^2 R^p for p = 0 to 3 at ``POINTS`` thresholds, ``(4, c, C, POINTS)``.
+        moments: sums of w^2 R^p, p = 0 to 3, at ``POINTS`` thresholds over each group and everyone, ``(4, a + 1, C, POINTS)``.
         examples: number of examples seen; ``excluded``: of them, without a relevant pixel, per class.
         clusters: sums by cluster; None where every example is its own.
         apart: every example is its own cell.
     """
 
     layout: ClassVar[dict[str, str]] = {
-        **{"member": "bool c a", "steps": "rise F c C size", "mass": "weight F c C", "powers": "weight 4 c C points"},
-        **{"examples": "int", "excluded": "int C"},
+        **{"member": "bool c a", "steps": "rise F c C size", "mass": "weight F c C"},
+        **{"moments": "weight 4 a+1 C points", "examples": "int", "excluded": "int C"},
     }
     member: Tensor
     steps: Tensor
     mass: Tensor
-    powers: Tensor
+    moments: Tensor
     examples: Tensor
     excluded: Tensor
     clusters: ClusterSums | None = None
@@ -82,14 +86,27 @@ class CurveStatistics:
         self.check_alike(other)
         both = torch.cat([self.member, other.member])
         place, patterns = (torch.arange(len(both), device=both.device), both) if self.apart else pattern_ids(both)
+        if isinstance(other, RiseStatistics) or (not self.apart and len(patterns) * self.steps[:, 0].numel() > MAX_ELEMENTS):
+            return self.rises() + other
 
         def merge(a: Tensor, b: Tensor) -> Tensor:
-            return a.new_zeros(a.shape[0], len(patterns), *a.shape[2:]).index_add_(1, place, torch.cat([a, b], 1))
+            empty = a.new_zeros(a.shape[0], len(patterns), *a.shape[2:])
+            return empty.index_add_(1, place[: len(self.member)], a).index_add_(1, place[len(self.member) :], b)
 
-        sums = [merge(getattr(self, name), getattr(other, name)) for name in ("steps", "mass", "powers")]
-        examples, excluded = self.examples + other.examples, self.excluded + other.excluded
+        steps, mass = merge(self.steps, other.steps), merge(self.mass, other.mass)
+        return CurveStatistics(patterns, steps, mass, *self._sums(other), self.apart)
+
+    def _sums(self, other: "CurveStatistics") -> tuple[Tensor, Tensor, Tensor, ClusterSums | None]:
+        """What does not depend on cells."""
         clusters = None if self.clusters is None or other.clusters is None else self.clusters + other.clusters
-        return CurveStatistics(patterns, sums[0], sums[1], sums[2], examples, excluded, clusters, self.apart)
+        return self.moments + other.moments, self.examples + other.examples, self.excluded + other.excluded, clusters
+
+    def rises(self) -> "RiseStatistics":
+        """The same sums, of the points at which curves rise."""
+        flat = self.steps.flatten(0, 2).T.flatten()
+        place = flat.nonzero()[:, 0]
+        tail = (self.moments, self.examples, self.excluded, self.clusters)
+        return RiseStatistics(self.member, flat[place], self.mass, *tail, place=place)
 
     def check_alike(self, other: "CurveStatistics") -> None:
         """Clusters come with every batch or with none."""
@@ -101,8 +118,8 @@ class CurveStatistics:
         clusters = self.clusters
         if clusters is not None:
             clusters = ClusterSums(clusters.key, clusters.risk * factor, clusters.mass * factor)
-        steps, mass, powers = self.steps * factor, self.mass * factor, self.powers * factor**2
-        return replace(self, steps=steps, mass=mass, powers=powers, clusters=clusters)
+        steps, mass, moments = self.steps * factor, self.mass * factor, self.moments * factor**2
+        return replace(self, steps=steps, mass=mass, moments=moments, clusters=clusters)
 
     @property
     def num_cells(self) -> int:
@@ -111,8 +128,8 @@ class CurveStatistics:
 
     @property
     def rows(self) -> int:
-        """Number of examples kept; sums keep none."""
-        return len(self.member) if self.apart else 0
+        """Number of examples kept; sums over many keep none."""
+        return len(self.member) if self.apart or isinstance(self, RiseStatistics) else 0
 
     def content(self) -> tuple[Tensor, ...]:
         """What tells examples apart, where they are kept apart."""
@@ -121,6 +138,59 @@ class CurveStatistics:
     def cells(self) -> tuple[Tensor, Tensor]:
         """Membership and weight of each cell."""
         return self.member, self.mass.sum((0, 2))
+
+
+@dataclass
+class RiseStatistics(CurveStatistics):
+    """The same sums where cells are many and have few examples each: memory grows with the points at which curves rise.
+
+    Attributes:
+        steps: the increments that are not 0, ``(N,)``.
+        place: ``((point * F + fold) * c + cell) * C + class`` of each, int64 ``(N,)``, ascending.
+    """
+
+    layout: ClassVar[dict[str, str]] = CurveStatistics.layout | {"steps": "rise N", "place": "int<size*F*c*C N"}
+    place: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
+
+    def __add__(self, other: CurveStatistics) -> "RiseStatistics":
+        """Statistics of both sets of examples; cells of equal membership are joined."""
+        self.check_alike(other)
+        other = other.rises()
+        ids, patterns = pattern_ids(torch.cat([self.member, other.member]))
+        folds, _, classes = self.mass.shape
+        mass = self.mass.new_zeros(folds, len(patterns), classes).index_add_(1, ids, torch.cat([self.mass, other.mass], 1))
+        places = []
+        for one, own in ((self, ids[: len(self.member)]), (other, ids[len(self.member) :])):
+            point, cell, label = one.where()
+            places.append((point * len(patterns) + own[cell]) * classes + label)
+        place, steps = coalesce(torch.cat(places), torch.cat([self.steps, other.steps]))
+        return RiseStatistics(patterns, steps, mass, *self._sums(other), place=place)
+
+    def where(self) -> tuple[Tensor, Tensor, Tensor]:
+        """``point * F + fold``, cell and class of each increment."""
+        _, cells, classes = self.mass.shape
+        row = self.place // classes
+        return row // cells, row % cells, self.place % classes
+
+    def rises(self) -> "RiseStatistics":
+        """They are kept so already."""
+        return self
+
+    @property
+    def num_cells(self) -> int:
+        """What is copied when a batch is added."""
+        return len(self.place)
+
+
+def with_everyone(member: Tensor) -> Tensor:
+    """Membership, and a column of everyone, float64 ``(n, a + 1)``."""
+    return torch.cat([member, torch.ones_like(member[:, :1])], 1).double()
+
+
+def coalesce(place: Tensor, steps: Tensor) -> tuple[Tensor, Tensor]:
+    """Distinct places, ascending, and the sum of the steps at each."""
+    place, where = torch.unique(place, return_inverse=True)
+    return place, steps.new_zeros(len(place)).index_add_(0, where, steps)
 
 
 @dataclass
@@ -357,10 +427,34 @@ class CurveProblem(ThresholdProblem):
         super().__init__(statistics.member, statistics.mass.sum(0), target, increasing, conditional, names)
         self.lattice = lattice
         self.shift = statistics.member.to(torch.int64)
-        self.curve = statistics.steps.sum(0).cumsum(-1)  # (c, C, size)
+        self.statistics = statistics
         #: Whole units of threshold taken off for each group and class.
         self.levels = torch.zeros(self.share.shape, dtype=torch.int64, device=self.share.device)
-        self._cells = torch.arange(len(self.shift), device=self.shift.device)
+        self._rows = torch.arange(self.mass.numel(), device=self.mass.device).view_as(self.mass)  # (c, C)
+
+    @functools.cached_property
+    def curve(self) -> Tensor:
+        """The rising risk of each cell at all thresholds, ``(c, C, size)``."""
+        if isinstance(self.statistics, RiseStatistics):
+            return self.rise(self._rows[..., None], torch.arange(self.lattice.size, device=self._rows.device))
+        return self.statistics.steps.sum(0).cumsum(-1)
+
+    @functools.cached_property
+    def _sums(self) -> tuple[Tensor, Tensor]:
+        """Of increments: row (cell and class) and place on the lattice, ``row * size + place``, ascending; sums before each."""
+        assert isinstance(self.statistics, RiseStatistics)
+        point, cell, label = self.statistics.where()
+        row = cell * self.mass.shape[1] + label
+        key, order = (row * self.lattice.size + point // len(self.statistics.mass)).sort()
+        return key, torch.cat([self.mass.new_zeros(1), self.statistics.steps[order].cumsum(0)])
+
+    def rise(self, row: Tensor, place: Tensor) -> Tensor:
+        """The rising risk of each row up to a place on the lattice, or -1."""
+        if not isinstance(self.statistics, RiseStatistics):
+            return self.curve.flatten()[row * self.lattice.size + place]
+        key, sums = self._sums
+        low, high = (torch.searchsorted(key, row * self.lattice.size + at, right=True) for at in (-1, place))
+        return sums[high] - sums[low]
 
     @property
     def places(self) -> Tensor:
@@ -370,22 +464,21 @@ class CurveProblem(ThresholdProblem):
 
     def violations(self, split: Pair | None = None) -> Tensor:
         """Signed violations of the rising risk, (a, C)."""
-        risk = self.curve.gather(-1, self.places.clamp(0, self.lattice.size - 1)[..., None])[..., 0]
+        risk = self.rise(self._rows, self.places.clamp(0, self.lattice.size - 1))
         return self.tabulate(risk, self.mass, split)
 
     def risk_at(self, thresholds: Tensor) -> Tensor:
         """Sum of the weighted rising risk of each cell at any thresholds, ``(c, C)``."""
         lattice = self.lattice
         place = torch.floor((thresholds - lattice.origin) / lattice.unit + 1e-9).to(torch.int64) - lattice.first
-        return self.curve.gather(-1, place.clamp(0, lattice.size - 1)[..., None])[..., 0]
+        return self.rise(self._rows, place.clamp(0, lattice.size - 1))
 
     def along(self, who: Tensor, what: Tensor, shifts: Tensor) -> Tensor:
         """Violation of (who, what) after taking ``shifts`` (q,) units off its members: shape ``(q,)``."""
         inside = self.shift.index_select(1, who[None])[:, 0]  # (c,)
         place = self.places.index_select(1, what[None])[:, 0]
         places = (place - inside * shifts[:, None]).clamp(0, self.lattice.size - 1)  # (q, c)
-        row = self._cells * self.curve.shape[1] + what
-        risk = self.curve.flatten()[row * self.lattice.size + places]  # (q, c)
+        risk = self.rise(self._rows.index_select(1, what[None])[:, 0], places)  # (q, c)
         excess = risk - self.mass.index_select(1, what[None])[:, 0] * entry(self.target, what)
         return (excess @ inside.to(excess.dtype)) / (entry(self.total, what) * entry(self.scale, who, what))
 
@@ -416,6 +509,10 @@ class CurveProblem(ThresholdProblem):
     def slope(self) -> float:
         """Steepest slope K of a cell's risk, over windows of a 64th of the range."""
         window = max(1, self.lattice.size // 64)
+        if isinstance(self.statistics, RiseStatistics):  # the steepest window ends at an increment
+            row, place = self._sums[0] // self.lattice.size, self._sums[0] % self.lattice.size
+            rise = (self.rise(row, place) - self.rise(row, (place - window).clamp_min(-1))) / self.mass.flatten()[row]
+            return max(float(rise.max()), 1e-6) / (window * self.lattice.unit)
         rise = self.curve[..., window:] - self.curve[..., :-window]
         return self.largest_slope(rise, window * self.lattice.unit)
 

@@ -1,0 +1,107 @@
+"""Curves of many combinations of groups: the points at which they rise, against tables and plain loops."""
+
+import pytest
+import torch
+
+import torchgmc as gmc
+from torchgmc.heads.threshold.problem import CurveStatistics, RiseStatistics
+
+NAMES = ["a", "b", "c", "d"]
+
+
+def images(n=60, pixels=(12,), seed=0):
+    g = torch.Generator().manual_seed(seed)
+    masks = torch.rand(n, *pixels, generator=g) < 0.5
+    masks[3] = False  # an image without a relevant pixel
+    groups = torch.rand(n, 4, generator=g) < 0.5
+    return torch.randn(n, *pixels, generator=g) * 3 + masks * 2, masks, groups
+
+
+def parts(head, *data, size=17):
+    """A head that saw the data in batches."""
+    for batch in zip(*(t.split(size) for t in data), strict=True):
+        head.observe(*batch)
+    return head
+
+
+@pytest.mark.parametrize(
+    ("options", "pixels", "more"),
+    [
+        ({}, (12,), {}),
+        ({"noise_floor": False, "conditional": True}, (12,), {}),
+        ({"risk": "fpr"}, (3, 4), {}),
+        ({"num_classes": 2}, (2, 9), {}),
+        ({"finite_sample": True}, (12,), {}),
+        ({"noise_floor": False, "resolution": 1.0}, (50,), {}),  # more pixels than points of the lattice
+        ({"noise_floor": False}, (12,), {"solver": "paper", "max_iter": 40, "eta": 0.5}),
+    ],
+)
+def test_points_are_the_table(monkeypatch, options, pixels, more):
+    data = images(pixels=pixels)
+    options = {"target": 0.2, "alpha": 0.03, "groups": NAMES, "range": (-4.0, 4.0)} | options  # some scores lie beyond
+    monkeypatch.setattr("torchgmc.heads.threshold.head.TABLE", 1 << 30)
+    table = gmc.ThresholdHead(**options).fit(*data, **more)
+    assert type(table.statistics) is CurveStatistics
+    for module in ("head", "problem"):
+        monkeypatch.setattr(f"torchgmc.heads.threshold.{module}.MAX_ELEMENTS", 1)
+    points = gmc.ThresholdHead(**options).fit(*data, **more)
+    assert type(points.statistics) is RiseStatistics
+    for name, want in table.state_dict().items():
+        torch.testing.assert_close(points.state_dict()[name], want, rtol=0, atol=1e-12)
+    for name in ("violations_before", "violations_after"):
+        torch.testing.assert_close(getattr(points.report, name), getattr(table.report, name), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("pixels", [(12,), (50,)])
+def test_statistics_are_those_of_plain_loops(pixels):
+    scores, masks, groups = images(n=30, pixels=pixels)
+    weight = torch.rand(30, generator=torch.Generator().manual_seed(1)).double() + 0.5
+    head = gmc.ThresholdHead(0.2, 0.03, NAMES, range=(-4.0, 4.0), resolution=0.5, noise_floor=False)
+    head.observe(scores, masks, groups, weight)
+    found, points = head.statistics, head.lattice.points().tolist()
+    steps, moments = torch.zeros(found.steps[0, :, 0].shape).double(), torch.zeros(4, 5).double()
+    for i in range(30):
+        relevant = [float(h) for h, positive in zip(scores[i], masks[i], strict=True) if positive]
+        cell = next(k for k in range(len(found.member)) if torch.equal(found.member[k], groups[i]))
+        for h in relevant:
+            for k, point in enumerate(points):
+                if h <= point and (k == 0 or h > points[k - 1]):
+                    steps[cell, k] += float(weight[i]) / len(relevant)
+        if relevant:
+            middle = head.lattice.points()[torch.linspace(0, len(points) - 1, 65).round().long()][40]
+            risk = sum(h <= middle for h in relevant) / len(relevant)
+            for power in range(4):
+                moments[power] += float(weight[i]) ** 2 * risk**power * torch.tensor([*groups[i].tolist(), True])
+    torch.testing.assert_close(found.steps[0, :, 0], steps)
+    torch.testing.assert_close(found.moments[:, :, 0, 40], moments)
+
+
+def test_batches_merges_files_and_clusters(monkeypatch, tmp_path):
+    data = (*images(n=80, seed=2), torch.ones(80), torch.arange(80) // 2)
+    options = {"target": 0.2, "alpha": 0.03, "groups": NAMES, "logits": True}
+    want = gmc.ThresholdHead(**options).fit(*data)
+    monkeypatch.setattr("torchgmc.heads.threshold.problem.MAX_ELEMENTS", 5 * 10 * 4098)  # tables of up to 10 combinations
+    monkeypatch.setattr("torchgmc.heads.threshold.head.TABLE", 5 * 4 * 4098)
+    late = parts(gmc.ThresholdHead(**options), *(t[43:] for t in data), size=4)
+    with pytest.warns(UserWarning, match="a row of statistics"):
+        gmc.save(late, tmp_path / "late.safetensors", statistics=True)
+    head = parts(gmc.ThresholdHead(**options), *(t[:43] for t in data)).merge(gmc.load(tmp_path / "late.safetensors"))
+    assert isinstance(head.statistics, RiseStatistics) and head.statistics.clusters is not None
+    torch.testing.assert_close(head.calibrate().state_dict(), want.state_dict(), rtol=0, atol=1e-12)
+    half = gmc.ThresholdHead(**options).fit(*data[:3], data[3] / 2, data[4])
+    torch.testing.assert_close(head.forget(0.5).calibrate().state_dict(), half.state_dict(), rtol=0, atol=1e-12)
+    broken = head.statistics
+    broken.place[-1] = 1 << 40
+    with pytest.warns(UserWarning):
+        gmc.save(head, tmp_path / "broken.safetensors", statistics=True)
+    with pytest.raises(ValueError, match="place"):
+        gmc.load(tmp_path / "broken.safetensors")
+
+
+def test_memory_of_many_combinations_grows_with_scores_not_with_tables():
+    g = torch.Generator().manual_seed(0)
+    n, names = 2000, [f"g{k}" for k in range(50)]
+    masks, groups = torch.rand(n, 8, generator=g) < 0.5, torch.rand(n, 50, generator=g) < 0.5
+    head = parts(gmc.ThresholdHead(0.1, 0.05, names), torch.rand(n, 8, generator=g), masks, groups, size=200)
+    kept = sum(getattr(head.statistics, name).nbytes for name in ("member", "steps", "mass", "place"))
+    assert len(head.statistics.member) == n and kept <= n * (50 + 5 * 8 + 16 * 8)  # a table has 164 kB an image
