@@ -39,8 +39,9 @@ EXEMPT = {
         "CalibrationCallback.on_validation_epoch_start CalibrationCallback.on_validation_start CalibrationCallback.setup"
     ),
     "between processes": (
-        "distributed.agree distributed.collected distributed.from_first distributed.moved distributed.pack distributed.pooled "
-        "distributed.reduce distributed.rows_stay distributed.signature distributed.total distributed.unpack"
+        "distributed.agree distributed.collected distributed.extremes distributed.from_first distributed.moved "
+        "distributed.pack distributed.pooled distributed.reduce distributed.rows_stay distributed.signature "
+        "distributed.total distributed.unpack"
     ),
     "parts of figures and pages, for those who build their own": (
         "plots.new_figure plots.png plots.set_legend plots.set_title report.fitted report.picture report.remake "
