@@ -62,6 +62,8 @@ JOINS = 8
 EXACT_FOLDS = 1 << 19
 #: With fewer examples per column one step is not enough either.
 ROOM = 100
+#: Steps with a Hessian from nearby that all such fits are given at once, and entries of their Hessians at most.
+CHORDS, HESSIANS = 15, 1 << 22
 
 
 def curvature(z: Tensor, f: Tensor, euclidean: bool) -> Tensor:
@@ -123,10 +125,15 @@ class Columns:
         return self._but(member=self.member[rows], z=self.z[rows], y=self.y[rows], share=share, ridge=ridge, spots=None)
 
     def folds(self, fold: Tensor, parts: int, ridge: Tensor) -> "Columns":
-        """The problems of one event without each part of the examples, side by side."""
+        """The problems of one event with each ridge, without each part of the examples, side by side: ridge by ridge."""
         share = self.share * (fold[:, None] != torch.arange(parts, device=fold.device))
-        other = self._but(share=share / over_ranks(share.sum(0)), ridge=ridge.expand(-1, -1, parts), apart=True)
-        other.shape = (*self.shape[:2], parts)
+        share = (share / over_ranks(share.sum(0))).repeat(1, ridge.shape[2])
+        return self.side_by_side(ridge.repeat_interleave(parts, 2), share)
+
+    def side_by_side(self, ridge: Tensor, share: Tensor) -> "Columns":
+        """Problems of one event, one for each column of the ridge, ``(p, 1 + a, K)``; with shares ``(n, 1)`` or ``(n, K)``."""
+        other = self._but(share=share, ridge=ridge, apart=True)
+        other.shape = (*self.shape[:2], ridge.shape[2])
         return other
 
     def some(self, groups: Tensor) -> "Columns":
@@ -173,14 +180,21 @@ class Columns:
         return z * (1.0 - moves[:, 1]).clamp_min(least) - moves[:, 0]
 
     def _parts(self) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
-        for one in blocks(len(self.z), ROWS if self.z.device.type == "cpu" else max(len(self.z), 1)):
+        rows = ROWS if self.shape[2] < 8 or not self.apart else ROWS >> 3  # temporaries stay in the cache
+        for one in blocks(len(self.z), rows if self.z.device.type == "cpu" else max(len(self.z), 1)):
             yield self.member[one], self.z[one], self.y[one], self.share[one]
 
     def weights(self, values: Tensor, z: Tensor) -> Tensor:
         """Values ``(n, C)`` for the offsets, and times z for the slopes: ``(n, p C)``."""
         return torch.cat([values, values * z.clamp(-FAR, FAR)], 1) if self.slopes else values
 
-    def slope(self, theta: Tensor) -> tuple[Tensor, float]:
+    def _losses(self, moved: Tensor, f: Tensor, y: Tensor) -> Tensor:
+        """Of each example, ``(n, 1)``, or by each problem."""
+        if not self.apart:
+            return loss(moved, f, y, self.euclidean)[:, None]
+        return (f * (moved - 0.5 * f) if self.euclidean else torch.nn.functional.softplus(moved)) - y * moved
+
+    def slope(self, theta: Tensor, valued: bool = True) -> tuple[Tensor, float]:
         """Minus the derivative, ``(p, 1 + a, C)`` (the violations, and their like for slopes), and the potential at Theta."""
         total = torch.zeros(self.shape[1], self.shape[0] * self.shape[2], dtype=torch.float64, device=self.z.device)
         value = total.new_zeros(())
@@ -188,11 +202,8 @@ class Columns:
             moved = self.at(theta, member, z)
             f = levelsets.probabilities(moved, self.euclidean, self.apart)
             total += (member.T @ self.weights((f - y) * share, z).to(member.dtype)).double()
-            if self.apart:
-                each = f * (moved - 0.5 * f) if self.euclidean else torch.nn.functional.softplus(moved)
-                value += ((each - y * moved) * share).sum()
-            else:
-                value += (loss(moved, f, y, self.euclidean) * share[:, 0]).sum()
+            if valued:
+                value += (self._losses(moved, f, y) * share).sum()
         everything = over_ranks(torch.cat([total.flatten(), value[None]]))
         total, value = everything[:-1], everything[-1]
         found = total.view(self.shape[1], self.shape[0], -1).transpose(0, 1).contiguous()
@@ -214,18 +225,21 @@ class Columns:
         return over_ranks(total).view(self.shape[1], parts, self.shape[0], -1).permute(1, 2, 0, 3).contiguous()
 
     def losses(self, theta: Tensor, part: Tensor) -> Tensor:
-        """Mean loss of each part of the examples with its own Theta, ``(parts, p, 1 + a, C)``: ``(parts,)``."""
+        """Mean loss of each part of the examples with its own Theta, ``(parts, p, 1 + a, C)``: ``(parts,)``.
+
+        Of problems side by side ``(parts, C)``.
+        """
         parts = len(theta)
-        found = self.z.new_zeros(2, parts)  # sums of the loss, and the mass
+        found = self.z.new_zeros(parts, 1 + (theta.shape[3] if self.apart else 1))  # the mass, and sums of the loss
         for k in range(parts):
             rows = (part == k).nonzero()[:, 0]
             for some in torch.split(rows, BLOCK >> 2):
                 moved = self.at(theta[k], self.member[some], self.z[some], 0.0)
-                f = levelsets.probabilities(moved, self.euclidean)
-                share = self.share[some, 0]
-                found[:, k] += torch.stack([(loss(moved, f, self.y[some], self.euclidean) * share).sum(), share.sum()])
+                each = self._losses(moved, levelsets.probabilities(moved, self.euclidean, self.apart), self.y[some])
+                found[k] += (torch.cat([torch.ones_like(each[:, :1]), each], 1) * self.share[some]).sum(0)
         found = over_ranks(found)
-        return found[0] / found[1].clamp_min(1e-300)
+        mean = found[:, 1:] / found[:, :1].clamp_min(1e-300)
+        return mean if self.apart else mean[:, 0]
 
     def hessian(self, theta: Tensor) -> Tensor:
         """One block per class, ``(C, p (1 + a), p (1 + a))``, float64 (collinear columns need it)."""
@@ -244,6 +258,28 @@ class Columns:
                 total[column] += design.T @ (design * weight[:, column : column + 1])
         total = over_ranks(total)
         return total if self.ridge is None else total + torch.diag_embed(_flat(self.ridge))
+
+    def hessians(self, theta: Tensor, fold: Tensor, parts: int) -> Tensor:
+        """Of one event, its share of each part of the examples, ``(parts, p (1 + a), p (1 + a))``, without ridge."""
+        rows = [(fold == k).nonzero()[:, 0] for k in range(parts)]
+        some = (self._but(member=self.member[r], z=self.z[r], y=self.y[r], share=self.share[r], ridge=None) for r in rows)
+        return torch.cat([part.hessian(theta) for part in some])
+
+    def chords(self, theta: Tensor, inverse: Tensor, bar: Tensor) -> tuple[Tensor, bool]:
+        """Steps of problems side by side with inverses of Hessians nearby, ``(K, p (1 + a), p (1 + a))``; whether they end."""
+        last: tuple[Tensor, Tensor, Tensor] | None = None
+        for _ in range(CHORDS):
+            slope = _flat(self.slope(theta, False)[0])[..., None]  # (K, p (1 + a), 1)
+            if bool((slope[..., 0].abs() <= bar).all()):
+                return theta, True
+            step = goal = inverse @ slope
+            if last is not None:  # Anderson's acceleration: as far along the last step as a linear slope would be least
+                fall, bend = last[0] - slope, last[1] - goal
+                part = (fall * goal).sum(1, keepdim=True) / (fall * bend).sum(1, keepdim=True).clamp_min(1e-30)
+                step = goal + part.clamp(-1.0, 2.0) * (last[2] - bend)
+            last = slope, goal, step
+            theta = (theta + _unflat(step[..., 0], self.shape)).clamp(-LARGEST / 2, LARGEST / 2)
+        return theta, False
 
     def squares(self, theta: Tensor, cluster: Tensor) -> Tensor:
         """Sum of the squares of what each example (or cluster) adds to the slopes at Theta, ``(p, 1 + a, C)``."""
@@ -498,25 +534,21 @@ def _average(
     assert columns.ridge is not None
     own = slice(1, columns.shape[1] if within is None else -2)
     size = _mean_squares(columns)
-    plain = columns.shrunk(torch.zeros_like(theta)).thin(SAMPLE).hessian(theta)
-    heads, losses, fine = [theta], [_held_out(columns, theta, none, fold, plain)], True
-    for strength, steeper in RIDGES:  # each from the one before
+    ridges, prices = [columns.ridge], [none]
+    for strength, steeper in RIDGES:
         ridge, price = columns.ridge.clone(), none.clone()
         ridge[0, own], price[0, own] = strength * unit, 0.0
         if not math.isinf(steeper):
             ridge[1:, own], price[1:, own] = strength * unit * steeper * size, 0.0
-        part = columns.shrunk(ridge)
-        found, met = _solve(part, heads[-1].masked_fill(price.isinf(), 0.0), price, hessian=plain)
-        losses.append(_held_out(part, found, price, fold, plain))
-        heads, fine = [*heads, found], fine and met
-    held = torch.stack(losses)  # (fits, F)
+        ridges, prices = [*ridges, ridge], [*prices, price]
+    heads, held, fine = _at_once(columns, theta, ridges, prices, fold) or _one_by_one(columns, theta, ridges, prices, fold)
     mass = _masses(columns, fold)
     total = held.nan_to_num(0.0) @ mass / unit
     prior = torch.ones_like(total)
     prior[0] = len(RIDGES)
     weight = prior * torch.exp(-LEARN * (total - total.min()))
     weight = weight / weight.sum()
-    mixed = (torch.stack(heads) * weight[:, None, None, None]).sum(0)
+    mixed = (heads * weight[:, None, None, None]).sum(0)
     if within is not None:  # as offsets and slopes
         columns, between, mix = within
         slopes = mix @ mixed[0, -2:]
@@ -532,6 +564,58 @@ def _average(
     zero = torch.zeros_like(mixed[:1, :1])
     mixed[0, :1] += rest.minimise(zero, zero.clone(), None, 30, 1e-3)[0]
     return Found(mixed, math.nan, held.mean(1), fine, float(weight[0]))
+
+
+def _one_by_one(
+    columns: Columns, theta: Tensor, ridges: list[Tensor], prices: list[Tensor], fold: Tensor
+) -> tuple[Tensor, Tensor, bool]:
+    """Fits with each ridge, each from the one before, their held-out losses ``(fits, F)``, and whether they are optimal."""
+    plain = columns.shrunk(torch.zeros_like(theta)).thin(SAMPLE).hessian(theta)
+    heads, losses, fine = [theta], [_held_out(columns, theta, prices[0], fold, plain)], True
+    for ridge, price in zip(ridges[1:], prices[1:], strict=True):
+        part = columns.shrunk(ridge)
+        found, met = _solve(part, heads[-1].masked_fill(price.isinf(), 0.0), price, hessian=plain)
+        losses.append(_held_out(part, found, price, fold, plain))
+        heads, fine = [*heads, found], fine and met
+    return torch.stack(heads), torch.stack(losses), fine
+
+
+def _at_once(
+    columns: Columns, theta: Tensor, ridges: list[Tensor], prices: list[Tensor], fold: Tensor
+) -> tuple[Tensor, Tensor, bool] | None:
+    """As :func:`_one_by_one`, of a small problem of one event: all steps at once. None where it is not, or they do not end."""
+    wide, parts, count = columns.shape[0] * columns.shape[1], noise.FOLDS, len(ridges)
+    rows = columns.places().rows
+    exact = rows <= ROOM * wide or rows * columns.shape[1] <= EXACT_FOLDS
+    if columns.shape[2] > 1 or not exact or count * (1 + parts) * wide**2 > HESSIANS:
+        return None
+    ridge, price = torch.cat(ridges, 2), torch.cat(prices, 2)
+    free, grow = ~_flat(price).isinf(), parts / (parts - 1)
+    every, heads, bar = columns.side_by_side(ridge, columns.share), theta.expand_as(ridge), _bar(_flat(price), 0.1)
+    blocks = columns.hessians(theta, fold, parts)
+    step = _inverse(blocks.sum(0) + torch.diag_embed(_flat(ridge)), free) @ _flat(every.slope(heads, False)[0])[..., None]
+    heads = heads + _unflat(step[..., 0], every.shape)
+    blocks = columns.hessians(heads.mean(2, keepdim=True), fold, parts)  # nearer to most
+    heads, met = every.chords(heads, _inverse(blocks.sum(0) + torch.diag_embed(_flat(ridge)), free), bar)
+    if not met:
+        return None
+    rests = (blocks.sum(0) - blocks) / (1.0 - _masses(columns, fold))[:, None, None]
+    matrix = (rests + torch.diag_embed(_flat(ridge))[:, None] * grow).flatten(0, 1)
+    inverse = _inverse(matrix, free.repeat_interleave(parts, 0))
+    apart = columns.folds(fold, parts, ridge * grow)
+    found, met = apart.chords(heads.repeat_interleave(parts, 2), inverse, 2.0 * bar.repeat_interleave(parts, 0))
+    if not met:
+        return None
+    losses = every.losses(found.unflatten(2, (count, parts)).permute(3, 0, 1, 2), fold)
+    return heads.permute(2, 0, 1)[..., None], losses.T, True
+
+
+def _inverse(matrix: Tensor, free: Tensor) -> Tensor:
+    """Inverse of each matrix among its free columns, 0 elsewhere."""
+    keep = free.double()
+    ridge = 1e-10 * matrix.diagonal(dim1=1, dim2=2).amax(1, keepdim=True).clamp_min(1e-200) + (1.0 - keep)
+    both = keep[:, :, None] * keep[:, None]
+    return torch.as_tensor(torch.linalg.inv(both * matrix + torch.diag_embed(ridge))) * both
 
 
 def _mean_squares(columns: Columns) -> Tensor:
