@@ -294,6 +294,7 @@ class Rows:
         estimate = self.estimates(True)
         tests, low, high = self._tests(True)
         share = torch.full((2, estimate.numel(), 1), 0.5 * delta / estimate.numel(), dtype=torch.float64, device=low.device)
+        tests = tests.quick() if isinstance(tests, betting.Units) else tests
         least, most = (low + (high - low) * end[:, 0] for end in tests.ends(share))
         return estimate, torch.minimum(least.view_as(estimate), estimate), torch.maximum(most.view_as(estimate), estimate)
 

@@ -101,14 +101,17 @@ def code(columns: Tensor, equal: Tensor, bins: int) -> Coded:
     n, q = columns.shape
     cuts = torch.full((q, bins), math.inf, dtype=torch.float32, device=columns.device)
     codes = torch.empty(q, n, dtype=torch.uint8, device=columns.device)
-    two = torch.zeros(q, dtype=torch.bool, device=columns.device)
-    for j, is_equal in enumerate(equal.tolist()):  # columns, not rows
+    low, high = torch.aminmax(columns, dim=0) if n else (columns.new_zeros(q), columns.new_zeros(q))
+    upper = columns == high
+    two = (upper | (columns == low)).all(0) & (low < high)
+    plain = two & ~equal  # numbers of two values, at once
+    middle = torch.where((low != low.round()) | (high != high.round()), (low + high) / 2, high)
+    codes[plain], cuts[plain, :2] = upper.T[plain].to(torch.uint8), torch.stack([low, middle], 1)[plain]
+    for j in (~plain).nonzero()[:, 0].tolist():  # columns, not rows
         column = columns[:, j].contiguous()
         lacking = column.isnan()
-        known = column[~lacking]
-        found, count = torch.unique(known, return_counts=True)
-        two[j] = len(found) == 2 and len(known) == n
-        if is_equal:
+        found, count = torch.unique(column[~lacking], return_counts=True)
+        if equal[j]:
             kept = found[count.argsort(descending=True, stable=True)[: bins - 1]].sort().values
             place = torch.searchsorted(kept, column).clamp_max(max(len(kept) - 1, 0))
             place = torch.where(kept[place] == column, place, bins - 1) if len(kept) else torch.zeros_like(place)
@@ -152,7 +155,7 @@ def _spread(count: Tensor, bins: int) -> Tensor:
 
 
 def histogram(cells: Tensor, leaf: Tensor, leaves: int, size: int, values: Tensor) -> Tensor:
-    """Sums of ``values`` (v, n) over leaf x row of ``cells`` (k, n) x code, both int64: ``(leaves, k, size, v)``."""
+    """Sums of ``values`` (v, n) over leaf ``(n,)`` x row of ``cells`` (k, n) x code, both int64: ``(leaves, k, size, v)``."""
     total = values.new_zeros(len(values), len(cells), leaves * size)
     first, step = leaf * size, max(1, AT_ONCE // max(1, len(leaf)))
     for start in range(0, len(cells), step):
@@ -160,6 +163,18 @@ def histogram(cells: Tensor, leaf: Tensor, leaves: int, size: int, values: Tenso
         for some, v in zip(total[:, start : start + step], values, strict=True):
             some.scatter_add_(1, place, v.expand_as(place))
     return total.view(len(values), len(cells), leaves, size).permute(2, 1, 3, 0)
+
+
+def _halves(cells: Tensor, leaf: Tensor, sums: Tensor, values: Tensor) -> Tensor:
+    """Sums of all leaves ``(B, n)`` of some trees from those of their parents: the smaller half is counted, the rest is left."""
+    count, parents = len(leaf), len(sums) // len(leaf)
+    sizes = torch.zeros(count, 2 * parents, dtype=torch.int64, device=leaf.device)
+    less = sizes.scatter_add_(1, leaf, torch.ones_like(leaf)).view(count, parents, 2).argmin(2)
+    parent = leaf >> 1
+    tree, row = (less.gather(1, parent) == (leaf & 1)).nonzero().unbind(1)
+    own = histogram(cells[:, row], parent[tree, row] + tree * parents, len(sums), sums.shape[2], values[:, row])
+    both, second = torch.stack([own, sums - own], 1), less.flatten().bool()
+    return torch.where(second[:, None, None, None, None], both.flip(1), both).flatten(0, 1)
 
 
 def _packed(slope: Tensor, curvature: Tensor) -> tuple[Tensor, tuple[float, float]]:
@@ -193,8 +208,10 @@ def grow(
     parts: list[tuple[Tensor, ...]] = []
     for level in range(depth):
         leaves = 1 << level
-        every = [histogram(cells, one[rows], leaves, size, values) for one in (leaf if level else leaf[:1])]
-        sums = torch.cat(every) if len(every) > 1 else every[0]  # (B leaves, k, size, C)
+        if level == 0:
+            sums = histogram(cells, leaf[0, rows], 1, size, values)  # (B leaves, k, size, C)
+        else:
+            sums = _halves(cells, leaf[:, rows], sums if level > 1 else sums.expand(count, -1, -1, -1), values)
         numbers = sums[:, :w, :lacks]
         below = numbers.cumsum(2)
         upper = below[:, :, -1:] - below + numbers  # x >= cut of the code
@@ -222,12 +239,12 @@ def grow(
 
 def _gain(right: Tensor, whole: Tensor, units: tuple[float, float], ridge: float, least: float) -> Tensor:
     """Fall of the quadratic model, ``(leaves, m)``, from packed sums; -inf where a side is too small."""
-    both = torch.stack([right, whole - right, whole.expand_as(right)])
+    both = torch.cat([whole, right, whole - right], 1)
     slope = torch.floor(both / SHIFT)
-    curvature = (both - slope * SHIFT) * units[1]
-    score = (slope * units[0]).square_().div_(curvature + ridge).sum(-1)
-    small = curvature[:2].sum(-1).amin(0) < least
-    return (score[0] + score[1] - score[2]).masked_fill_(small, -math.inf)
+    curvature = both.sub_(slope, alpha=SHIFT).mul_(units[1])
+    score, size = slope.mul_(units[0]).square_().div_(curvature + ridge).sum(-1), curvature.sum(-1)
+    (one, two), (less, more) = (torch.chunk(part[:, 1:], 2, 1) for part in (score, size))
+    return (one + two - score[:, :1]).masked_fill_(torch.minimum(less, more) < least, -math.inf)
 
 
 def _goes_right(coded: Coded, split: Grown) -> Tensor:
@@ -285,7 +302,8 @@ def boost(
     few = coded if len(some) == n else coded.pick(some)
     cells = few.cells[:, :train].long()
     size = min(train, SAMPLE)
-    own, other, first, drawn = z[:train], z[rest], 0, 0
+    both, first, drawn = z[some], 0, 0
+    own, other = both[:train], both[train:]
     trees: list[Grown] = []
     places: list[Tensor] = []
     before = loss.value(other, rest)
@@ -307,8 +325,8 @@ def boost(
             usual = usual or gain / gains[b]  # 1, or less where other rows were searched
             if gain < STALE * usual * gains[b]:  # the trees before it took what it found
                 continue
-            moves = rate * moves
-            own, other = own - moves.index_select(0, place[:train]), other - moves.index_select(0, place[train:])
+            both = both - (rate * moves).index_select(0, place)
+            own, other = both[:train], both[train:]
             trees.append(Grown(*(part[b] for part in batch)))
             places.append(place.to(torch.uint8))
             after = loss.value(other, rest)
@@ -378,10 +396,9 @@ def pinball(scores: Tensor, weight: Tensor, target: Tensor) -> Loss:
 
 def _moves(loss: Loss, z: Tensor, place: Tensor, rows: slice, leaves: int, ridge: float) -> tuple[Tensor, float]:
     """Step of each leaf, ``(leaves, C)``, from these rows: Newton's, or that of the loss itself; and the gain of Newton's."""
-    first, second = (
-        torch.stack([torch.bincount(place, v, leaves) for v in torch.round(part / FINE).unbind(1)], 1).mul_(FINE)
-        for part in loss.slopes(z, rows)
-    )
+    whole = torch.cat([part.T for part in loss.slopes(z, rows)]).div_(FINE).round_()
+    sums = whole.new_zeros(len(whole), leaves).scatter_add_(1, place.expand_as(whole), whole).mul_(FINE).T
+    first, second = sums.chunk(2, 1)
     step = first / (second + ridge)
     gain = (first * step).sum() - (first.sum(0).square() / (second.sum(0) + ridge)).sum()
     if loss.steps is not None:

@@ -457,8 +457,10 @@ class Learning(Head):
         for k in size.argsort(descending=True, stable=True)[: 20 * RULES].tolist():
             t, leaf = divmod(k, leaves)
             words = self._rule(found.column[t], found.cut[t], found.kind[t], leaf)
-            if len(chosen) < RULES and words and float(size[k]) > 0:
+            if words and float(size[k]) > 0:
                 chosen.setdefault(words, k)
+            if len(chosen) == RULES:
+                break
         index = torch.tensor(list(chosen.values()), dtype=torch.int64, device=place.device)
         who = (found.place[index // leaves, cut : cut + len(unseen)] == index[:, None] % leaves).T
         fine = who.sum(0) > 1  # else there is nobody to judge it on
