@@ -25,6 +25,8 @@ BATCH = 4
 STALE, LEAST = 0.8, 1e-9
 #: Entries that are counted at once: what the caches like.
 AT_ONCE = 1 << 17
+#: Rows up to which sums of all leaves are counted.
+FEW = 1 << 11
 #: Columns of two values that share a code.
 PACK = 6
 #: Finest unit of slopes and curvatures in a search; bits of their sums, counted together; unit of what moves leaves.
@@ -66,6 +68,16 @@ class Coded(NamedTuple):
     def missing(self) -> int:
         """Code of NaN."""
         return self.cuts.shape[1]
+
+    @property
+    def size(self) -> int:
+        """Codes that a row of ``cells`` may have."""
+        return max(self.missing + 1, (1 << PACK) * (len(self.pairs) > 0))
+
+    def places(self, rows: slice) -> Tensor:
+        """Cell and code of each of these rows, as one number, int64 ``(n, k)``."""
+        first = torch.arange(len(self.cells), device=self.cells.device) * self.size
+        return self.cells[:, rows].T.contiguous() + first
 
     def pick(self, rows: Tensor) -> "Coded":
         """Some of the rows."""
@@ -154,25 +166,41 @@ def _spread(count: Tensor, bins: int) -> Tensor:
     return found
 
 
-def histogram(cells: Tensor, leaf: Tensor, leaves: int, size: int, values: Tensor) -> Tensor:
-    """Sums of ``values`` (v, n) over leaf ``(n,)`` x row of ``cells`` (k, n) x code, both int64: ``(leaves, k, size, v)``."""
-    total = values.new_zeros(len(values), len(cells), leaves * size)
-    first, step = leaf * size, max(1, AT_ONCE // max(1, len(leaf)))
-    for start in range(0, len(cells), step):
-        place = cells[start : start + step] + first
-        for some, v in zip(total[:, start : start + step], values, strict=True):
-            some.scatter_add_(1, place, v.expand_as(place))
-    return total.view(len(values), len(cells), leaves, size).permute(2, 1, 3, 0)
+def histogram(places: Tensor, leaf: Tensor, leaves: int, size: int, values: Tensor, rows: Tensor | None = None) -> Tensor:
+    """Sums of values ``(v, n)`` over leaf x cell x code: ``(leaves, k, size, v)``.
+
+    Args:
+        places: cell and code of all rows, see :meth:`Coded.places`.
+        leaf: of each row, int64 ``(n,)``; ``leaves``: their number.
+        size: codes of a cell.
+        values: what is summed.
+        rows: which of ``places`` they are; None for all.
+    """
+    k = places.shape[1]
+    total = values.new_zeros(len(values), leaves * k * size)
+    for start in range(0, len(leaf), max(1, AT_ONCE // k)):
+        some = slice(start, start + max(1, AT_ONCE // k))
+        place = places[some] if rows is None else places.index_select(0, rows[some])
+        place = (place + (leaf[some] * (k * size))[:, None] if leaves > 1 else place).flatten()
+        for into, v in zip(total, values[:, some], strict=True):
+            into.scatter_add_(0, place, v[:, None].expand(-1, k).flatten())
+    return total.view(len(values), leaves, k, size).permute(1, 2, 3, 0)
 
 
-def _halves(cells: Tensor, leaf: Tensor, sums: Tensor, values: Tensor) -> Tensor:
+def _halves(places: Tensor, leaf: Tensor, sums: Tensor, values: Tensor) -> Tensor:
     """Sums of all leaves ``(B, n)`` of some trees from those of their parents: the smaller half is counted, the rest is left."""
-    count, parents = len(leaf), len(sums) // len(leaf)
+    (count, n), size = leaf.shape, sums.shape[2]
+    parents = len(sums) // count
+    first = torch.arange(count, device=leaf.device)[:, None]
+    if n <= FEW:  # counting all is quicker than choosing
+        every = (leaf + 2 * parents * first).flatten()
+        return histogram(places.repeat(count, 1), every, 2 * len(sums), size, values.repeat(1, count))
     sizes = torch.zeros(count, 2 * parents, dtype=torch.int64, device=leaf.device)
     less = sizes.scatter_add_(1, leaf, torch.ones_like(leaf)).view(count, parents, 2).argmin(2)
     parent = leaf >> 1
-    tree, row = (less.gather(1, parent) == (leaf & 1)).nonzero().unbind(1)
-    own = histogram(cells[:, row], parent[tree, row] + tree * parents, len(sums), sums.shape[2], values[:, row])
+    chosen = (less.gather(1, parent) == (leaf & 1)).flatten().nonzero()[:, 0]
+    rows, parent = chosen % n, (parent + parents * first).flatten().index_select(0, chosen)
+    own = histogram(places, parent, len(sums), size, values.index_select(1, rows), rows)
     both, second = torch.stack([own, sums - own], 1), less.flatten().bool()
     return torch.where(second[:, None, None, None, None], both.flip(1), both).flatten(0, 1)
 
@@ -187,7 +215,7 @@ def _packed(slope: Tensor, curvature: Tensor) -> tuple[Tensor, tuple[float, floa
 
 def grow(
     coded: Coded, slope: Tensor, curvature: Tensor, depth: int, ridge: float, least: float,
-    roots: Tensor | None = None, cells: Tensor | None = None, rows: slice | None = None,
+    roots: Tensor | None = None, places: Tensor | None = None, rows: slice | None = None,
 ) -> tuple[Grown, Tensor]:  # fmt: skip
     """Trees ``(B, N)`` whose splits, level by level, gain most in the quadratic model of the loss, and the leaves of all rows.
 
@@ -196,22 +224,22 @@ def grow(
         slope, curvature: ``(n, C)``, of the rows that are searched.
         depth, ridge, least: levels; what is added to each leaf's curvature; smallest curvature of a leaf, summed over C.
         roots: columns that the first split of each tree should use, bool ``(B, q)``; None for one tree and all columns.
-        cells, rows: ``coded.cells`` as int64, if at hand; rows that are searched, None for the first.
+        places, rows: see :meth:`Coded.places`, if at hand; rows that are searched, None for the first.
     """
     rows = rows or slice(0, len(slope))
-    cells = coded.cells[:, rows].long() if cells is None else cells[:, rows]
+    places = coded.places(rows) if places is None else places[rows]
     w, p, n, lacks, device = len(coded.wide), len(coded.pairs), coded.codes.shape[1], coded.missing, slope.device
     values, units = _packed(slope, curvature)
-    size, count = max(lacks + 1, (1 << PACK) * (p > 0)), 1 if roots is None else len(roots)
+    count = 1 if roots is None else len(roots)
     bits = ((torch.arange(1 << PACK, device=device) >> torch.arange(PACK, device=device)[:, None]) & 1).double()
     leaf = torch.zeros(count, n, dtype=torch.int64, device=device)
     parts: list[tuple[Tensor, ...]] = []
     for level in range(depth):
         leaves = 1 << level
         if level == 0:
-            sums = histogram(cells, leaf[0, rows], 1, size, values)  # (B leaves, k, size, C)
+            sums = histogram(places, leaf[0, rows], 1, coded.size, values)  # (B leaves, k, size, C)
         else:
-            sums = _halves(cells, leaf[:, rows], sums if level > 1 else sums.expand(count, -1, -1, -1), values)
+            sums = _halves(places, leaf[:, rows], sums if level > 1 else sums.expand(count, -1, -1, -1), values)
         numbers = sums[:, :w, :lacks]
         below = numbers.cumsum(2)
         upper = below[:, :, -1:] - below + numbers  # x >= cut of the code
@@ -300,7 +328,7 @@ def boost(
     rest = slice(n - held, n - held + judges)
     some = torch.cat([torch.arange(n, device=device)[part] for part in (slice(0, train), rest)])
     few = coded if len(some) == n else coded.pick(some)
-    cells = few.cells[:, :train].long()
+    places_of = few.places(slice(0, train))
     size = min(train, SAMPLE)
     both, first, drawn = z[some], 0, 0
     own, other = both[:train], both[train:]
@@ -314,7 +342,7 @@ def boost(
         first = 0 if first + 2 * size > train else first + size
         slopes = loss.slopes(own[rows], rows)
         roots = _roots(drawn, max(1, BATCH * 8 >> max(3, depth)), len(coded.codes), device) if depth > 1 else None
-        batch, leaf = grow(few, *slopes, depth, ridge, least, roots, cells, rows)
+        batch, leaf = grow(few, *slopes, depth, ridge, least, roots, places_of, rows)
         drawn, gains = drawn + len(leaf), batch.gain.sum(1).tolist()
         if max(gains) <= 0:
             break
