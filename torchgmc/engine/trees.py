@@ -50,6 +50,7 @@ class Coded(NamedTuple):
         cells: what is counted: codes of ``wide``, then those of ``pairs``, six to a code; uint8 ``(w + p / 6, n)``.
         splits: column, code and direction of NaN of all splits that can be made, int64 ``(m, 3)``; the last: none.
         useless: those that part nobody, bool ``(m,)``.
+        right: codes that each split sends right, float64 ``(size, splits)``: of a number, of a category, and of six pairs.
         gaps, mixed: whether there are NaN, and columns of categories.
     """
 
@@ -61,6 +62,7 @@ class Coded(NamedTuple):
     cells: Tensor
     splits: Tensor
     useless: Tensor
+    right: tuple[Tensor, Tensor, Tensor]
     gaps: bool
     mixed: bool
 
@@ -72,7 +74,7 @@ class Coded(NamedTuple):
     @property
     def size(self) -> int:
         """Codes that a row of ``cells`` may have."""
-        return max(self.missing + 1, (1 << PACK) * (len(self.pairs) > 0))
+        return len(self.right[0])
 
     def places(self, rows: slice) -> Tensor:
         """Cell and code of each of these rows, as one number, int64 ``(n, k)``."""
@@ -148,7 +150,11 @@ def code(columns: Tensor, equal: Tensor, bins: int) -> Coded:
     splits[len(splits) - len(pairs) :, 1] = 1
     splits = torch.cat([splits, splits.new_tensor([[0, bins, 0]])])
     useless = torch.nn.functional.pad(useless.flatten().repeat_interleave(1 + gaps), (0, len(pairs) + 1))
-    return Coded(codes, cuts, equal, pairs, wide, cells, splits, useless, gaps, bool(equal.any()))
+    code = torch.arange(max(bins + 1, (1 << PACK) * (len(pairs) > 0)), device=columns.device)[:, None]
+    lost = (code == bins) & (sides == 1)[:, None, None]  # (sides, size, 1)
+    number, category = ((one & (code < bins) | lost).double().permute(1, 2, 0).flatten(1) for one in (code >= every, code == every))
+    right = number, category, (code[: 1 << PACK] >> bit.long() & 1).double()
+    return Coded(codes, cuts, equal, pairs, wide, cells, splits, useless, right, gaps, bool(equal.any()))
 
 
 def _spread(count: Tensor, bins: int) -> Tensor:
@@ -167,7 +173,7 @@ def _spread(count: Tensor, bins: int) -> Tensor:
 
 
 def histogram(places: Tensor, leaf: Tensor, leaves: int, size: int, values: Tensor, rows: Tensor | None = None) -> Tensor:
-    """Sums of values ``(v, n)`` over leaf x cell x code: ``(leaves, k, size, v)``.
+    """Sums of values ``(v, n)`` over leaf x cell x code: ``(v, leaves, k, size)``.
 
     Args:
         places: cell and code of all rows, see :meth:`Coded.places`.
@@ -184,25 +190,25 @@ def histogram(places: Tensor, leaf: Tensor, leaves: int, size: int, values: Tens
         place = (place + (leaf[some] * (k * size))[:, None] if leaves > 1 else place).flatten()
         for into, v in zip(total, values[:, some], strict=True):
             into.scatter_add_(0, place, v[:, None].expand(-1, k).flatten())
-    return total.view(len(values), leaves, k, size).permute(1, 2, 3, 0)
+    return total.view(len(values), leaves, k, size)
 
 
 def _halves(places: Tensor, leaf: Tensor, sums: Tensor, values: Tensor) -> Tensor:
     """Sums of all leaves ``(B, n)`` of some trees from those of their parents: the smaller half is counted, the rest is left."""
-    (count, n), size = leaf.shape, sums.shape[2]
-    parents = len(sums) // count
-    first = torch.arange(count, device=leaf.device)[:, None]
+    (count, n), (every, size) = leaf.shape, sums.shape[1::2]
+    parents = every // count
+    first = torch.arange(count, device=leaf.device)[:, None] * parents
     if n <= FEW:  # counting all is quicker than choosing
-        every = (leaf + 2 * parents * first).flatten()
-        return histogram(places.repeat(count, 1), every, 2 * len(sums), size, values.repeat(1, count))
+        leaf = (leaf + 2 * first).flatten()
+        return histogram(places.repeat(count, 1), leaf, 2 * every, size, values.repeat(1, count))
     sizes = torch.zeros(count, 2 * parents, dtype=torch.int64, device=leaf.device)
     less = sizes.scatter_add_(1, leaf, torch.ones_like(leaf)).view(count, parents, 2).argmin(2)
     parent = leaf >> 1
     chosen = (less.gather(1, parent) == (leaf & 1)).flatten().nonzero()[:, 0]
-    rows, parent = chosen % n, (parent + parents * first).flatten().index_select(0, chosen)
-    own = histogram(places, parent, len(sums), size, values.index_select(1, rows), rows)
-    both, second = torch.stack([own, sums - own], 1), less.flatten().bool()
-    return torch.where(second[:, None, None, None, None], both.flip(1), both).flatten(0, 1)
+    rows, parent = chosen % n, (parent + first).flatten().index_select(0, chosen)
+    own = histogram(places, parent, every, size, values.index_select(1, rows), rows)
+    both, second = torch.stack([own, sums - own], 2), less.flatten().bool()
+    return torch.where(second[:, None, None, None], both.flip(2), both).flatten(1, 2)
 
 
 def _packed(slope: Tensor, curvature: Tensor) -> tuple[Tensor, tuple[float, float]]:
@@ -228,67 +234,63 @@ def grow(
     """
     rows = rows or slice(0, len(slope))
     places = coded.places(rows) if places is None else places[rows]
-    w, p, n, lacks, device = len(coded.wide), len(coded.pairs), coded.codes.shape[1], coded.missing, slope.device
+    (w, p), n, device = (len(coded.wide), len(coded.pairs)), coded.codes.shape[1], slope.device
     values, units = _packed(slope, curvature)
     count = 1 if roots is None else len(roots)
-    bits = ((torch.arange(1 << PACK, device=device) >> torch.arange(PACK, device=device)[:, None]) & 1).double()
     leaf = torch.zeros(count, n, dtype=torch.int64, device=device)
-    parts: list[tuple[Tensor, ...]] = []
+    splits, gains = [], []
     for level in range(depth):
         leaves = 1 << level
         if level == 0:
-            sums = histogram(places, leaf[0, rows], 1, coded.size, values)  # (B leaves, k, size, C)
+            sums = histogram(places, leaf[0, rows], 1, coded.size, values)  # (C, B leaves, k, size)
         else:
-            sums = _halves(places, leaf[:, rows], sums if level > 1 else sums.expand(count, -1, -1, -1), values)
-        numbers = sums[:, :w, :lacks]
-        below = numbers.cumsum(2)
-        upper = below[:, :, -1:] - below + numbers  # x >= cut of the code
+            sums = _halves(places, leaf[:, rows], sums if level > 1 else sums.expand(-1, count, -1, -1), values)
+        right = sums[:, :, :w] @ coded.right[0]
         if coded.mixed:
-            upper = torch.where(coded.equal[coded.wide, None, None], numbers, upper)
-        lost = sums[:, :w, lacks : lacks + 1]
-        upper = torch.cat([upper, torch.zeros_like(lost)], 2)  # the last: nobody
-        right = [torch.stack([upper, upper + lost], 3).flatten(1, 3) if coded.gaps else upper.flatten(1, 2)]
+            right = torch.where(coded.equal[coded.wide, None], sums[:, :, :w] @ coded.right[1], right)
+        every = [right.flatten(2)]
         if p:
-            right.append((bits @ sums[:, w:, : 1 << PACK]).flatten(1, 2)[:, :p])
-        whole = sums[:, :1].sum(2)
-        gain = _gain(torch.cat([*right, torch.zeros_like(whole)], 1), whole, units, ridge, least)
+            every.append((sums[:, :, w:, : 1 << PACK] @ coded.right[2]).flatten(2)[:, :, :p])
+        whole = sums[:, :, 0].sum(2, keepdim=True)
+        gain = _gain(torch.cat([*every, torch.zeros_like(whole)], 2), whole, units, ridge, least)
         gain = gain.masked_fill_(coded.useless, -math.inf)  # (B leaves, m)
         gain[:, -1] = LEAST
         if level == 0 and roots is not None:
             own = torch.where(roots.index_select(1, coded.splits[:, 0]), gain, -math.inf)
             gain = torch.where(own.amax(1, keepdim=True) > LEAST, own, gain)  # those columns may be constant
         best, at = gain.max(1)
-        column, code, side = coded.splits.index_select(0, at).unbind(1)
-        split = Grown(column, code, side, best - LEAST)
-        parts.append(tuple(part.view(count, leaves) for part in split))
-        leaf = 2 * leaf + _goes_right(coded, split).view(count, leaves, n).gather(1, leaf[:, None])[:, 0]
-    return Grown(*(torch.cat(part, 1) for part in zip(*parts, strict=True))), leaf
+        split = coded.splits.index_select(0, at)
+        splits.append(split.view(count, leaves, 3))
+        gains.append(best.view(count, leaves))
+        turns = _goes_right(coded, *split.unbind(1)).view(count, leaves, n)
+        leaf = 2 * leaf + (turns.gather(1, leaf[:, None]) if level else turns)[:, 0]
+    return Grown(*torch.cat(splits, 1).unbind(2), torch.cat(gains, 1) - LEAST), leaf
 
 
 def _gain(right: Tensor, whole: Tensor, units: tuple[float, float], ridge: float, least: float) -> Tensor:
-    """Fall of the quadratic model, ``(leaves, m)``, from packed sums; -inf where a side is too small."""
-    both = torch.cat([whole, right, whole - right], 1)
+    """Fall of the quadratic model, ``(leaves, m)``, from packed sums ``(C, leaves, m)``; -inf where a side is too small."""
+    both = torch.cat([whole, right, whole - right], 2)
     slope = torch.floor(both / SHIFT)
     curvature = both.sub_(slope, alpha=SHIFT).mul_(units[1])
-    score, size = slope.mul_(units[0]).square_().div_(curvature + ridge).sum(-1), curvature.sum(-1)
+    score, size = slope.mul_(units[0]).square_().div_(curvature + ridge).sum(0), curvature.sum(0)
     (one, two), (less, more) = (torch.chunk(part[:, 1:], 2, 1) for part in (score, size))
     return (one + two - score[:, :1]).masked_fill_(torch.minimum(less, more) < least, -math.inf)
 
 
-def _goes_right(coded: Coded, split: Grown) -> Tensor:
+def _goes_right(coded: Coded, column: Tensor, code: Tensor, missing: Tensor) -> Tensor:
     """Rows that each split sends right, bool ``(splits, n)``."""
-    here, code = coded.codes.index_select(0, split.column), split.code[:, None].to(torch.uint8)
+    here, code = coded.codes.index_select(0, column), code[:, None].to(torch.uint8)
     right = here >= code
     if coded.mixed:
-        right = torch.where(coded.equal[split.column, None], here == code, right)
-    return torch.where(here == coded.missing, split.missing[:, None].bool(), right) if coded.gaps else right
+        right = torch.where(coded.equal[column, None], here == code, right)
+    return torch.where(here == coded.missing, missing[:, None].bool(), right) if coded.gaps else right
 
 
 def leaves_of(coded: Coded, tree: Grown) -> Tensor:
     """Leaf of every row, int64 ``(n,)``."""
     leaf, first = torch.zeros(coded.codes.shape[1], dtype=torch.int64, device=coded.codes.device), 0
     while first < len(tree.column):
-        right = _goes_right(coded, Grown(*(part[first : 2 * first + 1] for part in tree)))
+        right = _goes_right(coded, *(part[first : 2 * first + 1] for part in tree[:3]))
         leaf, first = 2 * leaf + right.gather(0, leaf[None])[0], 2 * first + 1
     return leaf
 

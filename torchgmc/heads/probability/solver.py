@@ -298,7 +298,8 @@ def tree_loss(y: Tensor, weight: Tensor, euclidean: bool) -> Loss:
         return (f - y[rows]) * weight[rows], curvature(z, f, euclidean) * weight[rows]
 
     def value(z: Tensor, rows: slice) -> Tensor:
-        return loss(z, levelsets.probabilities(z, euclidean), y[rows], euclidean) * weight[rows, 0]
+        f = levelsets.probabilities(z, euclidean) if euclidean else z  # of logits the loss needs no f
+        return loss(z, f, y[rows], euclidean) * weight[rows, 0]
 
     return Loss(slopes, value)
 
