@@ -59,6 +59,17 @@ def test_ends_are_where_rejections_begin_and_never_inside():
     assert bool((low[:, 1] <= low[:, 0]).all() and (high[:, 1] >= high[:, 0]).all() and (low < high).all())
 
 
+def test_quick_ends_are_rejected_by_their_own_bets_and_a_little_wider():
+    y = torch.rand(400, 3, generator=torch.Generator().manual_seed(1)).double() ** torch.tensor([1.0, 4.0, 12.0])
+    units, level = units_of(y), torch.tensor([0.01])
+    quick, (low, high) = units.quick(), units.ends(level)
+    least, most = quick.ends(level)
+    assert bool(quick.rejects(least, torch.tensor([True]), level).all())
+    assert bool(quick.rejects(most, torch.tensor([False]), level).all())
+    wider = (most - least) / (high - low)
+    assert bool((wider > 0.98).all()) and bool((wider < 1.15).all())
+
+
 def test_nothing_seen_says_nothing_and_means_beyond_the_range_are_rejected():
     empty = units_of(torch.zeros(0, 1).double())
     assert empty.ends(torch.tensor([0.05])).flatten().tolist() == [0.0, 1.0]

@@ -51,6 +51,18 @@ def best_split(rows, columns, coded, slope, curvature, ridge, least):
     return best, how
 
 
+@pytest.mark.parametrize("classes", [1, 2])
+def test_sums_of_the_larger_half_are_what_the_smaller_leaves(classes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    columns, equal, slope, curvature = draw(300, 3)
+    slope, curvature = torch.cat([slope, slope.flip(0)][:classes], 1), torch.cat([curvature, curvature.flip(0)][:classes], 1)
+    coded, roots = trees.code(columns, equal, 16), torch.eye(5, dtype=torch.bool)
+    counted, reached = trees.grow(coded, slope, curvature, 3, 1.0, 0.5, roots)
+    monkeypatch.setattr(trees, "FEW", 0)
+    left, also = trees.grow(coded, slope, curvature, 3, 1.0, 0.5, roots)
+    assert torch.equal(reached, also) and len(reached.unique()) == 8
+    assert all(torch.equal(one, two) for one, two in zip(counted, left, strict=True))
+
+
 @settings(deadline=None, max_examples=12)
 @given(n=st.integers(2, 40), seed=st.integers(0, 2**16))
 def test_every_split_is_the_best_of_all(n: int, seed: int) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -152,7 +153,9 @@ def code(columns: Tensor, equal: Tensor, bins: int) -> Coded:
     useless = torch.nn.functional.pad(useless.flatten().repeat_interleave(1 + gaps), (0, len(pairs) + 1))
     code = torch.arange(max(bins + 1, (1 << PACK) * (len(pairs) > 0)), device=columns.device)[:, None]
     lost = (code == bins) & (sides == 1)[:, None, None]  # (sides, size, 1)
-    number, category = ((one & (code < bins) | lost).double().permute(1, 2, 0).flatten(1) for one in (code >= every, code == every))
+    number, category = (
+        (one & (code < bins) | lost).double().permute(1, 2, 0).flatten(1) for one in (code >= every, code == every)
+    )
     right = number, category, (code[: 1 << PACK] >> bit.long() & 1).double()
     return Coded(codes, cuts, equal, pairs, wide, cells, splits, useless, right, gaps, bool(equal.any()))
 
@@ -194,7 +197,7 @@ def histogram(places: Tensor, leaf: Tensor, leaves: int, size: int, values: Tens
 
 
 def _halves(places: Tensor, leaf: Tensor, sums: Tensor, values: Tensor) -> Tensor:
-    """Sums of all leaves ``(B, n)`` of some trees from those of their parents: the smaller half is counted, the rest is left."""
+    """Sums of all leaves ``(B, n)`` of some trees from those of their parents: the smaller half is counted."""
     (count, n), (every, size) = leaf.shape, sums.shape[1::2]
     parents = every // count
     first = torch.arange(count, device=leaf.device)[:, None] * parents
@@ -351,7 +354,8 @@ def boost(
         usual = 0.0
         for b in [b for b, gain in enumerate(gains) if gain > 0][: most - len(trees)]:
             place = leaf[b]
-            moves, gain = _moves(loss, own, place[:train], slice(0, train), leaves, ridge)
+            moves, sums = _moves(loss, own, place[:train], slice(0, train), leaves, ridge)
+            gain = _fall(sums, ridge)
             usual = usual or gain / gains[b]  # 1, or less where other rows were searched
             if gain < STALE * usual * gains[b]:  # the trees before it took what it found
                 continue
@@ -424,16 +428,22 @@ def pinball(scores: Tensor, weight: Tensor, target: Tensor) -> Loss:
     return Loss(slopes, value, steps)
 
 
-def _moves(loss: Loss, z: Tensor, place: Tensor, rows: slice, leaves: int, ridge: float) -> tuple[Tensor, float]:
-    """Step of each leaf, ``(leaves, C)``, from these rows: Newton's, or that of the loss itself; and the gain of Newton's."""
+def _moves(loss: Loss, z: Tensor, place: Tensor, rows: slice, leaves: int, ridge: float) -> tuple[Tensor, Tensor]:
+    """Step of each leaf, ``(leaves, C)``, from these rows: Newton's, or that of the loss itself; and slopes and curvatures."""
     whole = torch.cat([part.T for part in loss.slopes(z, rows)]).div_(FINE).round_()
-    sums = whole.new_zeros(len(whole), leaves).scatter_add_(1, place.expand_as(whole), whole).mul_(FINE).T
-    first, second = sums.chunk(2, 1)
+    sums = whole.new_zeros(len(whole), leaves).scatter_add_(1, place.expand_as(whole), whole).mul_(FINE)
+    first, second = sums.T.chunk(2, 1)
     step = first / (second + ridge)
-    gain = (first * step).sum() - (first.sum(0).square() / (second.sum(0) + ridge)).sum()
     if loss.steps is not None:
         step = loss.steps(z, place, leaves, rows) * (second / (second + ridge))
-    return step, float(gain)
+    return step, sums
+
+
+def _fall(sums: Tensor, ridge: float) -> float:
+    """What Newton's steps of leaves gain over one step of all, from slopes and curvatures ``(2 C, leaves)``."""
+    first, second = np.split(sums.cpu().numpy(), 2)  # small: quicker here
+    whole = first.sum(1) ** 2 / (second.sum(1) + ridge)
+    return float((first**2 / (second + ridge)).sum() - whole.sum())
 
 
 def places(columns: Tensor, column: Tensor, cut: Tensor, kind: Tensor) -> Tensor:

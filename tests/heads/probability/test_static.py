@@ -165,3 +165,42 @@ def test_folds_side_by_side_are_the_fits_without_each_fold(euclidean: bool) -> N
         torch.testing.assert_close(every.slope(start)[0][..., k], one.slope(zero)[0][..., 0])
         alone = one.minimise(zero, zero.clone(), None, 50, 1e-3)
         torch.testing.assert_close(found[..., k], alone[..., 0], rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("slopes", [True, False])
+def test_all_ridges_and_folds_at_once_are_plain_loops_of_fits(slopes: bool) -> None:
+    """Held-out losses and fits of ``_at_once`` against one Newton fit per ridge and fold, and losses from their formula."""
+    g = torch.Generator().manual_seed(1)
+    member = torch.cat([torch.ones(500, 1), (torch.rand(500, 4, generator=g) < 0.3).float()], 1).double()
+    z = 2 * torch.randn(500, 1, generator=g).double()
+    y = (torch.rand(500, 1, generator=g).double() < torch.sigmoid(0.6 * z + member[:, 1:2] - 0.5)).double()
+    share = torch.rand(500, 1, generator=g).double() + 0.5
+    columns = static.Columns(member, z, y, share / share.sum(), False, slopes)
+    fold, theta = (torch.arange(500) % 5).to(torch.uint8), torch.zeros(columns.shape).double()
+    free, shut = torch.zeros_like(theta), torch.zeros_like(theta)
+    shut[1:, 1:] = math.inf  # no slopes of groups
+    ridges = [torch.full_like(theta, strength) for strength in (0.05, 0.01, 0.002)]
+    found = static._at_once(columns, theta, ridges, [shut, free, shut], fold)
+    assert found is not None
+    heads, losses, fine = found
+    assert fine and heads.shape == (3, *theta.shape) and losses.shape == (3, 5)
+    for k, (ridge, price) in enumerate(zip(ridges, [shut, free, shut], strict=True)):
+        alone = columns.shrunk(ridge).minimise(theta, price, None, 50, 1e-3)
+        torch.testing.assert_close(heads[k], alone, rtol=0, atol=2e-4)
+        for part in range(5):
+            rest, out = (fold != part).nonzero()[:, 0], (fold == part).nonzero()[:, 0]
+            fitted = columns.pick(rest, ridge * 1.25).minimise(theta, price, None, 50, 1e-3)
+            offset = member[out] @ fitted[0]
+            moved = z[out] * (1 - member[out] @ fitted[1]).clamp_min(0) - offset if slopes else z[out] - offset
+            weight = share[out] / share[out].sum()
+            plain = (weight * torch.nn.functional.binary_cross_entropy_with_logits(moved, y[out], reduction="none")).sum()
+            assert abs(float(losses[k, part] - plain)) < 5e-6
+
+
+def test_steps_at_once_that_do_not_end_leave_the_fit_to_plainer_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    z, y, member = sure(600, 2.0, 0.5)
+    probs = torch.sigmoid(z)
+    usual = gmc.ProbabilityHead(None, ["a", "b"]).fit(probs, y, member)(probs, member)
+    monkeypatch.setattr(static, "CHORDS", 1)
+    other = gmc.ProbabilityHead(None, ["a", "b"]).fit(probs, y, member)(probs, member)
+    torch.testing.assert_close(usual, other, rtol=0, atol=1e-4)

@@ -638,6 +638,13 @@ def without(columns: Columns, found: Found, rows: Tensor) -> Tensor:
     free, share = torch.zeros_like(ridge), float(columns.share[rows].sum())
     whole = columns.shrunk(ridge)
     hessian = whole.thin(SAMPLE).hessian(found.theta)
+    if columns.shape[2] == 1:
+        part = torch.zeros_like(columns.share).index_fill_(0, rows, 1.0 / share) * columns.share
+        both = columns.side_by_side(torch.cat([ridge, ridge / share], 2), torch.cat([columns.share, part], 1))
+        inverse = _inverse(hessian, torch.ones_like(hessian[:, 0], dtype=torch.bool)).expand(2, -1, -1)
+        ends, met = both.chords(found.theta.expand(both.shape), inverse, _bar(_flat(free), 0.1))
+        if met:
+            return found.theta + (1.0 - found.alike) * (ends[..., 1:] - ends[..., :1])
     before = whole.minimise(found.theta, free, hessian, 10, 0.1)
     after = columns.pick(rows, ridge / share).minimise(before, free, hessian, 10, 0.1)
     return found.theta + (1.0 - found.alike) * (after - before)
