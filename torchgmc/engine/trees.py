@@ -72,15 +72,9 @@ class Coded(NamedTuple):
         """Code of NaN."""
         return self.cuts.shape[1]
 
-    @property
-    def size(self) -> int:
-        """Codes that a row of ``cells`` may have."""
-        return len(self.right[0])
-
     def places(self, rows: slice) -> Tensor:
         """Cell and code of each of these rows, as one number, int64 ``(n, k)``."""
-        first = torch.arange(len(self.cells), device=self.cells.device) * self.size
-        return self.cells[:, rows].T.contiguous() + first
+        return self.cells[:, rows].T.contiguous() + torch.arange(len(self.cells), device=self.cells.device) * len(self.right[0])
 
     def pick(self, rows: Tensor) -> "Coded":
         """Some of the rows."""
@@ -176,15 +170,7 @@ def _spread(count: Tensor, bins: int) -> Tensor:
 
 
 def histogram(places: Tensor, leaf: Tensor, leaves: int, size: int, values: Tensor, rows: Tensor | None = None) -> Tensor:
-    """Sums of values ``(v, n)`` over leaf x cell x code: ``(v, leaves, k, size)``.
-
-    Args:
-        places: cell and code of all rows, see :meth:`Coded.places`.
-        leaf: of each row, int64 ``(n,)``; ``leaves``: their number.
-        size: codes of a cell.
-        values: what is summed.
-        rows: which of ``places`` they are; None for all.
-    """
+    """Sums of values ``(v, n)`` of rows (None for all) over leaf x cell x code of ``places``: ``(v, leaves, k, size)``."""
     k = places.shape[1]
     total = values.new_zeros(len(values), leaves * k * size)
     for start in range(0, len(leaf), max(1, AT_ONCE // k)):
@@ -237,16 +223,13 @@ def grow(
     """
     rows = rows or slice(0, len(slope))
     places = coded.places(rows) if places is None else places[rows]
-    (w, p), n, device = (len(coded.wide), len(coded.pairs)), coded.codes.shape[1], slope.device
+    w, p, n, count = len(coded.wide), len(coded.pairs), coded.codes.shape[1], 1 if roots is None else len(roots)
     values, units = _packed(slope, curvature)
-    count = 1 if roots is None else len(roots)
-    leaf = torch.zeros(count, n, dtype=torch.int64, device=device)
-    splits, gains = [], []
+    leaf, splits, gains = torch.zeros(count, n, dtype=torch.int64, device=slope.device), [], []
+    sums = histogram(places, leaf[0, rows], 1, len(coded.right[0]), values)  # (C, B leaves, k, size)
     for level in range(depth):
         leaves = 1 << level
-        if level == 0:
-            sums = histogram(places, leaf[0, rows], 1, coded.size, values)  # (C, B leaves, k, size)
-        else:
+        if level:
             sums = _halves(places, leaf[:, rows], sums if level > 1 else sums.expand(-1, count, -1, -1), values)
         right = sums[:, :, :w] @ coded.right[0]
         if coded.mixed:
@@ -263,8 +246,7 @@ def grow(
             gain = torch.where(own.amax(1, keepdim=True) > LEAST, own, gain)  # those columns may be constant
         best, at = gain.max(1)
         split = coded.splits.index_select(0, at)
-        splits.append(split.view(count, leaves, 3))
-        gains.append(best.view(count, leaves))
+        splits, gains = [*splits, split.view(count, leaves, 3)], [*gains, best.view(count, leaves)]
         turns = _goes_right(coded, *split.unbind(1)).view(count, leaves, n)
         leaf = 2 * leaf + (turns.gather(1, leaf[:, None]) if level else turns)[:, 0]
     return Grown(*torch.cat(splits, 1).unbind(2), torch.cat(gains, 1) - LEAST), leaf
@@ -354,8 +336,7 @@ def boost(
         usual = 0.0
         for b in [b for b, gain in enumerate(gains) if gain > 0][: most - len(trees)]:
             place = leaf[b]
-            moves, sums = _moves(loss, own, place[:train], slice(0, train), leaves, ridge)
-            gain = _fall(sums, ridge)
+            moves, gain = _moves(loss, own, place[:train], slice(0, train), leaves, ridge)
             usual = usual or gain / gains[b]  # 1, or less where other rows were searched
             if gain < STALE * usual * gains[b]:  # the trees before it took what it found
                 continue
@@ -428,22 +409,17 @@ def pinball(scores: Tensor, weight: Tensor, target: Tensor) -> Loss:
     return Loss(slopes, value, steps)
 
 
-def _moves(loss: Loss, z: Tensor, place: Tensor, rows: slice, leaves: int, ridge: float) -> tuple[Tensor, Tensor]:
-    """Step of each leaf, ``(leaves, C)``, from these rows: Newton's, or that of the loss itself; and slopes and curvatures."""
+def _moves(loss: Loss, z: Tensor, place: Tensor, rows: slice, leaves: int, ridge: float) -> tuple[Tensor, float]:
+    """Step of each leaf, ``(leaves, C)``, from these rows: Newton's, or that of the loss itself; and the gain of Newton's."""
     whole = torch.cat([part.T for part in loss.slopes(z, rows)]).div_(FINE).round_()
     sums = whole.new_zeros(len(whole), leaves).scatter_add_(1, place.expand_as(whole), whole).mul_(FINE)
     first, second = sums.T.chunk(2, 1)
     step = first / (second + ridge)
+    one, two = np.split(sums.cpu().numpy(), 2)  # so few are quicker here
+    gain = (one**2 / (two + ridge)).sum() - (one.sum(1) ** 2 / (two.sum(1) + ridge)).sum()
     if loss.steps is not None:
         step = loss.steps(z, place, leaves, rows) * (second / (second + ridge))
-    return step, sums
-
-
-def _fall(sums: Tensor, ridge: float) -> float:
-    """What Newton's steps of leaves gain over one step of all, from slopes and curvatures ``(2 C, leaves)``."""
-    first, second = np.split(sums.cpu().numpy(), 2)  # small: quicker here
-    whole = first.sum(1) ** 2 / (second.sum(1) + ridge)
-    return float((first**2 / (second + ridge)).sum() - whole.sum())
+    return step, float(gain)
 
 
 def places(columns: Tensor, column: Tensor, cut: Tensor, kind: Tensor) -> Tensor:

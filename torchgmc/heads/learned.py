@@ -451,10 +451,8 @@ class Learning(Head):
         place = found.place[:, : len(seen)]  # (T, n)
         weight = (rows.weight[seen] / rows.weight[seen].sum())[:, None]
         sums = torch.cat([weight, effect[seen] * weight], 1).T
-        mass = sums.new_zeros(len(place), len(sums), leaves)  # (T, 1 + C, leaves)
-        for into, tree in zip(mass, place, strict=True):
-            into.scatter_add_(1, tree.long().expand_as(sums), sums)
-        mass = mass.transpose(1, 2).flatten(0, 1)
+        none = sums.new_zeros(len(sums), leaves)
+        mass = torch.cat([none.scatter_add(1, tree.long().expand_as(sums), sums) for tree in place], 1).T
         size = mass[:, 1:].abs().amax(1) / mass[:, 0].clamp_min(1e-300).sqrt()  # in units of its noise, up to a factor
         chosen: dict[str, int] = {}
         for k in size.argsort(descending=True, stable=True)[: 20 * RULES].tolist():

@@ -265,10 +265,10 @@ class Columns:
         some = (self._but(member=self.member[r], z=self.z[r], y=self.y[r], share=self.share[r], ridge=None) for r in rows)
         return torch.cat([part.hessian(theta) for part in some])
 
-    def chords(self, theta: Tensor, inverse: Tensor, bar: Tensor) -> tuple[Tensor, bool]:
+    def chords(self, theta: Tensor, inverse: Tensor, bar: Tensor, steps: int = 0) -> tuple[Tensor, bool]:
         """Steps of problems side by side with inverses of Hessians nearby, ``(K, p (1 + a), p (1 + a))``; whether they end."""
         last: tuple[Tensor, Tensor, Tensor] | None = None
-        for _ in range(CHORDS):
+        for _ in range(steps or CHORDS):
             slope = _flat(self.slope(theta, False)[0])[..., None]  # (K, p (1 + a), 1)
             if bool((slope[..., 0].abs() <= bar).all()):
                 return theta, True
@@ -592,18 +592,15 @@ def _at_once(
     ridge, price = torch.cat(ridges, 2), torch.cat(prices, 2)
     free, grow = ~_flat(price).isinf(), parts / (parts - 1)
     every, heads, bar = columns.side_by_side(ridge, columns.share), theta.expand_as(ridge), _bar(_flat(price), 0.1)
-    blocks = columns.hessians(theta, fold, parts)
-    step = _inverse(blocks.sum(0) + torch.diag_embed(_flat(ridge)), free) @ _flat(every.slope(heads, False)[0])[..., None]
-    heads = heads + _unflat(step[..., 0], every.shape)
-    blocks = columns.hessians(heads.mean(2, keepdim=True), fold, parts)  # nearer to most
-    heads, met = every.chords(heads, _inverse(blocks.sum(0) + torch.diag_embed(_flat(ridge)), free), bar)
-    if not met:
-        return None
+    diagonal = torch.diag_embed(_flat(ridge))
+    for steps in (1, CHORDS):  # the Hessian where most of them are after the first
+        blocks = columns.hessians(heads.mean(2, keepdim=True), fold, parts)
+        heads, met = every.chords(heads, _inverse(blocks.sum(0) + diagonal, free), bar, steps)
     rests = (blocks.sum(0) - blocks) / (1.0 - _masses(columns, fold))[:, None, None]
-    matrix = (rests + torch.diag_embed(_flat(ridge))[:, None] * grow).flatten(0, 1)
-    inverse = _inverse(matrix, free.repeat_interleave(parts, 0))
-    apart = columns.folds(fold, parts, ridge * grow)
-    found, met = apart.chords(heads.repeat_interleave(parts, 2), inverse, 2.0 * bar.repeat_interleave(parts, 0))
+    inverse = _inverse((rests + diagonal[:, None] * grow).flatten(0, 1), free.repeat_interleave(parts, 0))
+    if met:
+        apart = columns.folds(fold, parts, ridge * grow)
+        found, met = apart.chords(heads.repeat_interleave(parts, 2), inverse, 2.0 * bar.repeat_interleave(parts, 0))
     if not met:
         return None
     losses = every.losses(found.unflatten(2, (count, parts)).permute(3, 0, 1, 2), fold)
