@@ -26,8 +26,6 @@ BATCH = 4
 STALE, LEAST = 0.8, 1e-9
 #: Entries that are counted at once: what the caches like.
 AT_ONCE = 1 << 17
-#: Rows up to which sums of all leaves are counted.
-FEW = 1 << 11
 #: Columns of two values that share a code.
 PACK = 6
 #: Finest unit of slopes and curvatures in a search; bits of their sums, counted together; unit of what moves leaves.
@@ -187,9 +185,6 @@ def _halves(places: Tensor, leaf: Tensor, sums: Tensor, values: Tensor) -> Tenso
     (count, n), (every, size) = leaf.shape, sums.shape[1::2]
     parents = every // count
     first = torch.arange(count, device=leaf.device)[:, None] * parents
-    if n <= FEW:  # counting all is quicker than choosing
-        leaf = (leaf + 2 * first).flatten()
-        return histogram(places.repeat(count, 1), leaf, 2 * every, size, values.repeat(1, count))
     sizes = torch.zeros(count, 2 * parents, dtype=torch.int64, device=leaf.device)
     less = sizes.scatter_add_(1, leaf, torch.ones_like(leaf)).view(count, parents, 2).argmin(2)
     parent = leaf >> 1
