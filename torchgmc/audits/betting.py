@@ -112,14 +112,14 @@ class Units:
         return cls(size[which], rest, others, g, a, u, [0, *cuts], spread, jumps)
 
     def sums(self) -> Tensor:
-        """Sums of 1 (units), U, U^2, A, U A, A^2 before each block, ``(6, BLOCKS + 1, G)``."""
-        count, blocks, one = len(self.size), len(self.cuts) - 1, torch.ones_like(self.a)
-        lengths = torch.tensor(self.cuts, device=self.g.device).diff()
-        cell = torch.repeat_interleave(torch.arange(blocks, device=self.g.device), lengths) * count + self.g
-        terms = torch.stack([one, self.u, self.u.square(), self.a, self.u * self.a, self.a.square()])
-        cells = terms.new_zeros(6, blocks * count).index_add_(1, cell, terms).view(6, blocks, count)
+        """Sums of 1 (units), U, U^2, A, U A, A^2 before each block; of events U^3, U^2 A, U A^2, A^3 too: ``(10, ..., G)``."""
+        count, blocks, a, u = len(self.size), len(self.cuts) - 1, self.a, self.u
+        lengths = torch.tensor(self.cuts, device=a.device).diff()
+        cell = torch.repeat_interleave(torch.arange(blocks, device=a.device), lengths) * count + self.g
+        terms = torch.stack([torch.ones_like(a), u, u * u, a, u * a, a * a, u**3, u * u * a, u * a * a, a**3])
+        cells = terms.new_zeros(10, blocks * count).index_add_(1, cell, terms).view(10, blocks, count)
         units, u, uu = self.others
-        cells += torch.stack([units, u, uu, self.rest * u, self.rest * uu, self.rest.square() * uu])
+        cells[:6] += torch.stack([units, u, uu, self.rest * u, self.rest * uu, self.rest.square() * uu])
         return torch.cat([torch.zeros_like(cells[:, :1]), cells.cumsum(1)], 1)
 
     def rejects(self, mean: Tensor, up: Tensor, level: Tensor) -> Tensor:
@@ -144,30 +144,23 @@ class Units:
         ]
         counts = torch.where(is_known, PRIOR, VAGUE)[:, None]
         one = known / counts  # before anything is seen, one unit lost all that it can
-        capital, third = torch.zeros_like(mean), torch.zeros_like(mean)  # its logarithm; sum of losses to the third power
-        highest, rest = capital, self.rest[:, None] - mean
-        blocks = len(self.cuts) - 1
+        capital = highest = torch.zeros_like(mean)  # its logarithm
+        rest, blocks = self.rest[:, None] - mean, len(self.cuts) - 1
         step = max(1, int(IN_CACHE / max(1, (len(self.g) / blocks + len(mean)) * mean.shape[1])))
         for first in range(0, blocks, step):  # what does not depend on the capital, of some blocks at once
             last = min(first + step, blocks)
             start, end = self.cuts[first], self.cuts[last]
-            n, u, uu, a, ua, aa = (part[first:last, :, None] for part in sums)
+            n, u, uu, a, ua, aa, uuu, uua, uaa, aaa = (part[first:last, :, None] for part in sums)
             centred = aa - 2.0 * mean * ua + mean.square() * uu - (a - mean * u).square() / n.clamp_min(1.0)
             seen = known + centred.clamp_min(0.0)  # (blocks, G, k)
             spread = (seen / (counts + n) * (self.size[:, None] - n).clamp_min(1.0)).clamp_min(1e-12).sqrt()
             z = self.a[start:end, None] - mean[self.g[start:end]] * self.u[start:end, None]
             loss = bottom.expand_as(seen)
             if not self.jumps:
-                lengths = torch.tensor(self.cuts[first : last + 1], device=device).diff()
-                cell = torch.repeat_interleave(torch.arange(1, last - first + 1, device=device), lengths) * len(mean)
-                each = z.new_zeros((last - first + 1) * len(mean), mean.shape[1])
-                each = each.index_add_(0, cell + self.g[start:end], -sign * z * z.square()).view(-1, *mean.shape)
-                each = third + each.cumsum(0)
-                third = each[-1]
-                loss = ((one * bottom + each[:-1]) / seen.clamp_min(1e-30)).minimum(bottom)
+                third = sign * (mean * (3.0 * uaa - mean * (3.0 * uua - mean * uuu)) - aaa)  # of losses
+                loss = ((one * bottom + third) / seen.clamp_min(1e-30)).minimum(bottom)
             loss = loss.maximum(1e-4 * spread)
             shift, share = loss / spread, -sign / loss
-            weight = self.others[1, first:last, :, None]
             for k, (low, high) in enumerate(itertools.pairwise(self.cuts[first : last + 1])):
                 if not busy[first + k]:
                     continue
@@ -175,7 +168,7 @@ class Units:
                 after = torch.special.log_ndtr(torch.special.ndtri(price.exp()) - shift[k])
                 bet = (torch.expm1(after - price) * share[k]).clamp_(-most, most)
                 # log1p is concave: log(1 + b U) >= U log(1 + b), with equality where U is 1
-                capital = capital + weight[k] * torch.log1p(bet * rest)
+                capital = capital + self.others[1, first + k][:, None] * torch.log1p(bet * rest)
                 g = self.g[low:high]
                 capital.index_add_(0, g, torch.log1p(bet[g] * z[low - start : high - start]))
                 highest = torch.maximum(highest, capital)
@@ -228,7 +221,7 @@ class Units:
 
     def moments(self) -> tuple[Tensor, Tensor, Tensor]:
         """E A / E U, its standard error, and the sum of U, ``(G,)`` each."""
-        _, u, uu, a, ua, aa = self.sums()[:, -1]
+        _, u, uu, a, ua, aa = self.sums()[:6, -1]
         middle = (a / u.clamp_min(1e-300)).clamp(0.0, 1.0).masked_fill(u <= 0, 0.5)
         return middle, (aa - 2.0 * middle * ua + middle.square() * uu).clamp_min(0.0).sqrt() / u.clamp_min(1e-300), u
 

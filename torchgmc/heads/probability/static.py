@@ -596,7 +596,7 @@ def _at_once(
     for steps in (1, CHORDS):  # the Hessian where most of them are after the first
         blocks = columns.hessians(heads.mean(2, keepdim=True), fold, parts)
         heads, met = every.chords(heads, _inverse(blocks.sum(0) + diagonal, free), bar, steps)
-    rests = (blocks.sum(0) - blocks) / (1.0 - _masses(columns, fold))[:, None, None]
+    rests = (blocks.sum(0) - blocks) / (1.0 - _masses(columns, fold)).clamp_min(1e-300)[:, None, None]
     inverse = _inverse((rests + diagonal[:, None] * grow).flatten(0, 1), free.repeat_interleave(parts, 0))
     if met:
         apart = columns.folds(fold, parts, ridge * grow)
@@ -612,7 +612,7 @@ def _inverse(matrix: Tensor, free: Tensor) -> Tensor:
     keep = free.double()
     ridge = 1e-10 * matrix.diagonal(dim1=1, dim2=2).amax(1, keepdim=True).clamp_min(1e-200) + (1.0 - keep)
     both = keep[:, :, None] * keep[:, None]
-    return torch.as_tensor(torch.linalg.inv(both * matrix + torch.diag_embed(ridge))) * both
+    return torch.linalg.inv_ex(both * matrix + torch.diag_embed(ridge)).inverse * both
 
 
 def _mean_squares(columns: Columns) -> Tensor:
