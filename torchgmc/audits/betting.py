@@ -187,7 +187,7 @@ class Units:
 
     def quick(self) -> "Units":
         """With half as many blocks, and ends from one grid: a few percent wider, for a fourth of the time."""
-        return replace(self, others=self.others.unflatten(1, (-1, 2)).sum(2), cuts=self.cuts[::2])
+        return replace(self, others=self.others[:, ::2] + self.others[:, 1::2], cuts=self.cuts[::2])
 
     def ends(self, level: Tensor) -> Tensor:
         """Ends of one-sided intervals for E A / E U, taken outward.

@@ -220,7 +220,9 @@ def grow(
     places = coded.places(rows) if places is None else places[rows]
     w, p, n, count = len(coded.wide), len(coded.pairs), coded.codes.shape[1], 1 if roots is None else len(roots)
     values, units = _packed(slope, curvature)
-    leaf, splits, gains = torch.zeros(count, n, dtype=torch.int64, device=slope.device), [], []
+    leaf = torch.zeros(count, n, dtype=torch.int64, device=slope.device)
+    splits: list[Tensor] = []
+    gains: list[Tensor] = []
     sums = histogram(places, leaf[0, rows], 1, len(coded.right[0]), values)  # (C, B leaves, k, size)
     for level in range(depth):
         leaves = 1 << level
@@ -241,10 +243,12 @@ def grow(
             gain = torch.where(own.amax(1, keepdim=True) > LEAST, own, gain)  # those columns may be constant
         best, at = gain.max(1)
         split = coded.splits.index_select(0, at)
-        splits, gains = [*splits, split.view(count, leaves, 3)], [*gains, best.view(count, leaves)]
+        splits.append(split.view(count, leaves, 3))
+        gains.append(best.view(count, leaves) - LEAST)
         turns = _goes_right(coded, *split.unbind(1)).view(count, leaves, n)
         leaf = 2 * leaf + (turns.gather(1, leaf[:, None]) if level else turns)[:, 0]
-    return Grown(*torch.cat(splits, 1).unbind(2), torch.cat(gains, 1) - LEAST), leaf
+    column, code, missing = torch.cat(splits, 1).unbind(2)
+    return Grown(column, code, missing, torch.cat(gains, 1)), leaf
 
 
 def _gain(right: Tensor, whole: Tensor, units: tuple[float, float], ridge: float, least: float) -> Tensor:

@@ -603,7 +603,7 @@ def _at_once(
         found, met = apart.chords(heads.repeat_interleave(parts, 2), inverse, 2.0 * bar.repeat_interleave(parts, 0))
     if not met:
         return None
-    losses = every.losses(found.unflatten(2, (count, parts)).permute(3, 0, 1, 2), fold)
+    losses = every.losses(found.view(*columns.shape[:2], count, parts).permute(3, 0, 1, 2), fold)
     return heads.permute(2, 0, 1)[..., None], losses.T, True
 
 
@@ -612,7 +612,7 @@ def _inverse(matrix: Tensor, free: Tensor) -> Tensor:
     keep = free.double()
     ridge = 1e-10 * matrix.diagonal(dim1=1, dim2=2).amax(1, keepdim=True).clamp_min(1e-200) + (1.0 - keep)
     both = keep[:, :, None] * keep[:, None]
-    return torch.linalg.inv_ex(both * matrix + torch.diag_embed(ridge)).inverse * both
+    return torch.as_tensor(torch.linalg.inv_ex(both * matrix + torch.diag_embed(ridge)).inverse) * both
 
 
 def _mean_squares(columns: Columns) -> Tensor:
