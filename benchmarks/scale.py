@@ -401,7 +401,8 @@ NOTES = """\
 - `probability` and `distribution` keep their rows on their ranks: what is sent does not depend on n beyond 32,768 examples
   (up to there each example sends a key of 8 bytes too); `tree` and `quantile` do so from 32,769 examples on, and send their
   rows before (`quantile` also with level sets, learned groups, clusters, or more than 1,024 combinations of groups).
-  `threshold` sends its tables.
+  `threshold` sends its tables. With `learn=gmc.Trees()`, `probability` sends its rows up to 327,679 of them, from then on
+  about 163,840; the search of trees is then the same work on every rank.
 - With a fit of up to 2^25 entries of membership `probability` holds it as floats (4 bytes an entry), with more as bytes.
 - `distribution` was measured some hours before the others, on the same day.
 - No figure above is of a size, or a number of processes, that is not in the tables.

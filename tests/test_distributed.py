@@ -103,9 +103,11 @@ def test_rows_stay_on_their_ranks(tmp_path):
             close(rank[name]["state"], found[0][name]["alone"])
             assert all(torch.equal(value, found[0][name]["state"][key]) for key, value in rank[name]["state"].items())
             # Bytes: fewer than rows; a tree's promises are measured after each of 128 shifts at once, and scores are counted
-            # in 8 patterns x 2 sides x 192 distances, by fold, with their sum.
-            assert rank[name]["largest"] <= (128 * 500 if "tree" in name else 8 * 6 * 3072 if "quantile" in name else 2600)
+            # in 8 patterns x 2 sides x 192 distances, by fold, with their sum. Groups are learned from about 1,000 rows.
+            most = {"tree": 128 * 500, "quant": 8 * 6 * 3072, "learn": 4 * 4 * 1100}.get(name[:5].rstrip("-"), 2600)
+            assert rank[name]["largest"] <= most
             assert rank[name]["sent"][-1] <= 1.5 * rank[name]["sent"][0]  # of 4 n rows, of n: looks may be a few more
+    assert all(len(found[0]["learned"]["state"][part]) > 3 for part in ("tree_column", "rule_place"))
     assert sum(one["steps"] for one in (found[0][name] for name in SCATTERED)) > len(SCATTERED)  # rounds are taken too
     assert found[1]["failed"] == "MemoryError: no room"
     for rank in (0, 2):

@@ -118,7 +118,7 @@ def from_first(values: Tensor) -> Tensor:
 
 def total(values: Tensor, always: bool = False) -> Tensor:
     """Sum over all ranks, in a fit whose rows stay on their ranks (:func:`rows_stay`); anywhere else the values themselves."""
-    if not (_SCATTERED.get() or always):
+    if not ((_SCATTERED.get() and values.numel()) or always):
         return values
     _exchange("sum", b"", values.numel())
     moved = values.to(_device(), copy=True).contiguous()
@@ -134,9 +134,10 @@ def collected(values: Tensor) -> tuple[Tensor, int]:
     counts[dist.get_rank()] = len(values)
     counts = total(counts)
     start = int(counts[: dist.get_rank()].sum())
-    every = values.new_zeros(int(counts.sum()), *values.shape[1:])
-    every[start : start + len(values)] = values
-    return total(every), start
+    small = values.to(torch.uint8) if values.dtype == torch.bool else values  # not every backend adds bools
+    every = small.new_zeros(int(counts.sum()), *values.shape[1:])
+    every[start : start + len(values)] = small
+    return total(every).to(values.dtype), start
 
 
 def extremes(values: Tensor) -> tuple[float, float]:

@@ -16,6 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from torchgmc.distributed import total as over_ranks
+
 __all__ = ["Boosted", "Coded", "Grown", "Loss", "boost", "code", "grow", "walk"]
 
 #: Rows that the splits of a batch of trees are searched on, those of all batches, and held-out ones that judge them, at most.
@@ -406,6 +408,27 @@ def pinball(scores: Tensor, weight: Tensor, target: Tensor) -> Loss:
         return torch.stack(found, 1)
 
     return Loss(slopes, value, steps)
+
+
+def refit(
+    columns: Tensor, splits: tuple[Tensor, ...], leaf: Tensor, z: Tensor, loss: Loss, rate: float, ridge: float
+) -> tuple[Tensor, Tensor]:
+    """Moves of leaves ``(T, leaves, C)``, Newton's, fitted tree by tree to the rows of all ranks; and z ``(n, C)`` after them.
+
+    Args:
+        columns: ``(n, q)``; ``splits``: column, cut and kind of each, as of :func:`walk`; ``leaf``: other moves of the leaves.
+        z, loss, rate, ridge: as for :func:`boost`.
+    """
+    moves = torch.zeros_like(leaf)
+    for t, tree in enumerate(zip(*(torch.split(part, 1) for part in splits), strict=True)):
+        place = places(columns, *tree)[:, 0]
+        whole = torch.cat([torch.round(part / FINE) for part in loss.slopes(z, slice(0, len(z)))], 1)
+        sums = over_ranks(whole.new_zeros(leaf.shape[1], whole.shape[1]).index_add_(0, place, whole)).mul_(FINE)
+        first, second = sums.chunk(2, 1)
+        step = rate * first / (second + ridge)
+        moves[t] = torch.round(step.clamp(-LARGEST, LARGEST) / UNIT) * UNIT
+        z = z - moves[t].index_select(0, place)
+    return moves, z
 
 
 def _moves(loss: Loss, z: Tensor, place: Tensor, rows: slice, leaves: int, ridge: float) -> tuple[Tensor, float]:

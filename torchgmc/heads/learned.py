@@ -16,9 +16,11 @@ from torch import Tensor
 from torchgmc.audits.audit import Audit
 from torchgmc.audits.intervals import Rows
 from torchgmc.audits.tabular import Table
+from torchgmc.distributed import collected, from_first
+from torchgmc.distributed import total as over_ranks
 from torchgmc.engine import checks, linear, rules, trees
 from torchgmc.engine.clusters import deal_clusters
-from torchgmc.engine.folds import shuffled
+from torchgmc.engine.folds import places, shuffled
 from torchgmc.engine.scripting import has_values
 from torchgmc.groups.columns import as_mapping, factorize, is_frame, num_rows, read
 from torchgmc.heads.base import Head
@@ -402,6 +404,27 @@ class Learning(Head):
                 unseen[rows[len(rows) - count :]] = trees.boost(*parts, *options, stop=False).z
         return Found(column, cut, kind, found.moves, z, order, held, found.history, final, unseen, *none, found.places)
 
+    def _learn_from_some(self, rows: Any) -> bool:
+        """Of very many rows, over all ranks, fit some by themselves and keep what they teach; False if all can be looked at."""
+        wanted = trees.POOL + trees.JUDGES
+        if self.linear or rows.cluster.shape[1] or int(over_ranks(torch.tensor(rows.rows))) < 2 * wanted:
+            return False
+        spots, other = places(*rows.content()), self.twin()
+        few = rows.pick(spots.place < int(wanted * spots.limit / spots.rows))
+        other.statistics = type(rows)(*(collected(value)[0] for value in vars(few).values())).sorted()
+        other.calibrate()
+        for name in self.forest:
+            setattr(self, name, from_first(getattr(other, name)))
+        return True
+
+    def _known_trees(self, z: Tensor, rows: Any, loss: trees.Loss) -> Found:
+        """The trees of :meth:`_learn_from_some`; their moves, from z ``(n, C)`` on, are fitted to the rows of all ranks."""
+        assert isinstance(self.learn, Trees)
+        columns, splits = looked_at(rows.features, rows.z, rows.member), (self.tree_column, self.tree_cut, self.tree_kind)
+        moves, after = trees.refit(columns, splits, self.tree_leaf, z, loss, self.learn.rate, self.learn.ridge)
+        none = self.tree_column[:0]
+        return Found(*splits, moves, after, none, 0, [], z, after, self.line_weight, self.line_center, none)
+
     def _draw_line(self, learn: Linear, columns: Tensor, ends: Ends, loss: LossOf, division: Division, cross: bool) -> Found:
         """A linear function in place of trees; see :meth:`grow_trees`. Its rules are the features that matter most."""
         (part, order, held), (start, final) = division, ends
@@ -425,12 +448,15 @@ class Learning(Head):
         place = trees.places(columns[order], column, cut, kind).T.to(torch.uint8)
         return Found(column, cut, kind, leaf, z, order, held, line.history, final, unseen, weight, mean, place)
 
-    def write_trees(self, found: Found | None, width: int) -> None:
-        """The fitted trees, or the line, become buffers."""
+    def write_trees(self, found: Found | None, width: int, known: bool = False) -> None:
+        """The fitted trees, or the line, become buffers; their rules are those ``known`` already, or none yet."""
         self.tree_width.fill_(width)
         self.num_features = width
         for name in self.forest:
-            part = getattr(found, name.partition("_")[2], None)
+            if name.startswith("rule_"):
+                part = getattr(self, name) if known and found is not None else None
+            else:
+                part = getattr(found, name.partition("_")[2], None)
             setattr(self, name, getattr(self, name)[:0] if part is None else part.to(self.tree_width.device))
 
     def write_rules(self, found: Found, values: Sequence[Tensor], rows: Any, bounds: tuple[Any, Any]) -> None:

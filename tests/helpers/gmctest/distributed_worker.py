@@ -86,14 +86,14 @@ def traffic(rank: int) -> dict:
 
 def scattered(rank: int) -> dict:
     """Fits whose rows stay on three ranks, one without rows: states, the largest sum in bytes, a rank that fails half-way."""
-    from torchgmc.engine import folds, offsets
+    from torchgmc.engine import folds, offsets, trees
     from torchgmc.heads.probability import solver, static
     from torchgmc.heads.tree import solver as tree_solver
 
     # As of many rows: places by a hash, Hessians of some rows, folds by one step.
     folds.EXACT, folds.EQUAL, static.EXACT_FOLDS = 100, 100, 0
     solver.SAMPLE = static.SAMPLE = tree_solver.SAMPLE = 256
-    tree_solver.EXACT, offsets.NEAR = 100, 64
+    tree_solver.EXACT, offsets.NEAR, trees.POOL, trees.JUDGES = 100, 64, 800, 200
     for calibrate in (gmc.TreeHead.calibrate.__wrapped__, gmc.QuantileHead.calibrate.__wrapped__):
         calibrate.rows_stay = calibrate.rows_stay[0], 100
     found, sent, plain = {}, [], dist.all_reduce
@@ -104,7 +104,7 @@ def scattered(rank: int) -> dict:
         sent.clear()
         state = make().fit(*(t[slice(*(0, 500, 2600, 2600)[rank : rank + 2])] for t in rows)).state_dict()
         found[name] = {"state": state, "largest": max(sent), "sent": [sum(sent)]}
-        if "quantile plain" in name:
+        if name in ("quantile plain True", "learned"):
             sent.clear()
             make().fit(*(t[rank::3] for t in data(4 * 2600, 8)))
             found[name]["sent"].append(sum(sent))
@@ -140,6 +140,21 @@ def _conforming(n: int, seed: int, kind: str) -> tuple[torch.Tensor, ...]:
     return (scores, member) if kind == "plain" else (scores, member, *torch.rand(2, n, generator=g).double())
 
 
+class _Learned(gmc.ProbabilityHead):
+    """Takes features third."""
+
+    def fit(self, probs, y, features):
+        return super().fit(probs, y, features[:, :1] > 0, features=features)
+
+
+def _hidden(n: int, seed: int) -> tuple[torch.Tensor, ...]:
+    """Outcomes that differ where two features are large."""
+    g = torch.Generator().manual_seed(seed)
+    x, z = torch.randn(n, 4, generator=g), torch.randn(n, generator=g)
+    p = torch.sigmoid(z + 3.0 * ((x[:, 1] > 0) & (x[:, 2] > 0)) - 1.0)
+    return torch.sigmoid(z), torch.rand(n, generator=g) < p, x
+
+
 #: Heads whose rows stay on their ranks, and data.
 SCATTERED = {
     "noise": (lambda: gmc.ProbabilityHead(None, ["a", "b", "c"], bins=4), lambda n, s: ZOO[7].data(n, s).observe),
@@ -149,6 +164,7 @@ SCATTERED = {
         name: (ZOO[NAMES.index(name)].make, lambda n, s, name=name: ZOO[NAMES.index(name)].data(n, s).observe)
         for name in ("probability-euclidean", "probability-classes", "distribution", "distribution-noise", "tree-groups")
     },
+    "learned": (lambda: _Learned(None, ["positive"], learn=gmc.Trees(2, trees=12)), _hidden),
     **{
         f"quantile {kind} {floor}": (
             lambda floor=floor: gmc.QuantileHead(0.8, 0.01, ["a", "b", "c"], noise_floor=floor),

@@ -11,6 +11,7 @@ from torchgmc import theory
 from torchgmc.audits.measure import ALL_LEVELS, Tally
 from torchgmc.audits.measures import rates
 from torchgmc.distributed import pooled, rows_stay
+from torchgmc.distributed import total as over_ranks
 from torchgmc.engine import checks, soft, trees
 from torchgmc.engine.batches import checked_once
 from torchgmc.engine.clusters import check as check_clusters
@@ -260,10 +261,20 @@ class ProbabilityHead(Learning):
 
     # -- fit ---------------------------------------------------------------------------------------------------------
 
+    def _rows_stay(self, rows: ProbabilityStatistics, solver: str = "exact", *_: Any, **__: Any) -> bool:
+        """Do sums over the rows tell everything? Of very many rows, some say which groups to learn."""
+        if solver != "exact" or rows.cluster.shape[1] or self.linear or (self.learns and self.multilabel):
+            return False
+        count = torch.tensor(0 if self.statistics is None else self.statistics.rows)
+        return not self.learns or int(over_ranks(count, always=True)) >= 2 * (trees.POOL + trees.JUDGES)
+
     @pooled
-    @rows_stay(lambda head, rows, solver="exact", *_, **__: solver == "exact" and not head.learns and not rows.cluster.shape[1])
+    @rows_stay(_rows_stay)
     def calibrate(self, solver: str = "exact", eta: float | None = None, max_iter: int | None = None) -> "ProbabilityHead":
         """Find the offsets and the steps.
+
+        With ``learn``, groups are learned from about 164,000 of twice as many rows or more. These are sent to every process,
+        all others stay (of labels, of fewer rows, or with ``gmc.Linear`` all are sent); rules are judged on the rows sent.
 
         Args:
             solver: ``"exact"`` moves all groups at once; ``"paper"`` (Algorithm 1) and ``"fresh"`` (Algorithm 2) take one cell
@@ -279,11 +290,13 @@ class ProbabilityHead(Learning):
                 promise, width = self._promise(examples.z.device, everyone), self.high - self.low
                 names = Names([*self.groups, EVERYONE] if everyone else self.groups, self._cells(True))
                 fit = probabilities.fit_each if self.multilabel else probabilities.fit
-                found = fit(examples, promise, max_iter or 100, names, self._grow if self.learns else None)
+                known = self.learns and not self.multilabel and self._learn_from_some(examples)
+                grow = self._known if known else self._grow if self.learns else None
+                found = fit(examples, promise, max_iter or 100, names, grow)
                 self._write(found.offsets, found.tables, None)
                 self.slopes.copy_(found.slopes)
-                self.write_trees(found.trees, examples.features.shape[1])
-                if found.trees is not None:
+                self.write_trees(found.trees, examples.features.shape[1], known)
+                if found.trees is not None and not known:
                     before, after = (self._f(z) for z in (examples.z, found.z))
                     values = [width * part for part in (after - before, before - examples.y, after - examples.y)]
                     self.write_rules(found.trees, values, examples, (-width, width))
@@ -311,6 +324,11 @@ class ProbabilityHead(Learning):
         z = torch.tensor([[value]], dtype=torch.float64)
         f = z.exp() if self.per_class and self.exclusive and not self.euclidean else levelsets.probabilities(z, self.euclidean)
         return float(f) * (self.high - self.low) + self.low
+
+    def _known(self, examples: ProbabilityStatistics, sample: probabilities.Sample, _: Any, z: Tensor) -> TreesFound:
+        """What some of the rows taught; see :meth:`_learn_from_some`."""
+        weight = sample.share * int(over_ranks(torch.tensor(len(z))))
+        return self._known_trees(z, examples, probabilities.tree_loss(examples.y, weight, self.euclidean))
 
     def _grow(
         self, examples: ProbabilityStatistics, sample: probabilities.Sample, found: static.Found | None, final: Tensor

@@ -212,8 +212,10 @@ class QuantileHead(Learning):
         """Do sums over the rows tell everything? See :func:`torchgmc.distributed.rows_stay`."""
         if solver != "exact" or self.bins is not None or self.finite_sample or self.learns or rows.cluster.shape[1]:
             return False
-        kinds = 0 if self.statistics is None else len(pattern_ids(self.statistics.member)[1])
-        return int(over_ranks(torch.tensor(kinds), always=True)) <= CELLS
+        own = rows if self.statistics is None else self.statistics
+        counts = torch.tensor([len(pattern_ids(own.member)[1]), int(own.base.isnan().sum()), own.rows])
+        kinds, without, count = over_ranks(counts, always=True).tolist()
+        return kinds <= CELLS and without in (0, count)  # else it is an error, which those who have all rows raise
 
     @pooled
     @rows_stay(_rows_stay, above=EXACT)
