@@ -204,3 +204,21 @@ def test_steps_at_once_that_do_not_end_leave_the_fit_to_plainer_ones(monkeypatch
     monkeypatch.setattr(static, "CHORDS", 1)
     other = gmc.ProbabilityHead(None, ["a", "b"]).fit(probs, y, member)(probs, member)
     torch.testing.assert_close(usual, other, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("shift", [0.0, 0.1])
+def test_some_examples_choose_the_ridge_of_very_many(shift, monkeypatch):
+    """The fits with it see all: nearly the same as with every ridge on all, whether groups differ or not."""
+    generator = torch.Generator().manual_seed(0)
+    member = torch.rand(40_000, 8, generator=generator) < 0.3
+    z = 1.5 * torch.randn(40_000, generator=generator)
+    truth = torch.sigmoid(0.8 * z + shift * (member[:, 0].float() - member[:, 1].float() + 0.5 * z * member[:, 2]))
+    y = torch.rand(40_000, generator=generator) < truth
+    whole = gmc.ProbabilityHead(None, list("abcdefgh"), bins=None).fit(torch.sigmoid(z), y, member)
+    monkeypatch.setattr(static, "CHOICES", 4096)
+    some = gmc.ProbabilityHead(None, list("abcdefgh"), bins=None).fit(torch.sigmoid(z), y, member)
+    assert not some.offsets.equal(whole.offsets)  # another way, and the same end
+    found = [head(torch.sigmoid(z), member) for head in (whole, some)]
+    errors = [float((f - truth).square().mean()) for f in found]
+    assert errors[1] < errors[0] + 2e-6 and float((found[0] - found[1]).abs().max()) < 0.005
+    assert (some.report.details["alike"] > 0.5) == (whole.report.details["alike"] > 0.5) == (shift == 0.0)

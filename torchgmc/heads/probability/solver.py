@@ -46,8 +46,8 @@ from torchgmc.heads.probability.static import BLOCK, HALVINGS, SAMPLE, Columns, 
 CELL_SLACK = 2.0 / 3.0
 #: A membership with fewer entries is kept in float64.
 SMALL = 1 << 20
-#: One with more stays a byte an entry, at some cost of time.
-LARGE = 1 << 25
+#: One with more stays a bit an entry, at some cost of time.
+LARGE = 1 << 23
 #: Ridge of the Hessian of a level set, as a share of its mean diagonal.
 RIDGE = 1e-8
 

@@ -60,6 +60,8 @@ MOST_COLUMNS = 2000
 JOINS = 8
 #: Entries of membership up to which the fits without a fold are made exactly, not by one step from the fit with all.
 EXACT_FOLDS = 1 << 19
+#: Examples that choose a ridge, and entries of their membership at most; from four times as many on they choose for all.
+CHOICES, ENTRIES = 1 << 17, 1 << 25
 #: With fewer examples per column one step is not enough either.
 ROOM = 100
 #: Steps with a Hessian from nearby that all such fits are given at once, and entries of their Hessians at most.
@@ -541,11 +543,9 @@ def _average(
         if not math.isinf(steeper):
             ridge[1:, own], price[1:, own] = strength * unit * steeper * size, 0.0
         ridges, prices = [*ridges, ridge], [*prices, price]
-    heads, held, fine = _at_once(columns, theta, ridges, prices, fold) or _one_by_one(columns, theta, ridges, prices, fold)
-    mass = _masses(columns, fold)
-    total = held.nan_to_num(0.0) @ mass / unit
+    heads, held, total, fine = _tried(columns, theta, ridges, prices, fold, unit)
     prior = torch.ones_like(total)
-    prior[0] = len(RIDGES)
+    prior[0] = len(total) - 1
     weight = prior * torch.exp(-LEARN * (total - total.min()))
     weight = weight / weight.sum()
     mixed = (heads * weight[:, None, None, None]).sum(0)
@@ -564,6 +564,38 @@ def _average(
     zero = torch.zeros_like(mixed[:1, :1])
     mixed[0, :1] += rest.minimise(zero, zero.clone(), None, 30, 1e-3)[0]
     return Found(mixed, math.nan, held.mean(1), fine, float(weight[0]))
+
+
+def _tried(
+    columns: Columns, theta: Tensor, ridges: list[Tensor], prices: list[Tensor], fold: Tensor, unit: float
+) -> tuple[Tensor, Tensor, Tensor, bool]:
+    """Fits with each ridge, their held-out losses ``(fits, F)`` and that of all examples, and whether they are optimal.
+
+    Of very many examples some choose one ridge with slopes of groups and one without, and fits with these are made on all.
+    How much less they lose on examples that they saw than on others is their number of free columns, less what ridges hold:
+    with so many examples per column, that is what a fold held out would say.
+    """
+    most, every = min(CHOICES, ENTRIES // columns.shape[1]), columns.places().rows
+    few = None if columns.euclidean or every < 4 * most else columns.places().few(most, every)
+    if few is None:
+        heads, held, fine = _at_once(columns, theta, ridges, prices, fold) or _one_by_one(columns, theta, ridges, prices, fold)
+        return heads, held, held.nan_to_num(0.0) @ _masses(columns, fold) / unit, fine
+    rows, none = few.nonzero()[:, 0], torch.zeros_like(theta)
+    part = float(over_ranks(columns.share[rows].sum()))
+    some, shrunk = columns.pick(rows, ridges[0] / part), [ridge / part for ridge in ridges]
+    heads, held, total, fine = _tried(some, _solve(some, theta, prices[0])[0], shrunk, prices, fold[rows], unit / part)
+    steep = [k for k, (_, steeper) in enumerate(RIDGES, 1) if not math.isinf(steeper)]
+    flat = [k for k in range(1, len(ridges)) if k not in steep]
+    chosen = [0, *(min(kind, key=lambda k: float(total[k])) for kind in (steep, flat))]
+    found: list[Tensor] = []
+    totals: list[Tensor] = []
+    for k in chosen:
+        plain, price = some.shrunk(none).hessian(heads[k]), prices[k]
+        one, met = _solve(columns.shrunk(ridges[k]), heads[k], price, hessian=plain) if k else (theta, True)
+        columns_free = (_inverse(plain + torch.diag_embed(_flat(shrunk[k])), ~_flat(price).isinf()) * plain).sum()
+        totals.append(columns.shrunk(none).slope(one)[1] / unit + 0.5 * (1.0 + noise.FOLDS / (noise.FOLDS - 1)) * columns_free)
+        found, fine = [*found, one], fine and met
+    return torch.stack(found), held[chosen], torch.stack(totals), fine
 
 
 def _one_by_one(
