@@ -23,10 +23,8 @@ DRAWS, MOST_JOINT = 4000, 1000
 class Normal:
     """Standard errors, skewness and joint law of G estimates.
 
-    Args:
-        influence: what each unit adds to each estimate, ``(m, G)``, of mean about 0.
-        estimate: ``(G,)``.
-        values: how many s of each are not 0, ``(G,)``.
+    ``influence``: what each unit adds to each estimate, ``(m, G)``, of mean about 0. ``estimate``: ``(G,)``. ``values``: how
+    many s of each are not 0, ``(G,)``.
     """
 
     def __init__(self, influence: Tensor, estimate: Tensor, values: Tensor) -> None:

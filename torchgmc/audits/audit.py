@@ -24,10 +24,9 @@ MAX_SHOWN = 40
 class Needed(int):
     """A number of examples, and how certain it is.
 
-    Attributes:
-        chance: probability that this many examples certify alpha, if the population is like these data.
-        low, high: the number for a population that deviates 1.28 standard errors less, and more: four times out of five the
-            truth is in between. None: no number would be enough.
+    ``chance``: probability that this many examples certify alpha, if the population is like these data. ``low``, ``high``: the
+    number for a population that deviates 1.28 standard errors less, and more: four times out of five the truth is in between.
+    None: no number would be enough.
     """
 
     chance: float
@@ -380,12 +379,9 @@ class Audit(Tabular):
 class Evidence:
     """What an audit was computed from: a few numbers per example.
 
-    Attributes:
-        rows: s, membership and weights.
-        groups, what: names of the rows and columns of G.
-        target: target of each column, shape ``(u,)``.
-        cells: mass and count ``(a, u)`` of the mass-weighted view, where a column is a part of the group (a level set).
-        columns: further columns of the table, one number per group, ``(a,)``.
+    ``rows``: s, membership and weights. ``groups``, ``what``: names of the rows and columns of G. ``target``: target of each
+    column, shape ``(u,)``. ``cells``: mass and count ``(a, u)`` of the mass-weighted view, where a column is a part of the
+    group (a level set). ``columns``: further columns of the table, one number per group, ``(a,)``.
     """
 
     rows: Rows

@@ -50,15 +50,11 @@ class Units:
     The mean asked about is :math:`E A / E U`. Without weights and clusters U = 1 and A is s, brought to [0, 1]. Where A is a
     share of U that is the same for most units of a g, these are counted; the others are events, sorted by block and g.
 
-    Attributes:
-        size: number of units of each g, int64 ``(G,)``.
-        rest: A / U of the units that are not events, ``(G,)``.
-        others: number of these, and their sums of U and U^2, in each block, ``(3, BLOCKS, G)``.
-        g: of each event, int64 ``(k,)``.
-        a, u: A and U of each event, ``(k,)``.
-        cuts: where the events of each block start, ``BLOCKS + 1`` numbers.
-        variance: of one A - m U, known from other data, ``(G,)``; 0 where it is not.
-        jumps: single values lie at the end of the range (covered or not, p - y).
+    ``size``: number of units of each g, int64 ``(G,)``. ``rest``: A / U of the units that are not events, ``(G,)``. ``others``:
+    number of these, and their sums of U and U^2, in each block, ``(3, BLOCKS, G)``. ``g``: of each event, int64 ``(k,)``.
+    ``a``, ``u``: A and U of each event, ``(k,)``. ``cuts``: where the events of each block start, ``BLOCKS + 1`` numbers.
+    ``variance``: of one A - m U, known from other data, ``(G,)``; 0 where it is not. ``jumps``: single values lie at the end of
+    the range (covered or not, p - y).
     """
 
     size: Tensor
@@ -85,13 +81,10 @@ class Units:
     ) -> "Units":
         """From a table of U and a list of events.
 
-        Args:
-            sets: U of every unit in each of J sequences, in order, ``(m, J)``; 0 where a unit is not part of it.
-            which: the sequence that each g follows, ``(G,)``.
-            rest: see above.
-            g, row, a: the events, ``(k,)``: test function, unit and A.
-            spread: sum over all units of (A - m U)^2 that other data let expect, ``(G,)``; None if unknown.
-            jumps: see above.
+        ``sets``: U of every unit in each of J sequences, in order, ``(m, J)``; 0 where a unit is not part of it. ``which``: the
+        sequence that each g follows, ``(G,)``. ``rest``: see above. ``g``, ``row``, ``a``: the events, ``(k,)``: test function,
+        unit and A. ``spread``: sum over all units of (A - m U)^2 that other data let expect, ``(G,)``; None if unknown.
+        ``jumps``: see above.
         """
         inside = sets > 0
         place = inside.cumsum(0) - 1
@@ -125,10 +118,8 @@ class Units:
     def rejects(self, mean: Tensor, up: Tensor, level: Tensor) -> Tensor:
         """Which hypotheses about E A / E U are rejected.
 
-        Args:
-            mean: the hypotheses, ``(G, k)``.
-            up: ``(k,)``, bool. True: H is "at most ``mean``", rejected by large values; False: "at least ``mean``".
-            level: probability with which a true H may be rejected, ``(k,)`` or ``(G, k)``.
+        ``mean``: the hypotheses, ``(G, k)``. ``up``: ``(k,)``, bool. True: H is "at most ``mean``", rejected by large values;
+        False: "at least ``mean``". ``level``: probability with which a true H may be rejected, ``(k,)`` or ``(G, k)``.
         """
         device = mean.device
         up, goal = up.to(device), -level.to(device, torch.float64).log()
@@ -177,9 +168,8 @@ class Units:
     def growth(self, mean: Tensor, bet: Tensor) -> Tensor:
         """Lower bound of the logarithm of what a fixed bet makes of a capital of 1, ``(G, k)``.
 
-        Args:
-            mean: the hypotheses, ``(G, k)``.
-            bet: share of the capital on A - mean U, negative for a bet on small values, ``(G, k)``.
+        ``mean``: the hypotheses, ``(G, k)``. ``bet``: share of the capital on A - mean U, negative for a bet on small values,
+        ``(G, k)``.
         """
         gain = torch.log1p(bet[self.g] * (self.a[:, None] - mean[self.g] * self.u[:, None]))
         rest = self.others[1].sum(0)[:, None] * torch.log1p(bet * (self.rest[:, None] - mean))
@@ -192,11 +182,8 @@ class Units:
     def ends(self, level: Tensor) -> Tensor:
         """Ends of one-sided intervals for E A / E U, taken outward.
 
-        Args:
-            level: probability of missing the mean, of each end, ``(k,)``, or of the low and high ends of each g, ``(2, G, k)``.
-
-        Returns:
-            Low and high ends, ``(2, G, k)``, within [0, 1].
+        ``level``: probability of missing the mean, of each end, ``(k,)``, or of the low and high ends of each g, ``(2, G, k)``.
+        Returns: Low and high ends, ``(2, G, k)``, within [0, 1].
         """
         work = (len(self.g) / BLOCKS + len(self.size)) * 2 * level.shape[-1]
         return _search(self.rejects, *self.moments(), level, work, len(self.cuts) <= BLOCKS)
@@ -234,9 +221,7 @@ class Histogram:
     sums. Each y is split between its two neighbours of ``NODES + 1`` nodes; the logarithm is concave, so the sum can only
     become smaller. Histograms of parts add up to that of the whole.
 
-    Attributes:
-        table: weight of each node, ``(NODES + 1, G)``.
-        variance: of y, known from other data, ``(G,)``; 0 where it is not.
+    ``table``: weight of each node, ``(NODES + 1, G)``. ``variance``: of y, known from other data, ``(G,)``; 0 where it is not.
     """
 
     table: Tensor

@@ -87,10 +87,8 @@ class Counts:
 def outermost(inner: Tensor, tried: Tensor, outer: Tensor, rejected: Tensor) -> tuple[Tensor, Tensor]:
     """Where rejections from the outside in break off: the last place that is not rejected, and the first that is.
 
-    Args:
-        inner, outer: ends of the search, ``(...)``; the outer one needs no test.
-        tried: places from the inner to the outer end, ``(..., k)``.
-        rejected: bool, ``(..., k)``.
+    ``inner``, ``outer``: ends of the search, ``(...)``; the outer one needs no test. ``tried``: places from the inner to the
+    outer end, ``(..., k)``. ``rejected``: bool, ``(..., k)``.
     """
     place = tried.shape[-1] + 1 - rejected.flip(-1).long().cumprod(-1).sum(-1, keepdim=True)
     path = torch.cat([inner[..., None], tried, outer[..., None]], -1)

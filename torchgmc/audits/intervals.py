@@ -34,11 +34,8 @@ MOST_ROWS = 10_000_000
 class Judged:
     """What is known about each g, ``(a, u)`` each.
 
-    Attributes:
-        estimate: violation.
-        low, high: simultaneous interval.
-        bound: upper bound of |violation|, for this g by itself.
-        verdict: 0 undecided, 1 holds, 2 violated.
+    ``estimate``: violation. ``low``, ``high``: simultaneous interval. ``bound``: upper bound of |violation|, for this g by
+    itself. ``verdict``: 0 undecided, 1 holds, 2 violated.
     """
 
     estimate: Tensor
@@ -52,18 +49,12 @@ class Judged:
 class Rows:
     """Audited examples, in an order that depends on their content only.
 
-    Attributes:
-        s: values, float64 ``(n, u)``; 0 where an example has none.
-        counts: where it has one, bool ``(n, u)``.
-        who: membership, bool ``(n, a)``; float64 if some of it is fractional.
-        weight: ``(n,)``.
-        cluster: int64 ``(n, 1)``, or ``(n, 0)``.
-        bounds: range of s, two of ``(u,)``.
-        two_valued: s takes the two ends of its range only.
-        levels: s is 0 outside a level set, whatever the range.
-        relative: the target is everybody's mean, which was not subtracted from s.
-        largest: upper bound of a cluster's weight, if known in advance.
-        variance: n times the squared standard error of each mass-weighted estimate, from other data, ``(a, u)``.
+    ``s``: values, float64 ``(n, u)``; 0 where an example has none. ``counts``: where it has one, bool ``(n, u)``. ``who``:
+    membership, bool ``(n, a)``; float64 if some of it is fractional. ``weight``: ``(n,)``. ``cluster``: int64 ``(n, 1)``, or
+    ``(n, 0)``. ``bounds``: range of s, two of ``(u,)``. ``two_valued``: s takes the two ends of its range only. ``levels``: s
+    is 0 outside a level set, whatever the range. ``relative``: the target is everybody's mean, which was not subtracted from s.
+    ``largest``: upper bound of a cluster's weight, if known in advance. ``variance``: n times the squared standard error of
+    each mass-weighted estimate, from other data, ``(a, u)``.
     """
 
     s: Tensor
@@ -242,11 +233,8 @@ class Rows:
     def judge(self, alpha: float | None, delta: float, conditional: bool, method: str = "exact") -> Judged:
         """Estimates, intervals, bounds and verdicts.
 
-        Args:
-            alpha: the promise; None leaves all undecided.
-            delta: 1 - confidence of each of the three claims.
-            conditional: each group's own deviation, or the mass-weighted one.
-            method: ``"exact"`` or ``"asymptotic"``.
+        ``alpha``: the promise; None leaves all undecided. ``delta``: 1 - confidence of each of the three claims.
+        ``conditional``: each group's own deviation, or the mass-weighted one. ``method``: ``"exact"`` or ``"asymptotic"``.
         """
         estimate = self.estimates(conditional)
         shape, count = estimate.shape, estimate.numel()

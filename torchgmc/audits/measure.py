@@ -33,14 +33,10 @@ UNKNOWN_SIZE = "The largest cluster was taken from these data: pass `cluster_siz
 class Tally:
     """What is kept of audited batches; they add up, however the data are cut, to the same audit.
 
-    Attributes:
-        s: values of the mapping, ``(n, u)``, before everybody's mean is taken off; NaN where an example has none.
-        who: membership in each set, ``(n, a)``.
-        weight: ``(n,)``.
-        cluster: int64 ``(n, 1)``, or ``(n, 0)``.
-        column: see :class:`~torchgmc.engine.values.Values`.
-        sums, rows: what the head needs for costs, see :meth:`torchgmc.Head.audit_sums`.
-        sketch: which examples they were.
+    ``s``: values of the mapping, ``(n, u)``, before everybody's mean is taken off; NaN where an example has none. ``who``:
+    membership in each set, ``(n, a)``. ``weight``: ``(n,)``. ``cluster``: int64 ``(n, 1)``, or ``(n, 0)``. ``column``: see
+    :class:`~torchgmc.engine.values.Values`. ``sums``, ``rows``: what the head needs for costs, see
+    :meth:`torchgmc.Head.audit_sums`. ``sketch``: which examples they were.
     """
 
     s: Tensor

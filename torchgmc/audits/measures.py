@@ -148,12 +148,9 @@ def calibration_errors(
 ) -> tuple[dict[str, Tensor], dict[str, float]]:
     """ECE, smooth ECE and ECCE of every group with their ends, ``(3, a)`` each, and the multicalibration error.
 
-    Args:
-        p, y: predictions and outcomes in [0, 1], float64 ``(n,)``.
-        who: membership ``(n, a)``.
-        weight, cluster: ``(n,)``; int64 ``(n, 1)`` or ``(n, 0)``.
-        delta: 1 - confidence of the intervals of all groups, of each measure.
-        events: y is 0 or 1, so that its variance is p (1 - p); else it is estimated.
+    ``p``, ``y``: predictions and outcomes in [0, 1], float64 ``(n,)``. ``who``: membership ``(n, a)``. ``weight``, ``cluster``:
+    ``(n,)``; int64 ``(n, 1)`` or ``(n, 0)``. ``delta``: 1 - confidence of the intervals of all groups, of each measure.
+    ``events``: y is 0 or 1, so that its variance is p (1 - p); else it is estimated.
     """
     order = p.argsort(stable=True)
     p, y, who, weight, cluster = (t[order] for t in (p, y, who > 0, weight, cluster))

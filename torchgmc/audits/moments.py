@@ -31,10 +31,8 @@ class Moments:
     def of(cls, who: Tensor, s: Tensor, weight: Tensor) -> "Moments":
         """Moments of one batch.
 
-        Args:
-            who: membership, ``(n, a)``.
-            s: values of the mapping, ``(n, u)``; ignored where the weight is 0.
-            weight: ``(n, u)``.
+        ``who``: membership, ``(n, a)``. ``s``: values of the mapping, ``(n, u)``; ignored where the weight is 0. ``weight``:
+        ``(n, u)``.
         """
         w, member = weight.double(), who.double().T
         value = torch.where(w > 0, s.double(), torch.zeros((), dtype=torch.float64, device=s.device))
@@ -63,10 +61,8 @@ class Moments:
         R is the width of the range of s. Mass-weighted, the sample is all n examples with 1_A s; conditional, it is the members
         of A. Weights are treated as fixed.
 
-        Args:
-            conditional: of the group's own deviation, or of the mass-weighted one.
-            bounds: range of s, known in advance: two numbers, or two tensors ``(u,)``.
-            delta: 1 - confidence.
+        ``conditional``: of the group's own deviation, or of the mass-weighted one. ``bounds``: range of s, known in advance:
+        two numbers, or two tensors ``(u,)``. ``delta``: 1 - confidence.
         """
         bottom, top = (torch.as_tensor(b, dtype=torch.float64, device=self.first.device) for b in bounds)
         width = top - bottom

@@ -121,9 +121,7 @@ def share(seen: Sketch, audited: Sketch) -> float:
     estimate the same number, so :math:`(p - r) / (1 - r)` estimates the overlap. Nothing is concluded from r > 1/2 or from
     fewer than three matches.
 
-    Args:
-        seen: of the calibration data, plain or salted.
-        audited: plain.
+    ``seen``: of the calibration data, plain or salted. ``audited``: plain.
     """
     for name, sketch in (("seen", seen), ("audited", audited)):
         if not isinstance(sketch, Sketch):

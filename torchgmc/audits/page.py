@@ -56,16 +56,10 @@ def write_html(
 ) -> Path:
     """Writes a page and returns its path.
 
-    Args:
-        path: of the file; an old one is replaced only when the new one is complete.
-        title: of the page.
-        certificate: one line that says what was shown and with what confidence.
-        sections: in order.
-        lead: a paragraph under the title.
-        verdict: "holds", "violated" or "undecided": colours the certificate.
-        facts: name and value of a few figures under the certificate.
-        notes: warnings to read with it.
-        answer: a sentence above the certificate, for readers in a hurry.
+    ``path``: of the file; an old one is replaced only when the new one is complete. ``title``: of the page. ``certificate``:
+    one line that says what was shown and with what confidence. ``sections``: in order. ``lead``: a paragraph under the title.
+    ``verdict``: "holds", "violated" or "undecided": colours the certificate. ``facts``: name and value of a few figures under
+    the certificate. ``notes``: warnings to read with it. ``answer``: a sentence above the certificate, for readers in a hurry.
     """
     if verdict not in ("", *VERDICTS):
         raise ValueError(f"`verdict` must be one of {', '.join(VERDICTS)} or empty, got {verdict!r}.")

@@ -23,8 +23,7 @@ from torchgmc.engine.extras import require
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs ``torchgmc`` and returns its exit code.
 
-    Args:
-        arguments: words after the program's name; those of the process if omitted.
+    ``arguments``: words after the program's name; those of the process if omitted.
     """
     try:  # nothing has been imported yet: torch takes a second or more, in which a user may change their mind
         for package in ("typer", "rich"):

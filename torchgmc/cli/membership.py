@@ -45,9 +45,8 @@ def _told() -> Iterator[None]:
 class Membership:
     """Named groups, and how they follow from the columns of a file.
 
-    Attributes:
-        groups: those made of columns, on no rows; None if there are none.
-        matrices: name of each membership matrix, and the names of its groups.
+    ``groups``: those made of columns, on no rows; None if there are none. ``matrices``: name of each membership matrix, and the
+    names of its groups.
     """
 
     groups: Groups | None

@@ -112,11 +112,9 @@ def arrays(roles: Mapping[str, str]) -> list[Parameter]:
 def command(function: Callable[..., None], own: Iterable[Parameter] = (), **fixed: Any) -> Callable[..., None]:
     """The function as typer reads it.
 
-    Args:
-        function: a parameter that is a dataclass stands for its fields; the one named ``own``, for options made at run time, of
-            which it gets a dictionary.
-        own: these options; one that a field is named after replaces it.
-        fixed: arguments that are not options.
+    ``function``: a parameter that is a dataclass stands for its fields; the one named ``own``, for options made at run time, of
+    which it gets a dictionary. ``own``: these options; one that a field is named after replaces it. ``fixed``: arguments that
+    are not options.
     """
     hints = get_type_hints(function, include_extras=True)
     kinds: dict[str, type[Any]] = {name: hint for name, hint in hints.items() if is_dataclass(hint) and isinstance(hint, type)}

@@ -61,12 +61,9 @@ def find_arrays(
 ) -> dict[str, str]:
     """Names of the arrays to read, by role: as given, as at the calibration, or under a usual name.
 
-    Args:
-        table: the file.
-        task: of the head.
-        given: on the command line: "scores", "labels", "weight", "clusters", and those of ``task.arrays``.
-        stored: at the calibration.
-        wanted: roles that must be there; other roles are read if they were named, or if the file has them.
+    ``table``: the file. ``task``: of the head. ``given``: on the command line: "scores", "labels", "weight", "clusters", and
+    those of ``task.arrays``. ``stored``: at the calibration. ``wanted``: roles that must be there; other roles are read if they
+    were named, or if the file has them.
     """
     found = {role: name for role, name in given.items() if name is not None}
     for role in found:
@@ -112,13 +109,9 @@ def listing(names: Sequence[str], most: int = 12) -> str:
 class Source:
     """The rows of a file for a kind of head. A :class:`~torchgmc.heads.task.Task` may ask it for what else the file holds.
 
-    Attributes:
-        table: the file.
-        kind: of head.
-        arrays: what is read from the file, by role.
-        membership: the groups; None without.
-        rows: in a block; chosen by size if None.
-        unknown: "error", or "none": a value of a group column that was never seen is in no group.
+    ``table``: the file. ``kind``: of head. ``arrays``: what is read from the file, by role. ``membership``: the groups; None
+    without. ``rows``: in a block; chosen by size if None. ``unknown``: "error", or "none": a value of a group column that was
+    never seen is in no group.
     """
 
     table: Table
@@ -342,13 +335,9 @@ def open_source(
 ) -> Source:
     """The rows of a file for a head.
 
-    Args:
-        head, notes: from :func:`load_head`.
-        data: the file.
-        given: names of arrays on the command line, by role.
-        groups: of group columns, for a head that was saved without notes.
-        wanted: roles that must be there.
-        rows, unknown: as in :class:`~torchgmc.cli.source.Source`.
+    ``head``, ``notes``: from :func:`load_head`. ``data``: the file. ``given``: names of arrays on the command line, by role.
+    ``groups``: of group columns, for a head that was saved without notes. ``wanted``: roles that must be there. ``rows``,
+    ``unknown``: as in :class:`~torchgmc.cli.source.Source`.
     """
     if unknown not in ("error", "none"):
         raise ValueError(f"--unknown must be error or none, got {unknown!r}.")

@@ -48,9 +48,7 @@ class Block(NamedTuple):
 class Table(Protocol):
     """A file of arrays.
 
-    Attributes:
-        path: of the file.
-        names: of the arrays.
+    ``path``: of the file. ``names``: of the arrays.
     """
 
     path: Path

@@ -206,10 +206,7 @@ def pack(head: Head) -> tuple[dict[str, Any], dict[str, Tensor]]:
 def unpack(body: Mapping[str, Any], tensors: Mapping[str, Tensor], source: str, **options: Any) -> Head:
     """The head that :func:`pack` described.
 
-    Args:
-        body, tensors: of :func:`pack`.
-        source: where they come from, for messages.
-        options: as for :func:`load`.
+    ``body``, ``tensors``: of :func:`pack`. ``source``: where they come from, for messages. ``options``: as for :func:`load`.
     """
     if not isinstance(body, Mapping) or not isinstance(body.get("config"), Mapping) or not isinstance(body.get("schema"), int):
         raise ValueError(f"{source!r} holds no description of a head: `schema`, `head` and `config` are needed.")

@@ -22,10 +22,8 @@ KEY = "torchgmc.json"
 class Guard(nn.Module):
     """Its input as it is, if every value may be there; raises otherwise, also in a file.
 
-    Args:
-        what: the input, for the message.
-        low, high: where values must lie, up to rounding.
-        binary: they must be the one or the other.
+    ``what``: the input, for the message. ``low``, ``high``: where values must lie, up to rounding. ``binary``: they must be the
+    one or the other.
     """
 
     def __init__(self, what: str, low: float, high: float, binary: bool = False) -> None:

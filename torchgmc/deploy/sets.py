@@ -144,11 +144,8 @@ class _Conformal(CalibratedModel):
     def fit(self: _Same, inputs: Any, y: Any, groups: Any = None, **options: Any) -> _Same:
         """Fit the head on calibration data: the model's input, the truth ``(n,)``, and the groups; returns the module.
 
-        Args:
-            inputs: of the model: a tensor, or a mapping of keyword arguments.
-            y: class ids, or outcomes.
-            groups: membership ``(n, a)``, Groups, or a frame.
-            options: of ``head.fit``.
+        ``inputs``: of the model: a tensor, or a mapping of keyword arguments. ``y``: class ids, or outcomes. ``groups``:
+        membership ``(n, a)``, Groups, or a frame. ``options``: of ``head.fit``.
         """
         return self.fit_batches([(inputs, y, groups)], **options)
 

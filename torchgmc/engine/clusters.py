@@ -18,10 +18,8 @@ from torchgmc.engine.hashing import mix64
 def check(value: Any, n: int, device: torch.device) -> Tensor:
     """Cluster ids of n examples as int64 ``(n, 1)``, or ``(n, 0)`` if there are none.
 
-    Args:
-        value: None, or one integer or string per example: a list, an array, a series or a tensor.
-        n: number of examples.
-        device: where the ids go.
+    ``value``: None, or one integer or string per example: a list, an array, a series or a tensor. ``n``: number of examples.
+    ``device``: where the ids go.
     """
     if value is None:
         return torch.zeros(n, 0, dtype=torch.int64, device=device)

@@ -60,8 +60,7 @@ def places(*parts: Tensor) -> Places:
     (If there are more than ``EXACT`` rows, and of more than ``EQUAL`` kinds, a few equal ones share a place, and of more than
     ``ALIKE`` a rank deals out its own by themselves.)
 
-    Args:
-        parts: as for :func:`shuffled`.
+    ``parts``: as for :func:`shuffled`.
     """
     return places_of(hashing.row_keys(*parts))
 
@@ -100,9 +99,7 @@ def places_of(keys: Tensor) -> Places:
 def deal(parts: int, *content: Tensor, seed: int = 0) -> Tensor:
     """Number of the part each example is dealt to, int64 ``(n,)``; parts differ by at most one example.
 
-    Args:
-        parts: how many.
-        content, seed: as for :func:`shuffled`.
+    ``parts``: how many. ``content``, ``seed``: as for :func:`shuffled`.
     """
     order = shuffled(*content, seed=seed)
     place = torch.empty_like(order)
@@ -120,9 +117,7 @@ class Pair(NamedTuple):
 class Splits:
     """The 2T disjoint splits of Algorithm 2.
 
-    Args:
-        steps: T.
-        content, seed: the examples, as for :func:`shuffled`.
+    ``steps``: T. ``content``, ``seed``: the examples, as for :func:`shuffled`.
     """
 
     def __init__(self, steps: int, *content: Tensor, seed: int = 0) -> None:

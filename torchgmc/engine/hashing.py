@@ -43,12 +43,8 @@ VERSIONS = (1, 2)
 def keys(scores: Tensor, version: int = 2) -> Tensor:
     """One key per example from all of its scores.
 
-    Args:
-        scores: shape ``(n, ...)``, any floating type.
-        version: 1 or 2, see :data:`VERSION`.
-
-    Returns:
-        Shape ``(n,)``, whole numbers in [0, 2^22), float64. Equal examples have equal keys, whatever the batch.
+    ``scores``: shape ``(n, ...)``, any floating type. ``version``: 1 or 2, see :data:`VERSION`. Returns: Shape ``(n,)``, whole
+    numbers in [0, 2^22), float64. Equal examples have equal keys, whatever the batch.
     """
     flat = levels(scores.flatten(1))  # (n, m)
     return key_of_sums(flat @ key_weights(flat.shape[1], flat.device, version).t())

@@ -50,9 +50,7 @@ class CellProblem:
 
     A subclass defines :meth:`measure` and :meth:`spread`, as differentiable functions of ``inputs``.
 
-    Args:
-        tilt: how much of each group's offset a cell sees, float64 ``(c, a)``.
-        columns: u, the number of offsets of a group.
+    ``tilt``: how much of each group's offset a cell sees, float64 ``(c, a)``. ``columns``: u, the number of offsets of a group.
     """
 
     def __init__(self, tilt: Tensor, columns: int) -> None:
@@ -95,10 +93,8 @@ class CellProblem:
 def optimum(problem: CellProblem, slack: Tensor, *inputs: Tensor) -> Tensor:
     """Offsets ``(a, u)`` at the optimum, differentiable in ``slack`` and ``inputs``, twice if they are.
 
-    Args:
-        problem: the potential.
-        slack: lambda >= 0, ``(a, u)``; 0 for offsets that are always active.
-        inputs: what :meth:`CellProblem.measure` takes.
+    ``problem``: the potential. ``slack``: lambda >= 0, ``(a, u)``; 0 for offsets that are always active. ``inputs``: what
+    :meth:`CellProblem.measure` takes.
     """
     found: Tensor = _Optimum.apply(problem, slack, *inputs)
     return found
@@ -207,14 +203,9 @@ class SoftPinball(CellProblem):
 
     Its derivative in lambda is :math:`\sigma((\lambda - h)/T) - \sigma`. Inputs are the scores h and their bases, ``(N,)``.
 
-    Args:
-        row: cell * C + class of each score, ``(N,)``.
-        share: weight of each score, ``(N,)``; those of one class sum to 1.
-        target: of each score, ``(N,)``.
-        tilt: membership of the cells, ``(c, a)``.
-        columns: C.
-        temperature: T.
-        widest: temperature at which the fit begins (it cools down to T).
+    ``row``: cell * C + class of each score, ``(N,)``. ``share``: weight of each score, ``(N,)``; those of one class sum to 1.
+    ``target``: of each score, ``(N,)``. ``tilt``: membership of the cells, ``(c, a)``. ``columns``: C. ``temperature``: T.
+    ``widest``: temperature at which the fit begins (it cools down to T).
     """
 
     def __init__(

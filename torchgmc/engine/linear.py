@@ -35,11 +35,9 @@ def standard(features: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 def fit(x: Tensor, start: Tensor, final: Tensor, loss: Loss, held: int, most: int, ridge: float, l1: bool) -> Line:
     """As many steps as the last ``held`` rows say, of the ridge that they like best; then the same ones on all rows.
 
-    Args:
-        x: ``(n, d)``, of :func:`standard`, in an order without a pattern.
-        start, final, loss, held, most: as for :func:`torchgmc.engine.trees.boost`.
-        ridge: examples that each weight is drawn to 0 by.
-        l1: each step changes one feature, which leaves weights of 0, as the lasso does.
+    ``x``: ``(n, d)``, of :func:`standard`, in an order without a pattern. ``start``, ``final``, ``loss``, ``held``, ``most``:
+    as for :func:`torchgmc.engine.trees.boost`. ``ridge``: examples that each weight is drawn to 0 by. ``l1``: each step changes
+    one feature, which leaves weights of 0, as the lasso does.
     """
     tried = [descend(x, start, loss, held, most, ridge * r, l1) for r in (RIDGES[:1] if l1 else RIDGES)]
     best, rest = min(tried, key=lambda line: line.history[line.steps]), slice(len(x) - held, len(x))

@@ -49,11 +49,8 @@ def candidates(groups: int) -> tuple[float, ...]:
 def standard_errors(squares: Tensor, count: Tensor, total: Tensor, pooled: Tensor) -> Tensor:
     """Standard error of each violation E[1_A s].
 
-    Args:
-        squares: sum of (w 1_A s)^2 over examples (over clusters: of the squares of their sums), ``(a, u)``.
-        count: sum of w^2 1_A, ``(a, u)``.
-        total: sum of w, ``(u,)``.
-        pooled: variance of s of everyone (of a cluster: per w^2), ``(u,)``.
+    ``squares``: sum of (w 1_A s)^2 over examples (over clusters: of the squares of their sums), ``(a, u)``. ``count``: sum of
+    w^2 1_A, ``(a, u)``. ``total``: sum of w, ``(u,)``. ``pooled``: variance of s of everyone (of a cluster: per w^2), ``(u,)``.
     """
     return torch.maximum(squares, count * pooled).sqrt() / total.clamp_min(1e-300)
 
@@ -61,11 +58,8 @@ def standard_errors(squares: Tensor, count: Tensor, total: Tensor, pooled: Tenso
 def slacks(k: float | Tensor, error: Tensor, examples: Tensor, skewness: float = 0.0) -> Tensor:
     """The price of each offset.
 
-    Args:
-        k: in standard errors.
-        error: standard error of each violation.
-        examples: number of examples (or clusters) of each group.
-        skewness: of s.
+    ``k``: in standard errors. ``error``: standard error of each violation. ``examples``: number of examples (or clusters) of
+    each group. ``skewness``: of s.
     """
     return (k + (SMALL + SKEWED * abs(skewness)) / examples.clamp_min(1.0).sqrt()) * error
 

@@ -27,13 +27,10 @@ class Folded:
 
     The risk of a cell at a threshold is the weight of its scores at or below it, over its mass.
 
-    Attributes:
-        scores: float64 ``(N,)``; ``cell``: int64 ``(N,)``.
-        weight: of each score, by fold, ``(F, N)``.
-        mass: of each cell, by fold, ``(F, c)``; where examples may have no score at all it exceeds the sum of the weights.
-        member: groups of each cell, bool or fractional ``(c, a)``.
-        examples: number of examples (or clusters) altogether.
-        span: width of the scores, a power of two, where they are many, and may be this rank's only; else 0. See :meth:`near`.
+    ``scores``: float64 ``(N,)``; ``cell``: int64 ``(N,)``. ``weight``: of each score, by fold, ``(F, N)``. ``mass``: of each
+    cell, by fold, ``(F, c)``; where examples may have no score at all it exceeds the sum of the weights. ``member``: groups of
+    each cell, bool or fractional ``(c, a)``. ``examples``: number of examples (or clusters) altogether. ``span``: width of the
+    scores, a power of two, where they are many, and may be this rank's only; else 0. See :meth:`near`.
     """
 
     scores: Tensor
@@ -187,11 +184,8 @@ def fit_offsets_to(data: Folded, target: float, alpha: Tensor, worst: Callable[[
     A slack just inside alpha is enough unless the risk jumps; where a jump goes beyond alpha, smaller slacks are tried, and
     one threshold for everyone.
 
-    Args:
-        data: scores.
-        target: sigma, of the risk that rises with the threshold.
-        alpha: largest violation of each group, ``(a,)``.
-        worst: largest |violation| / alpha of all that is promised, with these offsets.
+    ``data``: scores. ``target``: sigma, of the risk that rises with the threshold. ``alpha``: largest violation of each group,
+    ``(a,)``. ``worst``: largest |violation| / alpha of all that is promised, with these offsets.
     """
     tried = []
     for part in INSIDE:
@@ -223,14 +217,10 @@ def _with_slack(data: Folded, target: float, slack: Tensor) -> Offsets:
 def fit_offsets(data: Folded, target: float, error: Tensor, count: Tensor, skewness: float, ahead: float) -> Offsets:
     """Offsets by the noise rule of :mod:`torchgmc.engine.noise`.
 
-    Args:
-        data: scores in folds.
-        target: sigma, of the risk that rises with the threshold.
-        error: standard error of each group's violation, ``(a,)``.
-        count: examples (or clusters) of each group, ``(a,)``.
-        skewness: of s.
-        ahead: how far the common threshold goes beyond the target for the example to come, in examples: the rank of split
-            conformal is ``target * (n + ahead)``, with ahead = 1.
+    ``data``: scores in folds. ``target``: sigma, of the risk that rises with the threshold. ``error``: standard error of each
+    group's violation, ``(a,)``. ``count``: examples (or clusters) of each group, ``(a,)``. ``skewness``: of s. ``ahead``: how
+    far the common threshold goes beyond the target for the example to come, in examples: the rank of split conformal is
+    ``target * (n + ahead)``, with ahead = 1.
     """
     columns = data.columns()
     total, folds = data.total, len(data.weight)

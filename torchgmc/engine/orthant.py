@@ -30,11 +30,9 @@ class Point(NamedTuple):
 class Minimum(NamedTuple):
     """What :func:`minimise` found.
 
-    Attributes:
-        theta: offsets, ``(a, u)``; ``point``: Phi there.
-        history: worst abs(gradient) at the start and after each step.
-        missed: how far the optimality conditions are from being met, at the worst.
-        stalled: no step lowers the objective although the conditions are not met.
+    ``theta``: offsets, ``(a, u)``; ``point``: Phi there. ``history``: worst abs(gradient) at the start and after each step.
+    ``missed``: how far the optimality conditions are from being met, at the worst. ``stalled``: no step lowers the objective
+    although the conditions are not met.
     """
 
     theta: Tensor
@@ -54,13 +52,9 @@ def minimise(
 ) -> Minimum:
     """Newton steps until every optimality condition holds up to ``enough``.
 
-    Args:
-        look: Phi at offsets ``(a, u)``.
-        hessian: second derivative of Phi, ``(a u, a u)``, from the memory of a point.
-        slack: lambda >= 0, ``(a, u)``; an offset with 0 may change its sign freely, one with infinity stays at 0.
-        theta: offsets to begin with.
-        enough: largest violation of a condition.
-        max_iter: maximum number of steps.
+    ``look``: Phi at offsets ``(a, u)``. ``hessian``: second derivative of Phi, ``(a u, a u)``, from the memory of a point.
+    ``slack``: lambda >= 0, ``(a, u)``; an offset with 0 may change its sign freely, one with infinity stays at 0. ``theta``:
+    offsets to begin with. ``enough``: largest violation of a condition. ``max_iter``: maximum number of steps.
     """
     slack = slack.clamp_max(torch.finfo(slack.dtype).max)  # times 0 it is 0
     point = look(theta)

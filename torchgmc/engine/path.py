@@ -47,12 +47,8 @@ def thresholds_with_one_more(
     Where it has no finite value, because the pattern lies outside the span of those seen, it is infinite; because nothing
     stops a threshold, it is far beyond all scores.
 
-    Args:
-        problem: scores and design.
-        weight: ``(N,)``; ``linear``: b, ``(K,)``.
-        theta: near the minimum without the example, ``(K,)``.
-        rows: of the added example in the design, ``(B, K)``.
-        gain: what it adds to b, times its row.
+    ``problem``: scores and design. ``weight``: ``(N,)``; ``linear``: b, ``(K,)``. ``theta``: near the minimum without the
+    example, ``(K,)``. ``rows``: of the added example in the design, ``(B, K)``. ``gain``: what it adds to b, times its row.
     """
     used = weight > 0
     scores, cell, weight = problem.scores[used], problem.cell[used], weight[used]

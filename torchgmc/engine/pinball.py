@@ -34,10 +34,8 @@ REACH = 0.99995
 class Pinball:
     """Scores and design, shared by all problems.
 
-    Attributes:
-        scores: h, float64 ``(N,)``.
-        cell: row of the design that each score belongs to, int64 ``(N,)``.
-        design: x, float64 ``(c, K)``.
+    ``scores``: h, float64 ``(N,)``. ``cell``: row of the design that each score belongs to, int64 ``(N,)``. ``design``: x,
+    float64 ``(c, K)``.
     """
 
     scores: Tensor
@@ -158,10 +156,8 @@ def _windows(problem: Pinball, weight: Tensor, linear: Tensor, slack: Tensor, st
 def _meets(rest: Tensor, moved: Tensor, outside: Tensor, width: float) -> Tensor:
     """Does a threshold meet a score outside the window, ``(B,)``? That score stands for others beyond it.
 
-    Args:
-        rest: scores minus the thresholds that the window was chosen at, ``(B, N)`` or ``(N,)``; ``moved``: minus the new ones.
-        outside: of the window.
-        width: of the scores.
+    ``rest``: scores minus the thresholds that the window was chosen at, ``(B, N)`` or ``(N,)``; ``moved``: minus the new ones.
+    ``outside``: of the window. ``width``: of the scores.
     """
     return ((torch.where(rest >= 0, moved, -moved) <= MEETS * width) & outside).any(-1)
 
@@ -292,8 +288,7 @@ def _vertex(problem: Pinball, weight: Tensor, linear: Tensor, slack: Tensor, the
 def _downhill(problem: Pinball, weight: Tensor, linear: Tensor, slack: Tensor, theta: Tensor, rows: Tensor) -> Tensor:
     """Along an edge that falls, to its lowest kink: where an edge is nearly flat, the interior ends in the middle of it.
 
-    Args:
-        rows: ``x^T theta`` that stay as they are, linearly independent; fewer than K leave an edge (or a face).
+    ``rows``: ``x^T theta`` that stay as they are, linearly independent; fewer than K leave an edge (or a face).
     """
     eye = torch.eye(len(theta), dtype=theta.dtype, device=theta.device)
     for _ in range(len(theta) - len(rows)):

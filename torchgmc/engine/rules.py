@@ -28,10 +28,8 @@ def words(
 ) -> str:
     """The conditions of a leaf, joined by "and"; conditions on one column are merged.
 
-    Args:
-        column, cut, kind: of each split of one tree ``(N,)``, see :func:`torchgmc.engine.trees.walk`.
-        leaf: which.
-        name: of a column; ``level``: of a value in it; ``plain``: the column is a group, in it or not.
+    ``column``, ``cut``, ``kind``: of each split of one tree ``(N,)``, see :func:`torchgmc.engine.trees.walk`. ``leaf``: which.
+    ``name``: of a column; ``level``: of a value in it; ``plain``: the column is a group, in it or not.
     """
     node, path = leaf + len(column), []
     while node:

@@ -107,10 +107,8 @@ class Report:
 def reached(table: Tensor, alpha: float | None, noise: Tensor) -> str:
     """Where a fit ended: see :attr:`Report.reached`.
 
-    Args:
-        table: violations.
-        alpha: largest allowed; None if none was asked.
-        noise: violation of each g that the sample cannot tell from 0.
+    ``table``: violations. ``alpha``: largest allowed; None if none was asked. ``noise``: violation of each g that the sample
+    cannot tell from 0.
     """
     size = table.abs()
     if alpha is not None and bool((size <= alpha * (1 + 1e-9)).all()):
@@ -205,19 +203,11 @@ def run(
     - ``"fresh"``: step t measures on split 2t - 1 with expectations from split 2t, and continues while a
       violation exceeds :math:`\frac34 \alpha`.
 
-    Args:
-        problem: the problem; its f is moved.
-        alpha: largest |violation| allowed.
-        solver: one of the three.
-        eta: the fixed step of ``"paper"`` and ``"fresh"``.
-        max_iter: T, the maximum number of steps.
-        tolerance: largest |violation| of each g, shape ``(a, u)``; alpha everywhere if omitted.
-        patience: with dynamic groups, or where steps are as small as the grid of f, stop after so many steps without a better
-            worst violation.
-        splits: of the data, for ``"fresh"``; T is then theirs.
-
-    Returns:
-        The report, and the log of the steps that lead to the f left in ``problem``.
+    ``problem``: the problem; its f is moved. ``alpha``: largest |violation| allowed. ``solver``: one of the three. ``eta``: the
+    fixed step of ``"paper"`` and ``"fresh"``. ``max_iter``: T, the maximum number of steps. ``tolerance``: largest |violation|
+    of each g, shape ``(a, u)``; alpha everywhere if omitted. ``patience``: with dynamic groups, or where steps are as small as
+    the grid of f, stop after so many steps without a better worst violation. ``splits``: of the data, for ``"fresh"``; T is
+    then theirs. Returns: The report, and the log of the steps that lead to the f left in ``problem``.
     """
     started = time.perf_counter()
     before = problem.violations()

@@ -43,16 +43,13 @@ UNIT, LARGEST = 2.0**-32, 16.0
 class Coded(NamedTuple):
     """Columns as small codes.
 
-    Attributes:
-        codes: uint8 ``(q, n)``; ``missing`` (the last) for NaN.
-        cuts: value that each code starts at (numbers) or stands for (categories), float32 ``(q, b)``; inf where there is none.
-        equal: columns of categories, bool ``(q,)``.
-        pairs, wide: columns that hold two values and no NaN, and the others, int64.
-        cells: what is counted: codes of ``wide``, then those of ``pairs``, six to a code; uint8 ``(w + p / 6, n)``.
-        splits: column, code and direction of NaN of all splits that can be made, int64 ``(m, 3)``; the last: none.
-        useless: those that part nobody, bool ``(m,)``.
-        right: codes that each split sends right, float64 ``(size, splits)``: of a number, of a category, and of six pairs.
-        gaps, mixed: whether there are NaN, and columns of categories.
+    ``codes``: uint8 ``(q, n)``; ``missing`` (the last) for NaN. ``cuts``: value that each code starts at (numbers) or stands
+    for (categories), float32 ``(q, b)``; inf where there is none. ``equal``: columns of categories, bool ``(q,)``. ``pairs``,
+    ``wide``: columns that hold two values and no NaN, and the others, int64. ``cells``: what is counted: codes of ``wide``,
+    then those of ``pairs``, six to a code; uint8 ``(w + p / 6, n)``. ``splits``: column, code and direction of NaN of all
+    splits that can be made, int64 ``(m, 3)``; the last: none. ``useless``: those that part nobody, bool ``(m,)``. ``right``:
+    codes that each split sends right, float64 ``(size, splits)``: of a number, of a category, and of six pairs. ``gaps``,
+    ``mixed``: whether there are NaN, and columns of categories.
     """
 
     codes: Tensor
@@ -94,10 +91,9 @@ class Grown(NamedTuple):
 class Loss:
     """What is minimised.
 
-    Attributes:
-        slopes: (z, rows) -> derivative and curvature of each row, ``(m, C)`` each.
-        value: (z, rows) -> loss of each row ``(m,)``.
-        steps: (z, place, leaves, rows) -> step of each leaf, ``(leaves, C)``; None for Newton's. ``place``: leaf of each row.
+    ``slopes``: (z, rows) -> derivative and curvature of each row, ``(m, C)`` each. ``value``: (z, rows) -> loss of each row
+    ``(m,)``. ``steps``: (z, place, leaves, rows) -> step of each leaf, ``(leaves, C)``; None for Newton's. ``place``: leaf of
+    each row.
     """
 
     slopes: Callable[[Tensor, slice], tuple[Tensor, Tensor]]
@@ -211,12 +207,10 @@ def grow(
 ) -> tuple[Grown, Tensor]:  # fmt: skip
     """Trees ``(B, N)`` whose splits, level by level, gain most in the quadratic model of the loss, and the leaves of all rows.
 
-    Args:
-        coded: columns of the rows.
-        slope, curvature: ``(n, C)``, of the rows that are searched.
-        depth, ridge, least: levels; what is added to each leaf's curvature; smallest curvature of a leaf, summed over C.
-        roots: columns that the first split of each tree should use, bool ``(B, q)``; None for one tree and all columns.
-        places, rows: see :meth:`Coded.places`, if at hand; rows that are searched, None for the first.
+    ``coded``: columns of the rows. ``slope``, ``curvature``: ``(n, C)``, of the rows that are searched. ``depth``, ``ridge``,
+    ``least``: levels; what is added to each leaf's curvature; smallest curvature of a leaf, summed over C. ``roots``: columns
+    that the first split of each tree should use, bool ``(B, q)``; None for one tree and all columns. ``places``, ``rows``: see
+    :meth:`Coded.places`, if at hand; rows that are searched, None for the first.
     """
     rows = rows or slice(0, len(slope))
     places = coded.places(rows) if places is None else places[rows]
@@ -302,14 +296,12 @@ def boost(
 ) -> Boosted:  # fmt: skip
     """Trees until the loss of the last ``held`` rows has not fallen for a while; the best prefix, its moves fitted to all rows.
 
-    Args:
-        coded: columns, in an order without a pattern; the search sees all but the last ``held`` rows.
-        z: where the trees start, ``(n, C)``, found without the held-out rows (else they would stop too early).
-        final: where their moves start when these are fitted again, to all rows.
-        loss: what is minimised.
-        held: rows that decide how many trees are kept.
-        depth, most, rate, ridge, least: levels and number of trees, share of a leaf's step that is taken, see :func:`grow`.
-        stop: False grows ``most`` trees whatever the held-out rows say, and does not fit their moves again: only z is of use.
+    ``coded``: columns, in an order without a pattern; the search sees all but the last ``held`` rows. ``z``: where the trees
+    start, ``(n, C)``, found without the held-out rows (else they would stop too early). ``final``: where their moves start when
+    these are fitted again, to all rows. ``loss``: what is minimised. ``held``: rows that decide how many trees are kept.
+    ``depth``, ``most``, ``rate``, ``ridge``, ``least``: levels and number of trees, share of a leaf's step that is taken, see
+    :func:`grow`. ``stop``: False grows ``most`` trees whatever the held-out rows say, and does not fit their moves again: only
+    z is of use.
     """
     n, leaves, device = len(z), 1 << depth, z.device
     train, judges = min(n - held, POOL), min(held, JUDGES) if stop else held
@@ -377,10 +369,8 @@ def _roots(first: int, count: int, columns: int, device: torch.device) -> Tensor
 def pinball(scores: Tensor, weight: Tensor, target: Tensor) -> Loss:
     """The loss of quantiles: z ``(n, C)`` are thresholds, s the weight of the scores at or below them - target x all weight.
 
-    Args:
-        scores: ``(n, C, q)``: one score of an example, or those of the pixels of an image.
-        weight: of each, about 1 for an example.
-        target: ``(C,)``.
+    ``scores``: ``(n, C, q)``: one score of an example, or those of the pixels of an image. ``weight``: of each, about 1 for an
+    example. ``target``: ``(C,)``.
 
     Leaves search the whole line. Curvatures are those of an event of probability ``target``, up to a factor: what a leaf knows.
     """
@@ -415,9 +405,8 @@ def refit(
 ) -> tuple[Tensor, Tensor]:
     """Moves of leaves ``(T, leaves, C)``, Newton's, fitted tree by tree to the rows of all ranks; and z ``(n, C)`` after them.
 
-    Args:
-        columns: ``(n, q)``; ``splits``: column, cut and kind of each, as of :func:`walk`; ``leaf``: other moves of the leaves.
-        z, loss, rate, ridge: as for :func:`boost`.
+    ``columns``: ``(n, q)``; ``splits``: column, cut and kind of each, as of :func:`walk`; ``leaf``: other moves of the leaves.
+    ``z``, ``loss``, ``rate``, ``ridge``: as for :func:`boost`.
     """
     moves = torch.zeros_like(leaf)
     for t, tree in enumerate(zip(*(torch.split(part, 1) for part in splits), strict=True)):
@@ -465,11 +454,9 @@ def places(columns: Tensor, column: Tensor, cut: Tensor, kind: Tensor) -> Tensor
 def walk(columns: Tensor, column: Tensor, cut: Tensor, kind: Tensor, leaf: Tensor) -> Tensor:
     """Sum of the moves of all trees, float64 ``(n, C)``; it scripts and exports.
 
-    Args:
-        columns: float32 ``(n, q)``, NaN where a value is missing.
-        column, cut, kind: of each split in heap order, ``(T, N)``: a row goes right where ``x >= cut``, or ``x == cut`` for an
-            odd kind; and where x is NaN and the kind has its second bit. (The third says that NaN occurred in the fit.)
-        leaf: moves ``(T, N + 1, C)``.
+    ``columns``: float32 ``(n, q)``, NaN where a value is missing. ``column``, ``cut``, ``kind``: of each split in heap order,
+    ``(T, N)``: a row goes right where ``x >= cut``, or ``x == cut`` for an odd kind; and where x is NaN and the kind has its
+    second bit. (The third says that NaN occurred in the fit.) ``leaf``: moves ``(T, N + 1, C)``.
     """
     total = torch.zeros([columns.shape[0], leaf.shape[2]], dtype=leaf.dtype, device=leaf.device)
     for start in range(0, column.shape[0], 16):  # trees at a time; TorchScript sees no globals

@@ -33,13 +33,10 @@ class Values:
 
     The violation of the g in row A and column k is the mean of ``who[:, A] * s[:, k]`` over the examples.
 
-    Attributes:
-        s: values of the mapping, ``(n, u)``; NaN where an example has none.
-        who: membership in each set, ``(n, a)``.
-        column: with level sets, the column in which each example counts, int64 ``(n, C)``; s is 0 in the others.
-        inside: where the columns are soft sets themselves, their soft membership ``(n, u)``; its mean is their mass.
-        mean: what was subtracted from s, ``(u,)``, where s is a deviation from everybody's mean. Batches add up as ``s +
-            mean``.
+    ``s``: values of the mapping, ``(n, u)``; NaN where an example has none. ``who``: membership in each set, ``(n, a)``.
+    ``column``: with level sets, the column in which each example counts, int64 ``(n, C)``; s is 0 in the others. ``inside``:
+    where the columns are soft sets themselves, their soft membership ``(n, u)``; its mean is their mass. ``mean``: what was
+    subtracted from s, ``(u,)``, where s is a deviation from everybody's mean. Batches add up as ``s + mean``.
     """
 
     s: Tensor

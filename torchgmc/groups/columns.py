@@ -22,10 +22,8 @@ Codes = npt.NDArray[np.int64]
 class ColumnError(ValueError):
     """A column that cannot be used as it is.
 
-    Attributes:
-        column: its name.
-        kind: ``"floats"``, ``"missing"`` or ``"unknown"``.
-        problem: what is wrong, without the remedy, which differs outside Python.
+    ``column``: its name. ``kind``: ``"floats"``, ``"missing"`` or ``"unknown"``. ``problem``: what is wrong, without the
+    remedy, which differs outside Python.
     """
 
     def __init__(self, column: str, kind: str, problem: str, remedy: str) -> None:

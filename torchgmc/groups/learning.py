@@ -25,10 +25,8 @@ def few_rows(
 ) -> dict[str, npt.NDArray[Any]]:
     """Columns that give the same groups as all blocks: each combination of values, at most ``min_size`` times.
 
-    Args:
-        blocks: mappings or frames with the same columns.
-        bins, min_size, missing, spelled: as for :meth:`Groups.learn`.
-        check: called with the first block and its number of rows, before anything else is done.
+    ``blocks``: mappings or frames with the same columns. ``bins``, ``min_size``, ``missing``, ``spelled``: as for
+    :meth:`Groups.learn`. ``check``: called with the first block and its number of rows, before anything else is done.
     """
     names, seen = _count(blocks, bins, missing, spelled, check)
     if not seen:

@@ -41,11 +41,9 @@ class Step(NamedTuple):
 class Joint(NamedTuple):
     """A joint table, and the combinations read from it.
 
-    Attributes:
-        columns: of the table, the one with most levels first: it is summed away first.
-        combos: the combinations.
-        steps: each adds one table to a list that begins with the joint table.
-        leaves: for each combination the place of its table in that list.
+    ``columns``: of the table, the one with most levels first: it is summed away first. ``combos``: the combinations. ``steps``:
+    each adds one table to a list that begins with the joint table. ``leaves``: for each combination the place of its table in
+    that list.
     """
 
     columns: Combo
@@ -68,10 +66,8 @@ def cover(combos: Sequence[Combo], radices: Sequence[int], n: int) -> Cover:
     costs, until no column fits. A combination above the limit has a separate table up to ``8 n`` (:data:`SINGLE` at
     most) cells.
 
-    Args:
-        combos: distinct sets of columns, each increasing; the empty one is everybody.
-        radices: number of levels of each column.
-        n: number of rows.
+    ``combos``: distinct sets of columns, each increasing; the empty one is everybody. ``radices``: number of levels of each
+    column. ``n``: number of rows.
     """
     limit = min(JOINT, max(256, n // 4))
     single = min(SINGLE, max(JOINT, 8 * n))
@@ -164,14 +160,9 @@ def _step(source: int, axes: Combo, kept: int, radices: Sequence[int]) -> Step:
 def tabulate(codes: Tensor, radices: Sequence[int], joint: Joint, values: Tensor) -> list[Tensor]:
     """Sums of ``values`` over the cells of each combination of one joint table.
 
-    Args:
-        codes: the cell of each row in each column, integers from 0 to ``radix - 1``, shape ``(k, n)``.
-        radices: number of cells of each column.
-        joint: from :func:`cover`.
-        values: shape ``(u, n)``, floating point.
-
-    Returns:
-        For each combination its table, flattened to shape ``(u, cells)``; its axes are in the order of ``joint.columns``.
+    ``codes``: the cell of each row in each column, integers from 0 to ``radix - 1``, shape ``(k, n)``. ``radices``: number of
+    cells of each column. ``joint``: from :func:`cover`. ``values``: shape ``(u, n)``, floating point. Returns: For each
+    combination its table, flattened to shape ``(u, cells)``; its axes are in the order of ``joint.columns``.
     """
     u = values.shape[0]
     tables = [_joint(codes, joint.columns, [radices[j] for j in joint.columns], values)]
@@ -202,12 +193,9 @@ def _joint(codes: Tensor, columns: Combo, sizes: list[int], values: Tensor) -> T
 def positions(keys: Keys, combo: Combo, levels: Sequence[int], axes: Combo, radices: Sequence[int]) -> Keys:
     """Where the groups of a combination stand in its flattened table.
 
-    Args:
-        keys: of the groups: their levels as digits, in the order of ``combo``.
-        combo: the columns.
-        levels: number of levels of each column.
-        axes: the columns in the order of the table.
-        radices: number of cells of each column in the table: one more than its levels, the first, if rows may have none.
+    ``keys``: of the groups: their levels as digits, in the order of ``combo``. ``combo``: the columns. ``levels``: number of
+    levels of each column. ``axes``: the columns in the order of the table. ``radices``: number of cells of each column in the
+    table: one more than its levels, the first, if rows may have none.
     """
     if not combo:
         return np.zeros_like(keys)
@@ -219,12 +207,9 @@ def positions(keys: Keys, combo: Combo, levels: Sequence[int], axes: Combo, radi
 class Tables:
     """The joint tables of given groups on given rows, ready to be filled again and again.
 
-    Args:
-        codes: level of each row in each column, -1 for none, shape ``(k, n)``.
-        levels: number of levels of each column.
-        gaps: whether a column may hold -1.
-        blocks: the groups: combinations of columns, and the sorted keys of each.
-        plan: of :func:`cover` for at least these combinations, if there is one already.
+    ``codes``: level of each row in each column, -1 for none, shape ``(k, n)``. ``levels``: number of levels of each column.
+    ``gaps``: whether a column may hold -1. ``blocks``: the groups: combinations of columns, and the sorted keys of each.
+    ``plan``: of :func:`cover` for at least these combinations, if there is one already.
     """
 
     def __init__(
@@ -302,10 +287,8 @@ class Tables:
 def occurring(codes: Tensor, levels: list[int], combos: list[Combo]) -> tuple[Cover, dict[Combo, tuple[Keys, Keys]]]:
     """Keys of the level combinations that occur and their counts; of a single column, of all its levels.
 
-    Args:
-        codes: the level of each row in each column, shape ``(num_columns, n)``.
-        levels: number of levels of each column.
-        combos: the combinations of columns.
+    ``codes``: the level of each row in each column, shape ``(num_columns, n)``. ``levels``: number of levels of each column.
+    ``combos``: the combinations of columns.
     """
     found = {}
     plan = cover(combos, levels, codes.shape[1])

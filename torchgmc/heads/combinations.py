@@ -21,9 +21,8 @@ MOST_THRESHOLDS = 24
 def combinations(head: "Head", groups: Any = None) -> tuple[Tensor, Tensor]:
     """Combinations of groups ``(c, a)``, most frequent first, and the share of each ``(c,)`` (NaN if nobody was counted).
 
-    Args:
-        head: whose groups they are.
-        groups: membership of examples to count; those of the calibration if omitted, each group by itself if unknown.
+    ``head``: whose groups they are. ``groups``: membership of examples to count; those of the calibration if omitted, each
+    group by itself if unknown.
     """
     if not head.grouped:
         return torch.ones(1, 1, dtype=torch.bool), torch.ones(1)

@@ -44,10 +44,8 @@ def all_patterns(groups: int) -> Tensor | None:
 def wanted_patterns(names: list[str], seen: Tensor, asked: Any) -> Tensor:
     """Patterns to tabulate: all while they are few, else those seen and those asked for, bool ``(P, a)``.
 
-    Args:
-        names: of the groups.
-        seen: patterns of the calibration data, bool ``(c, a)``.
-        asked: lists of group names, one per pattern, or None.
+    ``names``: of the groups. ``seen``: patterns of the calibration data, bool ``(c, a)``. ``asked``: lists of group names, one
+    per pattern, or None.
     """
     every = all_patterns(len(names))
     if every is not None:
@@ -63,14 +61,11 @@ def wanted_patterns(names: list[str], seen: Tensor, asked: Any) -> Tensor:
 def phantom_thresholds(data: Folded, target: float, patterns: Tensor, covers: bool, safe: bool = False) -> Tensor:
     """Threshold of each pattern, float64 ``(P,)``; infinite on the safe side where none is finite.
 
-    Args:
-        data: scores in cells, each example with the weight 1 in all.
-        target: of the risk that rises with the threshold.
-        patterns: membership, bool ``(P, a)``.
-        covers: the worst example is never at or below its threshold (coverage), so the safe side is up; else it always is
-            (missed pixels), and the safe side is down.
-        safe: of several minima the one that is safest for the pattern; else the one with its smallest threshold, which for
-            coverage is the rank of split conformal. Either way data decide, not where a search began.
+    ``data``: scores in cells, each example with the weight 1 in all. ``target``: of the risk that rises with the threshold.
+    ``patterns``: membership, bool ``(P, a)``. ``covers``: the worst example is never at or below its threshold (coverage), so
+    the safe side is up; else it always is (missed pixels), and the safe side is down. ``safe``: of several minima the one that
+    is safest for the pattern; else the one with its smallest threshold, which for coverage is the rank of split conformal.
+    Either way data decide, not where a search began.
     """
     order = data.cell.argsort(stable=True)
     order = order[data.scores[order].argsort(stable=True)]  # the same rows in any order are one problem, to the last bit
@@ -161,9 +156,7 @@ def report(
 def look_up(member: Tensor, patterns: Tensor, table: Tensor, otherwise: float) -> Tensor:
     """Row of the table that each membership belongs to, ``(n, C)``; ``otherwise`` where its pattern is not there.
 
-    Args:
-        member: 0 and 1, float64 ``(n, a)``.
-        patterns: bool ``(P, a)``; ``table``: ``(P, C)``.
+    ``member``: 0 and 1, float64 ``(n, a)``. ``patterns``: bool ``(P, a)``; ``table``: ``(P, C)``.
     """
     known = patterns.to(member.dtype)
     same = member @ known.t() + (1.0 - member) @ (1.0 - known).t()  # columns that agree, (n, P)

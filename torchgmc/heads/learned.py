@@ -339,10 +339,8 @@ class Learning(Head):
     def learned_move(self, z: Tensor, member: Tensor, features: Optional[Tensor]) -> Tensor:
         """What the trees take off z: float64 ``(n, C)``. Scripts and exports.
 
-        Args:
-            z: the model's own output ``(n, C)``; ``(n, 0)`` if the trees do not look at it.
-            member: named groups ``(n, a)``.
-            features: ``(n, d)``.
+        ``z``: the model's own output ``(n, C)``; ``(n, 0)`` if the trees do not look at it. ``member``: named groups ``(n,
+        a)``. ``features``: ``(n, d)``.
         """
         if features is None:
             raise ValueError("`features` is missing: this head was fitted with them; pass an array of shape (n, d)")
@@ -369,12 +367,9 @@ class Learning(Head):
     def grow_trees(self, columns: Tensor, ends: Ends, loss: LossOf, division: Division, cross: bool = False) -> Found:
         """Boost; see :func:`torchgmc.engine.trees.boost`. All in the order of the statistics.
 
-        Args:
-            columns: features, own output and groups, float32 ``(n, q)``.
-            ends: z before the trees, ``(n, C)``, found without and with the held-out rows.
-            loss: of rows in an order.
-            division: of :meth:`divide`.
-            cross: grow as many trees without each part too, for ``Found.unseen``.
+        ``columns``: features, own output and groups, float32 ``(n, q)``. ``ends``: z before the trees, ``(n, C)``, found
+        without and with the held-out rows. ``loss``: of rows in an order. ``division``: of :meth:`divide`. ``cross``: grow as
+        many trees without each part too, for ``Found.unseen``.
         """
         learn = self.learn
         if isinstance(learn, Linear):
@@ -462,11 +457,8 @@ class Learning(Head):
     def write_rules(self, found: Found, values: Sequence[Tensor], rows: Any, bounds: tuple[Any, Any]) -> None:
         """The rules that change most on the rows searched, judged on the others.
 
-        Args:
-            found: the trees.
-            values: change of the output, s of the model's own output, and s of the head's; ``(n, C)`` each.
-            rows: the statistics, for weights and clusters.
-            bounds: range of s.
+        ``found``: the trees. ``values``: change of the output, s of the model's own output, and s of the head's; ``(n, C)``
+        each. ``rows``: the statistics, for weights and clusters. ``bounds``: range of s.
         """
         effect, before, after = values
         leaves, classes = found.leaf.shape[1], effect.shape[1]

@@ -17,9 +17,8 @@ from typing import Any, NamedTuple, Protocol
 class Kind(NamedTuple):
     """How the word after a flag becomes a value.
 
-    Attributes:
-        metavar: what the help shows for the word; empty for a switch, which takes none.
-        read: the value from the flag (for messages) and the word.
+    ``metavar``: what the help shows for the word; empty for a switch, which takes none. ``read``: the value from the flag (for
+    messages) and the word.
     """
 
     metavar: str
@@ -141,10 +140,7 @@ FEATURES = {"features": "Array (n, d) of numbers that groups are learned from, w
 class Reader(Protocol):
     """What a task may read to complete the arguments of a head.
 
-    Attributes:
-        path: of the file that is calibrated on.
-        names: of its arrays.
-        row: shape of the scores of one example.
+    ``path``: of the file that is calibrated on. ``names``: of its arrays. ``row``: shape of the scores of one example.
     """
 
     @property

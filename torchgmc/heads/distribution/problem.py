@@ -19,13 +19,10 @@ from torchgmc.heads.distribution.tilt import Dual
 class MassStatistics(PerExample):
     """One row per prompt and no more columns than atoms (and, for ``euclidean``, tokens in lists and cells).
 
-    Attributes:
-        log_mass: log mass of each atom, ``(n, m)``.
-        member: membership, bool, ``(n, a)``.
-        weight: ``(n,)``.
-        cluster: int64 ``(n, 1)``, or ``(n, 0)`` if there are none.
-        words: for ``euclidean``, probability of each token in a list, ``(n, J)``; else ``(n, 0)``.
-        counts, masses: for ``euclidean``, number and mass of the tail's tokens in each cell, ``(n, K)``; else ``(n, 0)``.
+    ``log_mass``: log mass of each atom, ``(n, m)``. ``member``: membership, bool, ``(n, a)``. ``weight``: ``(n,)``.
+    ``cluster``: int64 ``(n, 1)``, or ``(n, 0)`` if there are none. ``words``: for ``euclidean``, probability of each token in a
+    list, ``(n, J)``; else ``(n, 0)``. ``counts``, ``masses``: for ``euclidean``, number and mass of the tail's tokens in each
+    cell, ``(n, K)``; else ``(n, 0)``.
     """
 
     layout: ClassVar[dict[str, str]] = {
@@ -45,11 +42,8 @@ class MassStatistics(PerExample):
 class DistributionProblem:
     """The probability of each list, prompt by prompt; see :class:`torchgmc.engine.solver.Problem`.
 
-    Args:
-        member: ``(n, a)``, bool.
-        weight: ``(n,)``.
-        conditional: divide the violation of a group by P(A).
-        names: of the groups and lists.
+    ``member``: ``(n, a)``, bool. ``weight``: ``(n,)``. ``conditional``: divide the violation of a group by P(A). ``names``: of
+    the groups and lists.
     """
 
     dynamic = False

@@ -20,10 +20,8 @@ DEPTH = 40.0
 class Tail(NamedTuple):
     """Tokens outside all lists, largest first, single or in cells of nearly equal probability.
 
-    Attributes:
-        values: probability of each, descending, ``(n, r)``.
-        counts: number of tokens among the first k, ``(n, r + 1)``.
-        sums: their mass, ``(n, r + 1)``.
+    ``values``: probability of each, descending, ``(n, r)``. ``counts``: number of tokens among the first k, ``(n, r + 1)``.
+    ``sums``: their mass, ``(n, r + 1)``.
     """
 
     values: Tensor
@@ -34,10 +32,8 @@ class Tail(NamedTuple):
 class Point(NamedTuple):
     """p of every prompt: the tail is max(h - shift, floor).
 
-    Attributes:
-        words: probabilities of the tokens in the lists, ``(n, J)``.
-        shift, floor: ``(n,)``.
-        number, total: number and mass (under h) of the tail's tokens above the floor, ``(n,)``.
+    ``words``: probabilities of the tokens in the lists, ``(n, J)``. ``shift``, ``floor``: ``(n,)``. ``number``, ``total``:
+    number and mass (under h) of the tail's tokens above the floor, ``(n,)``.
     """
 
     words: Tensor
@@ -50,8 +46,7 @@ class Point(NamedTuple):
 def tail_of(rest: Tensor) -> Tail:
     """Every token by itself.
 
-    Args:
-        rest: probabilities of the tokens outside all lists, ``(n, r)``, in any order.
+    ``rest``: probabilities of the tokens outside all lists, ``(n, r)``, in any order.
     """
     values = torch.sort(rest, -1, descending=True)[0].double()
     zero = torch.zeros_like(values[:, :1]) if values.shape[1] > 0 else values.new_zeros([values.shape[0], 1])
@@ -63,12 +58,8 @@ def tail_of(rest: Tensor) -> Tail:
 def cells_of(rest: Tensor, cells: int) -> tuple[Tensor, Tensor]:
     """Number of tokens and their mass in each of ``cells`` equal steps of log probability, largest first.
 
-    Args:
-        rest: probabilities, ``(n, r)``; entries below 0 are left out.
-        cells: K.
-
-    Returns:
-        Two tables ``(n, K)``: numbers (float32) and masses (float64).
+    ``rest``: probabilities, ``(n, r)``; entries below 0 are left out. ``cells``: K. Returns: Two tables ``(n, K)``: numbers
+    (float32) and masses (float64).
     """
     place = (rest.clamp_min(1e-30).log2() * (-cells / DEPTH)).clamp(0, cells - 1).to(torch.int64)
     inside = rest >= 0
@@ -96,11 +87,8 @@ def start(words: Tensor, tail: Tail) -> Point:
 def step(point: Point, tail: Tail, direction: Tensor, amount: Tensor) -> Point:
     """p <- Proj(p - amount v); rows with amount 0 stay as they are.
 
-    Args:
-        point: p, of which each row sums to 1.
-        tail: of h.
-        direction: v over the tokens in the lists, ``(J,)``.
-        amount: step of each row, ``(n,)``.
+    ``point``: p, of which each row sums to 1. ``tail``: of h. ``direction``: v over the tokens in the lists, ``(J,)``.
+    ``amount``: step of each row, ``(n,)``.
     """
     f = point.words - amount[:, None] * direction  # (n, J)
     upper = point.total - point.number * (point.shift + point.floor)  # tail's mass above the floor

@@ -36,10 +36,8 @@ PRECISION = 2e-7
 class Atoms(NamedTuple):
     """Tokens by the lists they are in.
 
-    Attributes:
-        ids: tokens that are in some list, ascending, shape ``(J,)``.
-        atom: the atom of each of them, ``(J,)``, from 1 on; atom 0 is all other tokens.
-        lists: is the atom in the list, bool, ``(m, u)``; row 0 is all False.
+    ``ids``: tokens that are in some list, ascending, shape ``(J,)``. ``atom``: the atom of each of them, ``(J,)``, from 1 on;
+    atom 0 is all other tokens. ``lists``: is the atom in the list, bool, ``(m, u)``; row 0 is all False.
     """
 
     ids: Tensor
@@ -114,12 +112,8 @@ class Dual(CellProblem):
 
     Prompts may be on several ranks: expectations are over all of them (:func:`torchgmc.distributed.total`).
 
-    Args:
-        log_mass: ``(n, m)``, of :func:`log_masses`.
-        lists: ``(m, u)``, of :class:`Atoms`.
-        member: membership, bool, ``(n, a)``.
-        weight: of each prompt, ``(n,)``.
-        conditional: divide the violation of a group by its share P(A).
+    ``log_mass``: ``(n, m)``, of :func:`log_masses`. ``lists``: ``(m, u)``, of :class:`Atoms`. ``member``: membership, bool,
+    ``(n, a)``. ``weight``: of each prompt, ``(n,)``. ``conditional``: divide the violation of a group by its share P(A).
     """
 
     def __init__(self, log_mass: Tensor, lists: Tensor, member: Tensor, weight: Tensor, conditional: bool = False) -> None:
@@ -171,13 +165,10 @@ class Dual(CellProblem):
 class Projection(NamedTuple):
     """What :func:`project` found.
 
-    Attributes:
-        theta: offsets, ``(a, u)``.
-        violation: at theta, ``(a, u)``.
-        history: worst |violation| before each step and at the end.
-        kl: E KL(p || h) of a p within alpha, an upper bound on the smallest possible.
-        bound: value of the dual, a lower bound on the smallest possible.
-        stalled: no step lowers the dual further although its optimality conditions are not met.
+    ``theta``: offsets, ``(a, u)``. ``violation``: at theta, ``(a, u)``. ``history``: worst |violation| before each step and at
+    the end. ``kl``: E KL(p || h) of a p within alpha, an upper bound on the smallest possible. ``bound``: value of the dual, a
+    lower bound on the smallest possible. ``stalled``: no step lowers the dual further although its optimality conditions are
+    not met.
     """
 
     theta: Tensor
@@ -191,10 +182,8 @@ class Projection(NamedTuple):
 def project(dual: Dual, slack: float | Tensor, max_iter: int = 100) -> Projection:
     r"""Minimise :math:`D(\theta) = E \log Z + \sum \lambda |\theta|` by Newton steps, see :mod:`torchgmc.engine.orthant`.
 
-    Args:
-        dual: the problem.
-        slack: lambda, the largest violation of each g, ``(a, u)`` or one number.
-        max_iter: maximum number of steps.
+    ``dual``: the problem. ``slack``: lambda, the largest violation of each g, ``(a, u)`` or one number. ``max_iter``: maximum
+    number of steps.
     """
     start = dual.log_mass.new_zeros(dual.shape)
     slack = torch.as_tensor(slack, dtype=start.dtype, device=start.device).expand(dual.shape)

@@ -21,16 +21,10 @@ class LevelProblem:
     :class:`~torchgmc.heads.levelsets.steps.Table`); on a device other than the CPU, where picking rows would wait for the
     device, they are recomputed.
 
-    Args:
-        z: coordinates of f0, float64 ``(n, C)``.
-        member: groups, bool or fractional ``(n, a)``.
-        weight: float64 ``(n,)``.
-        edges: inner edges of the level sets; empty for static groups.
-        names: of the test functions.
-        conditional: divide by P(A).
-        euclidean: project f after every step; None if f is free (quantiles).
-        unit: steps are rounded to multiples of it.
-        apart: the columns are events that do not exclude one another.
+    ``z``: coordinates of f0, float64 ``(n, C)``. ``member``: groups, bool or fractional ``(n, a)``. ``weight``: float64
+    ``(n,)``. ``edges``: inner edges of the level sets; empty for static groups. ``names``: of the test functions.
+    ``conditional``: divide by P(A). ``euclidean``: project f after every step; None if f is free (quantiles). ``unit``: steps
+    are rounded to multiples of it. ``apart``: the columns are events that do not exclude one another.
     """
 
     def __init__(
@@ -146,10 +140,7 @@ def check_masses(mass: Tensor, names: list[str]) -> None:
 class ResidualProblem(LevelProblem):
     """s = f - y, with a fixed step, or with the step that the smoothness of the potential allows.
 
-    Args:
-        y: outcomes, ``(n, C)``.
-        smoothness: K, the largest slope of f in z.
-        options: of :class:`LevelProblem`.
+    ``y``: outcomes, ``(n, C)``. ``smoothness``: K, the largest slope of f in z. ``options``: of :class:`LevelProblem`.
     """
 
     def __init__(self, y: Tensor, smoothness: float, **options: object) -> None:

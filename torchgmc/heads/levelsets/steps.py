@@ -73,13 +73,9 @@ def levels(z: Tensor, edges: Tensor, euclidean: bool, apart: bool = False) -> Te
 def apply_tables(z: Tensor, member: Tensor, tables: Tensor, edges: Tensor, euclidean: bool, apart: bool = False) -> Tensor:
     r"""Rounds that move every cell at once: :math:`z_c \leftarrow \mathrm{Proj}(z)_c - \sum_{A \ni x} \Delta_t[A, k_c(z), c]`.
 
-    Args:
-        z: coordinates ``(n, C)``, float64.
-        member: membership ``(n, a)``, float64.
-        tables: steps of each round, ``(T, a, b, C)``, float64.
-        edges: inner edges of the b level sets.
-        euclidean: geometry.
-        apart: the columns are events that do not exclude one another.
+    ``z``: coordinates ``(n, C)``, float64. ``member``: membership ``(n, a)``, float64. ``tables``: steps of each round, ``(T,
+    a, b, C)``, float64. ``edges``: inner edges of the b level sets. ``euclidean``: geometry. ``apart``: the columns are events
+    that do not exclude one another.
     """
     for t in range(tables.shape[0]):
         z = project(z, euclidean, apart)
@@ -93,14 +89,10 @@ def apply_log(
 ) -> Tensor:
     """Rounds that move at most one group per level set, as :func:`merge_log` returns them; f is projected after each.
 
-    Args:
-        z: coordinates ``(n, C)``, float64.
-        member: membership ``(n, a)``.
-        who, step: group and step of each round and level set, ``(T, b)``; a step of 0 moves nothing.
-        column: the column of z that a round moves, ``(T,)``.
-        edges: inner edges of the b level sets.
-        euclidean: project z after each round (onto [0, 1] or the simplex).
-        apart: the columns are events that do not exclude one another.
+    ``z``: coordinates ``(n, C)``, float64. ``member``: membership ``(n, a)``. ``who``, ``step``: group and step of each round
+    and level set, ``(T, b)``; a step of 0 moves nothing. ``column``: the column of z that a round moves, ``(T,)``. ``edges``:
+    inner edges of the b level sets. ``euclidean``: project z after each round (onto [0, 1] or the simplex). ``apart``: the
+    columns are events that do not exclude one another.
     """
     place = torch.arange(z.shape[1], device=z.device)
     for t in range(who.shape[0]):
@@ -159,10 +151,8 @@ class Table:
     After a step only the examples that moved have another s or level set: their old part is taken off and their new part is
     added. Every ``REFRESH`` updates, or when more than a quarter moved, the table is recomputed, so rounding does not add up.
 
-    Args:
-        member: membership ``(n, a)``, bool or floating.
-        bins: level sets b.
-        read: rows -> (s ``(m, C)``, level ``(m, C)``) at the current f, with weights in s already; None for all rows.
+    ``member``: membership ``(n, a)``, bool or floating. ``bins``: level sets b. ``read``: rows -> (s ``(m, C)``, level ``(m,
+    C)``) at the current f, with weights in s already; None for all rows.
     """
 
     REFRESH = 256

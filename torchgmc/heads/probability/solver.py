@@ -56,13 +56,10 @@ RIDGE = 1e-8
 class ProbabilityStatistics(PerExample):
     """What a calibration set is reduced to.
 
-    Attributes:
-        z: coordinates of f0, float64 ``(n, C)``.
-        y: outcomes in [0, 1], float64 ``(n, C)``; rows of classes sum to 1.
-        member: groups, bool or fractional ``(n, a)``; a head keeps bool as bytes of :class:`~torchgmc.engine.statistics.Bits`.
-        weight: float64 ``(n,)``.
-        cluster: int64 ``(n, 1)``, or ``(n, 0)`` if there are none.
-        features: float32 ``(n, d)``; ``(n, 0)`` if nothing is learned.
+    ``z``: coordinates of f0, float64 ``(n, C)``. ``y``: outcomes in [0, 1], float64 ``(n, C)``; rows of classes sum to 1.
+    ``member``: groups, bool or fractional ``(n, a)``; a head keeps bool as bytes of :class:`~torchgmc.engine.statistics.Bits`.
+    ``weight``: float64 ``(n,)``. ``cluster``: int64 ``(n, 1)``, or ``(n, 0)`` if there are none. ``features``: float32 ``(n,
+    d)``; ``(n, 0)`` if nothing is learned.
     """
 
     layout: ClassVar[dict[str, str]] = {"z": "float n C", "y": "part n C", **PerExample.layout, "member": "bits n a"}
@@ -90,15 +87,11 @@ class ProbabilityStatistics(PerExample):
 class Promise:
     """What is asked: |violation| <= alpha on every (group, level set, class), where the sample can tell.
 
-    Attributes:
-        alpha: largest violation; None for as small as the sample can resolve.
-        edges: inner edges of the level sets, empty for one; see :func:`torchgmc.heads.levelsets.steps.equal_width`.
-        euclidean: geometry.
-        conditional: violations are divided by P(A).
-        noise_floor: go as far as the sample can be trusted, whatever alpha.
-        events: y is 0 or 1 (the variance of a cell is then also known from f).
-        everyone: the group of everyone is among the promises.
-        low, width: f and y were brought to [0, 1] from [low, low + width]; reports are in the units of y, ``alpha`` is not.
+    ``alpha``: largest violation; None for as small as the sample can resolve. ``edges``: inner edges of the level sets, empty
+    for one; see :func:`torchgmc.heads.levelsets.steps.equal_width`. ``euclidean``: geometry. ``conditional``: violations are
+    divided by P(A). ``noise_floor``: go as far as the sample can be trusted, whatever alpha. ``events``: y is 0 or 1 (the
+    variance of a cell is then also known from f). ``everyone``: the group of everyone is among the promises. ``low``,
+    ``width``: f and y were brought to [0, 1] from [low, low + width]; reports are in the units of y, ``alpha`` is not.
     """
 
     alpha: float | None
@@ -150,9 +143,7 @@ class Sample:
 
     They may be on several ranks: all sums are over all of them (:func:`torchgmc.distributed.total`), ``count`` examples.
 
-    Args:
-        examples: at least one.
-        promise: what is asked.
+    ``examples``: at least one. ``promise``: what is asked.
     """
 
     def __init__(self, examples: ProbabilityStatistics, promise: Promise) -> None:
@@ -447,9 +438,8 @@ def _attempt(
 class _Rounds:
     """Rounds on the level sets: in each violated level set, a Newton step of all groups with the slack of their noise.
 
-    Args:
-        sample: examples.
-        brier: that of f0. A fit to alpha may spend what it gained since, once no step is left that does without.
+    ``sample``: examples. ``brier``: that of f0. A fit to alpha may spend what it gained since, once no step is left that does
+    without.
     """
 
     def __init__(self, sample: Sample, brier: float) -> None:

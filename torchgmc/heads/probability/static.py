@@ -91,12 +91,9 @@ class Columns:
 
     Theta[0] are offsets, Theta[1] slopes (p = 1 without).
 
-    Args:
-        member: ``(n, 1 + a)``, the first column ones.
-        z, y: ``(n, C)``; ``share``: ``(n, 1)``, sums to 1.
-        euclidean: geometry.
-        slopes: with slopes.
-        spots: places of the examples, which say how some of them are chosen, if they are known.
+    ``member``: ``(n, 1 + a)``, the first column ones. ``z``, ``y``: ``(n, C)``; ``share``: ``(n, 1)``, sums to 1.
+    ``euclidean``: geometry. ``slopes``: with slopes. ``spots``: places of the examples, which say how some of them are chosen,
+    if they are known.
 
     Examples may be on several ranks: all sums are over all of them (:func:`torchgmc.distributed.total`). ``ridge``: rho >= 0,
     of a term sum rho Theta^2 / 2 more, of the shape of Theta; None for 0. ``apart``: the columns of Theta are problems of their
@@ -420,12 +417,9 @@ class Found(NamedTuple):
 def fit_static(columns: Columns, sizes: Tensor, cluster: Tensor, slack: Tensor | None, apart: bool = True) -> Found:
     """Offsets and slopes by the noise rule, or with this slack ``(1 + a, C)`` of the offsets (and no slopes).
 
-    Args:
-        columns: the problem.
-        sizes: examples (or clusters) of each group, ``(a,)``.
-        cluster: of each example, ``(n, 1)`` or ``(n, 0)``.
-        slack: largest violation of each offset; None for the noise rule.
-        apart: events have a slope within groups and one between them.
+    ``columns``: the problem. ``sizes``: examples (or clusters) of each group, ``(a,)``. ``cluster``: of each example, ``(n,
+    1)`` or ``(n, 0)``. ``slack``: largest violation of each offset; None for the noise rule. ``apart``: events have a slope
+    within groups and one between them.
     """
     theta = torch.zeros(columns.shape, dtype=torch.float64, device=columns.z.device)
     if slack is not None:
@@ -525,13 +519,10 @@ def _average(
 ) -> Found:
     """The fits with each ridge, averaged by their held-out loss.
 
-    Args:
-        columns: the problem, with the ridge of everyone's slope.
-        theta: the fit in which no group differs; ``none``: its price.
-        fold: of each example.
-        unit: what one example weighs.
-        within: where the last two columns are mixed from the logit around its mean in the groups and that mean: the problem
-            without them, what each group adds to the mean, and the mixture.
+    ``columns``: the problem, with the ridge of everyone's slope. ``theta``: the fit in which no group differs; ``none``: its
+    price. ``fold``: of each example. ``unit``: what one example weighs. ``within``: where the last two columns are mixed from
+    the logit around its mean in the groups and that mean: the problem without them, what each group adds to the mean, and the
+    mixture.
     """
     assert columns.ridge is not None
     own = slice(1, columns.shape[1] if within is None else -2)

@@ -16,11 +16,8 @@ if TYPE_CHECKING:
 class LogLoss(CellProblem):
     """E of the log loss at z - shift; the input is z, ``(n, C)``: logits of an event (C = 1) or of classes.
 
-    Args:
-        y: outcomes, ``(n, C)``.
-        member: bool ``(n, a)``; offset 0 is everyone's.
-        weight: ``(n,)``.
-        apart: the columns are events that do not exclude one another.
+    ``y``: outcomes, ``(n, C)``. ``member``: bool ``(n, a)``; offset 0 is everyone's. ``weight``: ``(n,)``. ``apart``: the
+    columns are events that do not exclude one another.
     """
 
     def __init__(self, y: Tensor, member: Tensor, weight: Tensor, apart: bool = False) -> None:

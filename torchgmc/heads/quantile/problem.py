@@ -43,10 +43,8 @@ class QuantileStatistics(PerExample):
 class QuantileProblem(LevelProblem):
     """Thresholds q = z, one per example; the potential is the pinball loss, so line searches are exact.
 
-    Args:
-        scores: ``(n,)``, float64.
-        target: target share of scores at or below q.
-        options: of :class:`~torchgmc.heads.levelsets.problem.LevelProblem`.
+    ``scores``: ``(n,)``, float64. ``target``: target share of scores at or below q. ``options``: of
+    :class:`~torchgmc.heads.levelsets.problem.LevelProblem`.
     """
 
     def __init__(self, scores: Tensor, target: float, **options: object) -> None:

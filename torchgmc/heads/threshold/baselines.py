@@ -73,10 +73,8 @@ def _check_lattice(problem: object) -> None:
 def _controlled(head: ThresholdHead, rising: Tensor, n: Tensor) -> Tensor:
     """Place on the lattice of the threshold that conformal risk control takes, int64 ``(..., C)``; -1 where there is none.
 
-    Args:
-        head: whose risk it is.
-        rising: mean of the rising risk at each threshold, ``(..., C, size)``.
-        n: number of examples, ``(..., C)``.
+    ``head``: whose risk it is. ``rising``: mean of the rising risk at each threshold, ``(..., C, size)``. ``n``: number of
+    examples, ``(..., C)``.
     """
     risk = rising if head.risk.increasing else 1.0 - rising
     valid = (n[..., None] * risk + 1.0) / (n[..., None] + 1.0) <= head.s_target().to(risk)[:, None]

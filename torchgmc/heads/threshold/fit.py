@@ -54,10 +54,8 @@ class Fitted(NamedTuple):
 class Spread(NamedTuple):
     """What the noise of one class depends on, at its common threshold.
 
-    Attributes:
-        error: standard error of each group's violation, and everyone's, ``(a + 1,)``.
-        sizes: examples, or clusters, of each, ``(a + 1,)``.
-        skewness: of s.
+    ``error``: standard error of each group's violation, and everyone's, ``(a + 1,)``. ``sizes``: examples, or clusters, of
+    each, ``(a + 1,)``. ``skewness``: of s.
     """
 
     error: Tensor

@@ -33,10 +33,8 @@ MAX_ELEMENTS = 1 << 24
 class ClusterSums:
     """Sums of the risk over the members of each group in each cluster, at a few thresholds.
 
-    Attributes:
-        key: of each cluster, int64 ``(m,)``.
-        risk: sum of w 1_A R, ``(m, a + 1, C, POINTS)``; the last set is everyone.
-        mass: sum of w 1_A, ``(m, a + 1, C)``.
+    ``key``: of each cluster, int64 ``(m,)``. ``risk``: sum of w 1_A R, ``(m, a + 1, C, POINTS)``; the last set is everyone.
+    ``mass``: sum of w 1_A, ``(m, a + 1, C)``.
     """
 
     layout: ClassVar[dict[str, str]] = {"key": "int m", "risk": "rise m a+1 C points", "mass": "weight m a+1 C"}
@@ -58,14 +56,11 @@ class ClusterSums:
 class CurveStatistics:
     """Sums over the examples of each cell (equal membership), or one cell per example where examples must stay apart.
 
-    Attributes:
-        member: membership of each cell, bool, ``(c, a)``.
-        steps: sum of weighted increments of the risk curve, by fold, ``(F, c, C, size)``.
-        mass: sum of weights of the examples that count for a class, by fold, ``(F, c, C)``.
-        moments: sums of w^2 R^p, p = 0 to 3, at ``POINTS`` thresholds over each group and everyone, ``(4, a + 1, C, POINTS)``.
-        examples: number of examples seen; ``excluded``: of them, without a relevant pixel, per class.
-        clusters: sums by cluster; None where every example is its own.
-        apart: every example is its own cell.
+    ``member``: membership of each cell, bool, ``(c, a)``. ``steps``: sum of weighted increments of the risk curve, by fold,
+    ``(F, c, C, size)``. ``mass``: sum of weights of the examples that count for a class, by fold, ``(F, c, C)``. ``moments``:
+    sums of w^2 R^p, p = 0 to 3, at ``POINTS`` thresholds over each group and everyone, ``(4, a + 1, C, POINTS)``. ``examples``:
+    number of examples seen; ``excluded``: of them, without a relevant pixel, per class. ``clusters``: sums by cluster; None
+    where every example is its own. ``apart``: every example is its own cell.
     """
 
     layout: ClassVar[dict[str, str]] = {
@@ -144,9 +139,8 @@ class CurveStatistics:
 class RiseStatistics(CurveStatistics):
     """The same sums where cells are many and have few examples each: memory grows with the points at which curves rise.
 
-    Attributes:
-        steps: the increments that are not 0, ``(N,)``.
-        place: ``((point * F + fold) * c + cell) * C + class`` of each, int64 ``(N,)``, ascending.
+    ``steps``: the increments that are not 0, ``(N,)``. ``place``: ``((point * F + fold) * c + cell) * C + class`` of each,
+    int64 ``(N,)``, ascending.
     """
 
     layout: ClassVar[dict[str, str]] = CurveStatistics.layout | {"steps": "rise N", "place": "int<size*F*c*C N"}
@@ -197,16 +191,12 @@ def coalesce(place: Tensor, steps: Tensor) -> tuple[Tensor, Tensor]:
 class SampleStatistics:
     """Every relevant score, for the exact mode: memory grows with the relevant pixels.
 
-    Attributes:
-        member: groups of each example, bool (or fractional), ``(n, a)``.
-        mass: its weight for each class, ``(n, C)``, 0 if excluded.
-        key: a number of each example that depends on its content only, int64 ``(n,)``.
-        cluster: its cluster, int64 ``(n, 1)``, or ``(n, 0)`` if there are none.
-        scores, share: each relevant score and its part of the example's risk, ``(N,)``.
-        example, label: the example and the class it belongs to, ``(N,)``.
-        dtype: type of the scores; thresholds are compared in it.
-        examples, excluded: as in :class:`CurveStatistics`.
-        features: float32 ``(n, d)``; None if nothing is learned.
+    ``member``: groups of each example, bool (or fractional), ``(n, a)``. ``mass``: its weight for each class, ``(n, C)``, 0 if
+    excluded. ``key``: a number of each example that depends on its content only, int64 ``(n,)``. ``cluster``: its cluster,
+    int64 ``(n, 1)``, or ``(n, 0)`` if there are none. ``scores``, ``share``: each relevant score and its part of the example's
+    risk, ``(N,)``. ``example``, ``label``: the example and the class it belongs to, ``(N,)``. ``dtype``: type of the scores;
+    thresholds are compared in it. ``examples``, ``excluded``: as in :class:`CurveStatistics`. ``features``: float32 ``(n, d)``;
+    None if nothing is learned.
     """
 
     layout: ClassVar[dict[str, str]] = {
@@ -295,9 +285,7 @@ class SampleStatistics:
     def curves(self, cells: Tensor, num_cells: int) -> tuple[Tensor, Tensor, Tensor]:
         """Sorted scores ``(c, C, k)`` padded with +inf, cumulative shares ``(c, C, k + 1)`` and masses ``(c, C)``.
 
-        Args:
-            cells: cell of each example, ``(n,)``.
-            num_cells: number of cells.
+        ``cells``: cell of each example, ``(n,)``. ``num_cells``: number of cells.
         """
         num_classes = self.mass.shape[1]
         mass = self.mass.new_zeros(num_cells, num_classes).index_add_(0, cells, self.mass)

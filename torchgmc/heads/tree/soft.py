@@ -45,10 +45,8 @@ def replay_tree(levels: Tensor, routes: Tensor, member: Tensor, shifts: Tensor, 
 def covered_leaves(nodes: Tensor, spans: Tensor, place: Tensor) -> Tensor:
     """Probability that each leaf is covered, ``(n, K)``, from the probability of each node to be the answer, ``(n, V)``.
 
-    Args:
-        nodes: ``(n, V)``.
-        spans, place: of the :class:`~torchgmc.heads.tree.tree.Tree`: a node covers a run of leaves, so that a running sum is
-            enough.
+    ``nodes``: ``(n, V)``. ``spans``, ``place``: of the :class:`~torchgmc.heads.tree.tree.Tree`: a node covers a run of leaves,
+    so that a running sum is enough.
     """
     ends = nodes.new_zeros([nodes.shape[0], place.shape[0] + 1])
     ends = ends.index_add(1, spans[:, 0], nodes).index_add(1, spans[:, 1], nodes, alpha=-1)

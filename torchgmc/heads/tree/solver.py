@@ -43,12 +43,9 @@ KEEP = 0.1
 class TreeStatistics(PerExample):
     """What the solver needs of each example; nothing grows with the number of leaves.
 
-    Attributes:
-        levels: of :func:`~torchgmc.heads.tree.tree.path_levels`, ``(n, height)``.
-        leaves: best leaf, ``(n,)``.
-        common: depth of the lowest common ancestor of the best leaf and the label, ``(n,)``: answers down to it cover.
-        labels: ``(n,)``; ``member``: static groups, bool, ``(n, a)``; ``weight``: ``(n,)``; ``cluster``: ``(n, 0)`` or
-            ``(n, 1)``.
+    ``levels``: of :func:`~torchgmc.heads.tree.tree.path_levels`, ``(n, height)``. ``leaves``: best leaf, ``(n,)``. ``common``:
+    depth of the lowest common ancestor of the best leaf and the label, ``(n,)``: answers down to it cover. ``labels``:
+    ``(n,)``; ``member``: static groups, bool, ``(n, a)``; ``weight``: ``(n,)``; ``cluster``: ``(n, 0)`` or ``(n, 1)``.
     """
 
     layout: ClassVar[dict[str, str]] = {
@@ -70,16 +67,10 @@ class TreeProblem(OneTensor):
 
     Examples may be on several ranks: all sums are over all of them (:func:`torchgmc.distributed.total`), ``count`` examples.
 
-    Args:
-        statistics: of the examples.
-        tree: the tree.
-        sets: nodes of each promised set, bool, ``(V, q)``.
-        target: coverage sigma.
-        conditional: the violation of a set is divided by its mass at the current lambda; 0 for a set nobody answers with.
-        alpha: tolerance. If ``conditional``, a set's tolerance is at least one standard error of its own coverage.
-        names: of the a * q promises.
-        init: f0.
-        jitter: half-width of the noise, for messages.
+    ``statistics``: of the examples. ``tree``: the tree. ``sets``: nodes of each promised set, bool, ``(V, q)``. ``target``:
+    coverage sigma. ``conditional``: the violation of a set is divided by its mass at the current lambda; 0 for a set nobody
+    answers with. ``alpha``: tolerance. If ``conditional``, a set's tolerance is at least one standard error of its own
+    coverage. ``names``: of the a * q promises. ``init``: f0. ``jitter``: half-width of the noise, for messages.
     """
 
     dynamic = True
@@ -271,13 +262,8 @@ class TreeProblem(OneTensor):
         As the shift grows an example steps down its path, one node per breakpoint (lambda - level). Every breakpoint is filed
         under the first point at or above it, and the running totals are the tables of all points at once.
 
-        Args:
-            rows: indices of the members, (m,).
-            start: sums and masses of the others, ``(2, a + 1, q + 1)``.
-            points: rising, (k,).
-
-        Returns:
-            Two of ``(k, a + 1, q + 1)``.
+        ``rows``: indices of the members, (m,). ``start``: sums and masses of the others, ``(2, a + 1, q + 1)``. ``points``:
+        rising, (k,). Returns: Two of ``(k, a + 1, q + 1)``.
         """
         breaks = self.lam[rows, None] - self.stats.levels[rows]  # (m, height); inf below the best leaf
         bucket = torch.searchsorted(points, breaks)  # k: never reached

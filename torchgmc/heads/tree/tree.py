@@ -256,15 +256,10 @@ def path_levels(
     themselves; noise of half-width ``width`` may say otherwise), and -inf from the leaf on, which answers if nothing else
     does. An answer has as many edges below the root as there are levels at or above lambda.
 
-    Args:
-        probs: shape ``(n, K)``, any floating type; sums are taken in float64.
-        paths, depths, order, spans: of the :class:`Tree`.
-        width: half-width of the noise, drawn from the row of ``probs`` and the depth.
-        version: of :func:`torchgmc.engine.hashing.keys`.
-
-    Returns:
-        leaves: int64, ``(n,)``.
-        levels: float64, ``(n, height)``, falling from left to right.
+    ``probs``: shape ``(n, K)``, any floating type; sums are taken in float64. ``paths``, ``depths``, ``order``, ``spans``: of
+    the :class:`Tree`. ``width``: half-width of the noise, drawn from the row of ``probs`` and the depth. ``version``: of
+    :func:`torchgmc.engine.hashing.keys`. Returns: leaves: int64, ``(n,)``. levels: float64, ``(n, height)``, falling from left
+    to right.
     """
     sums = probs.to(torch.float64).index_select(1, order).cumsum(1)
     sums = torch.cat([torch.zeros_like(sums[:, :1]), sums], 1)  # (n, K + 1)
@@ -340,12 +335,8 @@ def rounds(tree: Tree, sets: Tensor, who: list[int], shift: list[float], num_gro
     An example only ever answers with a node on the path to its best leaf. So two steps whose sets lie on no common path touch
     different examples whatever the order, and share a round; steps over all nodes do not look at lambda, and neighbours add up.
 
-    Args:
-        tree: the tree.
-        sets: nodes of each set, bool, ``(V, q)``.
-        who: the g of each step, group * q + set.
-        shift: what each step takes off lambda.
-        num_groups: a.
+    ``tree``: the tree. ``sets``: nodes of each set, bool, ``(V, q)``. ``who``: the g of each step, group * q + set. ``shift``:
+    what each step takes off lambda. ``num_groups``: a.
     """
     sets = sets.cpu()
     q = sets.shape[1]
