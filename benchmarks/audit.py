@@ -408,9 +408,7 @@ def watching(small: bool, tiny: bool) -> list[Row]:
         for name, (a, b, c) in times.items()
     )
     delay = times["a sixth at 5 alpha"][0]
-    rows.append(
-        Row("audit", "monitor, median delay", "examples", delay, "-", None, note=f"(group of a sixth, 5 alpha); {shown}")
-    )
+    rows.append(Row("audit", "monitor, median delay", "examples", delay, "-", None, note=f"(group of a sixth, 5 alpha); {shown}"))
     return rows
 
 
@@ -424,9 +422,7 @@ def timing(small: bool, tiny: bool) -> list[Row]:
     start = time.perf_counter()
     plain(draw, False)
     note = f"naive: means and standard errors of the same {10 * big:,} x 500"
-    return [
-        Row("audit", f"audit, 50 x 10 cells, n = {10 * big:,}", "s", spent, "-", None, time.perf_counter() - start, note=note)
-    ]
+    return [Row("audit", f"audit, 50 x 10 cells, n = {10 * big:,}", "s", spent, "-", None, time.perf_counter() - start, note=note)]
 
 
 def pictures(n: int, seed: int, drift: float = 0.0) -> tuple[Tensor, Tensor, gmc.Groups]:

@@ -93,9 +93,7 @@ def cut(rows: dict[str, Any], place: Any) -> dict[str, Any]:
 
 def one_hot(groups: Any) -> tuple[list[str], np.ndarray]:
     """Every level of every column as a group."""
-    columns = [
-        (f"{name}={level}", groups[name].to_numpy() == level) for name in groups for level in sorted(groups[name].unique())
-    ]
+    columns = [(f"{name}={level}", groups[name].to_numpy() == level) for name in groups for level in sorted(groups[name].unique())]
     return [name for name, _ in columns], np.stack([inside for _, inside in columns], 1)
 
 
@@ -712,9 +710,7 @@ def show_guarantee(kept: dict[str, Any]) -> list[str]:
         average, error = table.mean(0), table.std(0, ddof=1) / math.sqrt(len(table))
         shown = [f"{m:.4f} ± {e:.4f}" for m, e in zip(average, error, strict=True)]
         within = "yes" if bool((average <= 0.1 + 2 * error).all()) else "NO"
-        lines.append(
-            f"| {'miscoverage' if kind == 'coverage' else kind} | {n} | {len(table)} | {' | '.join(shown)} | {within} |"
-        )
+        lines.append(f"| {'miscoverage' if kind == 'coverage' else kind} | {n} | {len(table)} | {' | '.join(shown)} | {within} |")
     head = ["groups", "n", "draws", "seconds, ours", "CondConf", "times faster", "mean width, ours", "CondConf"]
     head += ["infinite, ours", "CondConf", "same threshold"]
     lines += ["", "Against CondConf (thresholds of 1,000 fresh rows; it solves a problem per row):", ""]
@@ -940,9 +936,7 @@ def part_page(part: Part, kept: dict[str, Any]) -> tuple[list[str], dict[tuple[b
                 counts.setdefault((untouched, one, EVERY), []).append(max(known, key=WORDS.index))
             rival = best_simple(part, cell, one)
             if rival:
-                counts.setdefault((untouched, one, "best simple"), []).append(
-                    verdict(*paired(cell[OURS], cell[rival], one)[:2])
-                )
+                counts.setdefault((untouched, one, "best simple"), []).append(verdict(*paired(cell[OURS], cell[rival], one)[:2]))
         row += [f"{difference:+.4f} ± {error:.4f} ({best})", said]
         lines.append("| " + " | ".join(row) + " |")
     lines += ["", "What it cost and the other figures (means over seeds):", ""]

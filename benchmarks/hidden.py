@@ -148,8 +148,7 @@ def page(kept: dict[str, Any]) -> str:
                 "|---|---|---|",
             ]
             lines += [
-                f"| {m} | {mean([c[m]['weighted'] for c in cells])} | {mean([c[m]['sigmas'] for c in cells])} |"
-                for m in METHODS
+                f"| {m} | {mean([c[m]['weighted'] for c in cells])} | {mean([c[m]['sigmas'] for c in cells])} |" for m in METHODS
             ]
     return "\n".join(lines) + "\n"
 

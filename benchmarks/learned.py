@@ -136,9 +136,7 @@ def measure(method: str, rows: Rows, new: Rows) -> dict[str, float]:
     return fresh.measure_probabilities(new, f) | {"AUC": float(roc_auc_score(new["y"], f)), "seconds": seconds}
 
 
-def fill(
-    kept: dict[str, Any], sets: list[str], sizes: list[int], seeds: int, methods: list[str], save: Callable[[], None]
-) -> None:
+def fill(kept: dict[str, Any], sets: list[str], sizes: list[int], seeds: int, methods: list[str], save: Callable[[], None]) -> None:
     """Measure what is not there yet, seed by seed."""
     warm: set[str] = set()  # the first call of anything imports and compiles
     for seed in range(seeds):

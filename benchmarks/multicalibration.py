@@ -246,9 +246,7 @@ def measure(name: str, kind: str, n: int, alpha: float, threads: int, fresh: int
     out.put(row)
 
 
-def run_one(
-    name: str, kind: str, n: int, alpha: float, threads: int, limit: float, fresh: int = TEST
-) -> dict[str, float] | None:
+def run_one(name: str, kind: str, n: int, alpha: float, threads: int, limit: float, fresh: int = TEST) -> dict[str, float] | None:
     """`measure` in a separate process, stopped after ``limit`` seconds; what is known by then."""
     context = multiprocessing.get_context("spawn")
     queue = context.Queue()
@@ -428,9 +426,7 @@ def main() -> None:
                         own = own or row
                         ratio = f"  = {row['seconds'] / once:.1f} searches"
                     elif row is not None and own is not None:
-                        ratio = (
-                            f"  = {row['seconds'] / own['seconds']:.0f} x torchgmc ({row['cpu'] / own['cpu']:.0f} x its cpu)"
-                        )
+                        ratio = f"  = {row['seconds'] / own['seconds']:.0f} x torchgmc ({row['cpu'] / own['cpu']:.0f} x its cpu)"
                     print(show(row, label, options.limit) + ratio, flush=True)
 
 

@@ -263,9 +263,7 @@ def main() -> None:
         share, seconds = eager(net, model, inputs, options.repeat)
         other, traced = scripted(net, model, inputs, options.repeat)
         checks = checking(model, inputs, options.repeat)
-        print(
-            f"{name:50s} {100 * share:7.2f}% {1e3 * seconds:8.1f} {100 * other:8.2f}% {1e3 * traced:8.1f} {100 * checks:7.2f}%"
-        )
+        print(f"{name:50s} {100 * share:7.2f}% {1e3 * seconds:8.1f} {100 * other:8.2f}% {1e3 * traced:8.1f} {100 * checks:7.2f}%")
     net, model, inputs = list(cases.values())[-1]
     print(f"`adjust_` at every position: {100 * in_place(net, model, inputs, options.repeat):.3f} % of the pass")
     print("\nGPT-2 at every position: width, ms of the pass, shares of `adjust_` and of the whole head")

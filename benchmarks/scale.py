@@ -309,9 +309,7 @@ def page(found: dict[str, Any]) -> str:
     lines = ["# Scale", "", "`python -m benchmarks.scale`, one thread per process."]
     lines += [f"- {name}: {value}" for name, value in found.get("machine", {}).items()]
     lines += ["", "## One process", "", "Processor time in microseconds, memory in bytes, each per row.", ""]
-    lines[-1:] = [
-        "`predicted`: processor time of calibrate and the peak from the same head's next smaller n, per row, divided by"
-    ]
+    lines[-1:] = ["`predicted`: processor time of calibrate and the peak from the same head's next smaller n, per row, divided by"]
     lines += ["those measured; bytes kept from the formula of the notes, divided by those kept.", ""]
     lines += [
         "| head | n | kept | peak | observe | calibrate | predicted: kept, peak, calibrate |",
@@ -358,9 +356,7 @@ def page(found: dict[str, Any]) -> str:
         passes = f"{fit / fresh:.2g} passes with fresh temporaries, {fit / blocks:.2g} in blocks, {fit / reading:.2g} readings"
         lines += ["", f"The fit is {passes} (the middle of each). Its steps, in passes in blocks, measured once:", ""]
         lines += ["- finding places on the lattice 0.6, counting them 0.6, checks and sums over groups 0.5;"]
-        lines += [
-            "- interior points 0.9, windows around thresholds, the vertex and the report 1.2: small operations, not pixels."
-        ]
+        lines += ["- interior points 0.9, windows around thresholds, the vertex and the report 1.2: small operations, not pixels."]
     if "images" in found:
         lines += ["", "## ThresholdHead: sizes of images and combinations of groups", ""]
         lines += ["Milliseconds of the processor a batch: mean of the first and of the second half, and the largest.", ""]

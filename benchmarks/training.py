@@ -329,9 +329,7 @@ def draw(table: Table) -> bytes:
         for row, name in enumerate(names):
             value, error = methods[name]["gain"]
             color = LIGHT.series[2] if name.startswith("(") else LIGHT.series[0]
-            axes.errorbar(
-                value, row, xerr=error, fmt="o" if name.startswith("(") else "s", markersize=9, capsize=5, color=color
-            )
+            axes.errorbar(value, row, xerr=error, fmt="o" if name.startswith("(") else "s", markersize=9, capsize=5, color=color)
         axes.axvline(0.0, color="#999999", linewidth=1)
         labels = [
             f"{name.replace(', calibrated afterwards', '')}\nworst violation {methods[name]['worst violation'][0]:.3f}"
@@ -364,9 +362,7 @@ def main(arguments: list[str] | None = None) -> int:
     command += f" --longer {options.longer}" if options.longer > 1 else ""
     where = {"command": command, **machine(), "took": f"{seconds:.0f} s of one core"}
     where = {key: value for key, value in where.items() if key not in ("load before", "peers")}
-    page = "\n".join(
-        ["# Training for the promise", "", *(f"- {k}: {v}" for k, v in where.items()), "", NOTE, "", markdown(table)]
-    )
+    page = "\n".join(["# Training for the promise", "", *(f"- {k}: {v}" for k, v in where.items()), "", NOTE, "", markdown(table)])
     print(page)
     folder = options.output or (None if options.small else RESULTS)
     if folder is not None:

@@ -104,9 +104,7 @@ def test_every_head_in_every_format(entry: Entry, format: str, tmp_path: Path):
         for want, got in zip(as_tuple(model(*inputs)), as_tuple(run(*inputs)), strict=True):
             torch.testing.assert_close(got, want)
     said = export.metadata(path)
-    assert (
-        said["alpha"] == model.head.alpha and said["version"] == gmc.__version__ and said["head"] == type(model.head).__name__
-    )
+    assert said["alpha"] == model.head.alpha and said["version"] == gmc.__version__ and said["head"] == type(model.head).__name__
     assert said["groups"] == (list(model.head.groups) if model.head.grouped else None) and said["format"] == format
     assert said["target"] == model.head.config().get("target")
     assert [p.name for p in tmp_path.iterdir()] == ["model.bin"]
@@ -375,7 +373,5 @@ def test_an_onnx_file_names_its_outputs(tmp_path):
 
 
 def test_a_head_alone_is_exported_by_the_command():
-    with pytest.raises(
-        TypeError, match=r"got ThresholdHead \(for a head without a model: gmc.save it, then `torchgmc export`\)"
-    ):
+    with pytest.raises(TypeError, match=r"got ThresholdHead \(for a head without a model: gmc.save it, then `torchgmc export`\)"):
         gmc.export.export(even_and_odd()[0], "x.pt")

@@ -56,9 +56,7 @@ def test_segmentation(tmp_path):
     images, _, member = data.tensors
     want = module.eval().calibrated(images, member)
     assert want.dtype == torch.bool and want.shape == (24, 1, 8, 8)
-    assert "calibrated" not in dict(module.named_modules()) and not any(
-        key.startswith("calibrated") for key in module.state_dict()
-    )
+    assert "calibrated" not in dict(module.named_modules()) and not any(key.startswith("calibrated") for key in module.state_dict())
     # The checkpoint of the final weights holds the head; both come back with a trainer, and without.
     again = Segmenter.load_from_checkpoint(saver.last_model_path, network=net).eval()
     restored = head_from_checkpoint(saver.last_model_path)

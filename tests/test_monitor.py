@@ -157,9 +157,7 @@ def quiet_runs(runs, batches, x):
     for _ in range(batches):
         s = x(2 * runs)
         watch._add(
-            watch._rows(
-                s, torch.ones(len(s), 1).bool(), torch.ones(len(s)).double(), torch.zeros(len(s), 0).long(), (-1.0, 1.0)
-            )
+            watch._rows(s, torch.ones(len(s), 1).bool(), torch.ones(len(s)).double(), torch.zeros(len(s), 0).long(), (-1.0, 1.0))
         )
         log_e = watch.log_evidence().view(runs, 4)
         ever |= log_e.logsumexp(1) - math.log(4) >= -math.log(0.1)

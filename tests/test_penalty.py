@@ -22,9 +22,7 @@ from torchgmc.heads.threshold.risks import RISKS
 KINDS = ("smooth_max", "hinge", "squared")
 
 
-def loop(
-    who, s, kind: str, alpha: float, temperature: float, reduction: str, conditional: bool, centered: bool = False
-) -> float:
+def loop(who, s, kind: str, alpha: float, temperature: float, reduction: str, conditional: bool, centered: bool = False) -> float:
     """The loss of one batch, one number at a time."""
     n, a, u = len(who), len(who[0]), len(s[0])
     table = []

@@ -80,9 +80,7 @@ def cqr_interval(low: Tensor, high: Tensor, threshold: Tensor) -> tuple[Tensor, 
     """
     low, high = checks.ordinary("low", low), checks.ordinary("high", high)
     if high.shape != low.shape or high.device != low.device:
-        raise ValueError(
-            f"`high` must match `low`, {tuple(low.shape)} on {low.device}, got {tuple(high.shape)} on {high.device}."
-        )
+        raise ValueError(f"`high` must match `low`, {tuple(low.shape)} on {low.device}, got {tuple(high.shape)} on {high.device}.")
     if checks.numbers("high", high).dtype == torch.bool:
         raise TypeError(f"`high` must hold numbers, got {high.dtype}.")
     _not_nan(high=high)
@@ -149,12 +147,7 @@ def _cumulative(probs: Tensor, randomized: bool, version: int) -> Tensor:
 
 
 def class_scores(
-    probs: Tensor,
-    score: str = "aps",
-    randomized: bool = False,
-    penalty: float = 0.1,
-    free: int = 1,
-    version: int = hashing.VERSION,
+    probs: Tensor, score: str = "aps", randomized: bool = False, penalty: float = 0.1, free: int = 1, version: int = hashing.VERSION
 ) -> Tensor:
     """Score of every class, ``(n, C)``; the set are the classes with a score of at most q (:class:`torchgmc.PredictionSets`).
 

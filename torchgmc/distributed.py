@@ -241,9 +241,6 @@ def reduce(statistics: Any, signature: str = "", device: torch.device | None = N
     return sums
 
 
-# -- one exchange --------------------------------------------------------------------------------------------------------
-
-
 def _exchange(kind: str, text: bytes, size: int = 0) -> list[tuple[str, bytes]]:
     """What every rank says at this point. Raises if one says that it failed, or stands at another point of the program."""
     header = torch.tensor([_KINDS.index(kind), len(text), size], dtype=torch.int64, device=_device())
@@ -317,9 +314,6 @@ def signature(head: "Head", solver: str = "exact", eta: float | None = None, max
     """What must be the same on all ranks of a fit: the head and the options of ``calibrate``."""
     config = json.dumps(head.config(), default=str)
     return f"{head.kind()} {config}, solver={solver!r}, eta={eta!r}, max_iter={max_iter!r}"
-
-
-# -- statistics as a description and tensors ---------------------------------------------------------------------------------
 
 
 def moved(statistics: Any, device: torch.device) -> Any:

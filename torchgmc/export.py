@@ -61,9 +61,7 @@ def export(
     """
     asked.option("format", format, FORMATS)
     if asked.flag("checks", checks) and format == "onnx":
-        raise ValueError(
-            "`checks` cannot be kept in ONNX, which has no operation that stops; use another format, or check before."
-        )
+        raise ValueError("`checks` cannot be kept in ONNX, which has no operation that stops; use another format, or check before.")
     if not isinstance(model, CalibratedModel):
         alone = " (for a head without a model: gmc.save it, then `torchgmc export`)" if isinstance(model, Head) else ""
         raise TypeError(f"`model` must come from torchgmc.attach, got {type(model).__name__}{alone}.")
@@ -139,9 +137,6 @@ def _about(head: Head) -> dict[str, Any]:
     return kind | {"groups": groups, "config": config}
 
 
-# -- torch.export and ONNX ---------------------------------------------------------------------------------------------------
-
-
 def _dynamic(flat: Flat, tensors: tuple[Tensor, ...], others: bool) -> tuple[Any, ...]:
     """The number of examples is free, always; so are image sizes (n, c, *size*) and text lengths (n, *length*) if asked."""
     dim = torch.export.Dim
@@ -181,9 +176,7 @@ def _write_onnx(flat: Flat, tensors: tuple[Tensor, ...], path: Path, body: str) 
     require("onnxscript", extra="onnx")
 
     def convert(program: Any) -> Any:
-        return torch.onnx.export(
-            program, tensors, dynamo=True, input_names=flat.names, output_names=flat.outputs, verbose=False
-        )
+        return torch.onnx.export(program, tensors, dynamo=True, input_names=flat.names, output_names=flat.outputs, verbose=False)
 
     try:
         program = _freest(flat, tensors, convert)
@@ -216,9 +209,6 @@ def _read_onnx(path: Path) -> str:
     if KEY not in found:
         raise ValueError(f"it has no {KEY!r}")
     return str(found[KEY])
-
-
-# -- comparison --------------------------------------------------------------------------------------------------------------
 
 
 def _try(work: Callable[[], Any], format: str, task: str) -> Any:

@@ -37,11 +37,7 @@ def sweep(head: H, alphas: Sequence[float], **options: Any) -> list[H]:
         >>> gmc.func.apply(heads, probs, groups).shape
         torch.Size([3, 500])
     """
-    if (
-        not isinstance(alphas, Sequence | Tensor)
-        or isinstance(alphas, str)
-        or (isinstance(alphas, Tensor) and not alphas.dim())
-    ):
+    if not isinstance(alphas, Sequence | Tensor) or isinstance(alphas, str) or (isinstance(alphas, Tensor) and not alphas.dim()):
         raise TypeError(f"`alphas` must be a list of numbers, got {type(alphas).__name__}.")
     if len(alphas) == 0:
         raise ValueError("`alphas` is empty; pass at least one.")
@@ -83,8 +79,7 @@ def stack(heads: Sequence[Head]) -> dict[str, Tensor]:
         if other:
             raise ValueError(f"`heads` must have the same forward, but heads[{i}] was made with a different `{other[0]}`.")
     return {
-        name: torch.stack(_equal_length([dict(head.named_buffers())[name] for head in heads]))
-        for name, _ in first.named_buffers()
+        name: torch.stack(_equal_length([dict(head.named_buffers())[name] for head in heads])) for name, _ in first.named_buffers()
     }
 
 
@@ -95,9 +90,7 @@ def _flat(value: Any) -> list[Any]:
 
 def _equal_length(buffers: list[Tensor]) -> list[Tensor]:
     longest = max((len(b) for b in buffers if b.dim()), default=0)
-    return [
-        b if not b.dim() or len(b) == longest else torch.cat([b, b.new_zeros(longest - len(b), *b.shape[1:])]) for b in buffers
-    ]
+    return [b if not b.dim() or len(b) == longest else torch.cat([b, b.new_zeros(longest - len(b), *b.shape[1:])]) for b in buffers]
 
 
 def apply(heads: Sequence[Head], *inputs: Any, chunk_size: int | None = None, **options: Any) -> Tensor:

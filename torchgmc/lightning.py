@@ -345,9 +345,7 @@ class CalibrationCallback(Callback):
             )
         own = json.dumps(self._head.config(), sort_keys=True, default=str)
         if json.dumps(json.loads(state_dict["config"]), sort_keys=True) != own:  # an order that matters is in the state
-            raise ValueError(
-                f"the head of the checkpoint was made with {state_dict['config']}, but this callback's with {own}."
-            )
+            raise ValueError(f"the head of the checkpoint was made with {state_dict['config']}, but this callback's with {own}.")
         self._head.load_state_dict(state_dict["state"])
 
     def on_load_checkpoint(self, trainer: "Trainer", pl_module: "LightningModule", checkpoint: dict[str, Any]) -> None:
@@ -468,9 +466,7 @@ def restore(
         >>> module = Segmenter.load_from_checkpoint("last.ckpt")  # doctest: +SKIP
         >>> mask = gmc.lightning.restore(module, "last.ckpt")(images, groups)  # doctest: +SKIP
     """
-    saved = {
-        key: state for key, state in _callbacks(checks.path("path", path)).items() if key.startswith("CalibrationCallback[")
-    }
+    saved = {key: state for key, state in _callbacks(checks.path("path", path)).items() if key.startswith("CalibrationCallback[")}
     if not saved:
         raise ValueError(f"{Path(path).name!r} holds no head of a CalibrationCallback.")
     for key, state in saved.items():

@@ -99,9 +99,7 @@ class GroupViolation(Metric):  # type: ignore[misc]  # a class of an optional pa
         s = checks.numbers("s", s).detach().double()
         s = s[:, None] if s.dim() == 1 else s
         if s.dim() != 2 or s.shape[1] != self.num_outputs:
-            raise ValueError(
-                f"s must have shape (n, {self.num_outputs}) for num_outputs={self.num_outputs}, got {tuple(s.shape)}."
-            )
+            raise ValueError(f"s must have shape (n, {self.num_outputs}) for num_outputs={self.num_outputs}, got {tuple(s.shape)}.")
         if groups is None and len(self.names) > 1:
             raise ValueError(f"`groups` is missing: pass a membership of shape (n, {len(self.names)}).")
         groups = torch.ones(len(s), 1, dtype=torch.bool) if groups is None else groups

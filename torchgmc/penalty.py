@@ -150,15 +150,11 @@ class GMCPenalty(Float64Module):
             options: of :class:`GMCPenalty`. ``groups``, ``conditional`` and ``alpha`` default to the head's.
         """
         checks.kind("head", head, Head, "a torchgmc head")
-        width = (
-            head.softness() if softness is None else checks.positive("softness", softness, "It is the width of a soft step.")
-        )
+        width = head.softness() if softness is None else checks.positive("softness", softness, "It is the width of a soft step.")
         own = {"groups": head.groups if head.grouped else None, "conditional": head.conditional, "alpha": head.alpha or 0.0}
         made = cls(functools.partial(head.values, softness=width), **(own | options))
         made.__dict__["head"] = head  # read, not owned: its buffers are not part of this module
         return made
-
-    # -- state -------------------------------------------------------------------------------------------------------
 
     def reset(self) -> None:
         """Forget all batches."""
@@ -211,8 +207,6 @@ class GMCPenalty(Float64Module):
     def centered(self) -> bool:
         """s is taken from its mean."""
         return self.mapping == "centered" or (self.head is not None and self.head.relative)
-
-    # -- loss --------------------------------------------------------------------------------------------------------
 
     def forward(self, *batch: Any, groups: Any = None, weight: Any = None, **named: Any) -> Tensor:
         """The loss of a batch.
@@ -274,12 +268,7 @@ class GMCPenalty(Float64Module):
             found = residual(*batch)
         if isinstance(found, Values):
             return found
-        if (
-            not isinstance(found, Tensor)
-            or not found.is_floating_point()
-            or found.dim() not in (1, 2)
-            or len(found) != len(member)
-        ):
+        if not isinstance(found, Tensor) or not found.is_floating_point() or found.dim() not in (1, 2) or len(found) != len(member):
             raise ValueError(
                 f"the mapping must return floating-point values of shape ({len(member)},) or ({len(member)}, u), got "
                 f"{tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__}."
@@ -293,9 +282,7 @@ class GMCPenalty(Float64Module):
         s = torch.where(defined, s, 0.0)
         if self.directions is not None:
             if self.directions.shape[1] != s.shape[1]:
-                raise ValueError(
-                    f"`what` has {self.directions.shape[1]} columns, but the mapping returns l = {s.shape[1]} values."
-                )
+                raise ValueError(f"`what` has {self.directions.shape[1]} columns, but the mapping returns l = {s.shape[1]} values.")
             s, defined = s @ self.directions.T.to(s.device), defined.all(1, keepdim=True).expand(-1, len(self.directions))
         weights = weight[:, None] * defined  # (n, u)
         total = weights.sum(0, keepdim=True)  # (1, u)

@@ -139,9 +139,7 @@ def test_level_sets_have_a_row_for_all_of_them_together(solver):
             means = [row for row in rows if "all levels" in row["what"]]
             assert len(means) == (3 if isinstance(head, gmc.ProbabilityHead) and head.per_class else 1)
             for mean in means:
-                parts = [
-                    r for r in rows if r not in means and r["what"].split(", class")[1:] == mean["what"].split(", class")[1:]
-                ]
+                parts = [r for r in rows if r not in means and r["what"].split(", class")[1:] == mean["what"].split(", class")[1:]]
                 assert mean["estimate"] == pytest.approx(sum(r["estimate"] for r in parts), abs=1e-9)
 
 

@@ -91,9 +91,7 @@ def test_a_true_hypothesis_is_rejected_no_more_often_than_allowed(shape):
         u = torch.randint(1, 5, (n, draws), generator=rng).double() / 4
         y = u * (torch.rand(n, draws, generator=rng) < 0.2).double()
         mean = 0.2
-    found = units_of(y, u).rejects(
-        torch.full((draws, 2), mean).double(), torch.tensor([True, False]), torch.tensor([level] * 2)
-    )
+    found = units_of(y, u).rejects(torch.full((draws, 2), mean).double(), torch.tensor([True, False]), torch.tensor([level] * 2))
     share = found.double().mean(0)
     assert bool((share <= level + 3 * (level * (1 - level) / draws) ** 0.5).all()) and float(share.max()) >= 0.05, share
 

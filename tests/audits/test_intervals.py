@@ -177,9 +177,7 @@ def test_coverage_and_width(shape, conditional):
         rows_of(who[i], s[i], (-bottom, 1 - bottom), two_valued=shape != "skewed").judge(None, 0.05, conditional)
         for i in range(160)
     ]
-    estimate, low, high, bound = (
-        torch.stack([getattr(j, k)[:, 0] for j in judged]) for k in ("estimate", "low", "high", "bound")
-    )
+    estimate, low, high, bound = (torch.stack([getattr(j, k)[:, 0] for j in judged]) for k in ("estimate", "low", "high", "bound"))
     held = float(((low <= truth) & (truth <= high)).all(1).double().mean())
     worst = float((bound.amax(1) >= truth.abs().max()).double().mean())
     assert held >= 0.95 - 0.052 and worst >= 0.95 - 0.052
@@ -187,9 +185,7 @@ def test_coverage_and_width(shape, conditional):
     spread = error.square().mean(0).sqrt()
     oracle = float((error / spread).amax(1).quantile(0.95)) * spread
     ratio = ((high - low) / 2).mean(0) / oracle
-    print(
-        f"{shape}, conditional={conditional}: all {held:.3f}, worst {worst:.3f}, width {[round(r, 2) for r in ratio.tolist()]}"
-    )
+    print(f"{shape}, conditional={conditional}: all {held:.3f}, worst {worst:.3f}, width {[round(r, 2) for r in ratio.tolist()]}")
     assert float(ratio.median()) <= 1.35 and float(ratio.max()) <= 2.0
 
 

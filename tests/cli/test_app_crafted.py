@@ -51,9 +51,7 @@ def test_many_crafted_heads(task: str, tmp_path: Path) -> None:
     assert try_all(task, tmp_path, 2) > 150
 
 
-@pytest.mark.parametrize(
-    "scores", [{}, {"dtype": "float32"}, {"shape": [3]}, {"shape": [10**9], "dtype": "float32"}, {"shape": 3}]
-)
+@pytest.mark.parametrize("scores", [{}, {"dtype": "float32"}, {"shape": [3]}, {"shape": [10**9], "dtype": "float32"}, {"shape": 3}])
 def test_notes_of_scores_that_cannot_be(scores: dict[str, object], tmp_path: Path) -> None:
     code, head = cli_files.calibrated(tmp_path, cli_files.images(60, 0), *cli_files.FNR, "--groups", "sex")
     assert code in (0, 1)

@@ -346,9 +346,7 @@ def test_an_unexpected_group_value_in_a_later_block(
     other = images(N, 1)
     other["sex"][33] = 5
     write(tmp_path / "new.npz", other)
-    message = (
-        "group column `sex` has 5 in row 33, which did not occur when the groups were made; known: 0, 1; with --unknown none"
-    )
+    message = "group column `sex` has 5 in row 33, which did not occur when the groups were made; known: 0, 1; with --unknown none"
     words = ["apply", "head.safetensors", "new.npz", "--out", "o.npz", "--chunk", "10"]
     assert_refused(words, message, tmp_path, monkeypatch, capsys)
     assert_refused(["audit", "head.safetensors", "new.npz", "--chunk", "10"], message, tmp_path, monkeypatch, capsys)
@@ -384,6 +382,4 @@ def test_a_missing_package_of_the_command_line_names_the_extra(
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, package, None)
     assert main(["--version"]) == 2
-    assert (
-        capsys.readouterr().err == f'torchgmc: `{package}` is needed here and is not installed: pip install "torchgmc[cli]"\n'
-    )
+    assert capsys.readouterr().err == f'torchgmc: `{package}` is needed here and is not installed: pip install "torchgmc[cli]"\n'

@@ -73,9 +73,7 @@ def test_results_are_written_through_a_link(tmp_path, monkeypatch, capsys):
     for suffix in ("npz", "csv", "safetensors"):
         (tmp_path / f"o.{suffix}").symlink_to(tmp_path / "disk" / f"real.{suffix}")
         assert main(["apply", "h.safetensors", "d.npz", "--out", f"o.{suffix}"]) == 0
-        assert (tmp_path / f"o.{suffix}").is_symlink() and len(
-            read_array(tmp_path / "disk" / f"real.{suffix}", "thresholds")
-        ) == 50
+        assert (tmp_path / f"o.{suffix}").is_symlink() and len(read_array(tmp_path / "disk" / f"real.{suffix}", "thresholds")) == 50
     (tmp_path / "in.npz").symlink_to(tmp_path / "d.npz")
     before = (tmp_path / "d.npz").read_bytes()
     assert main(["apply", "h.safetensors", "d.npz", "--out", "in.npz"]) == 2  # the input, by another name

@@ -55,9 +55,7 @@ def test_solvers_and_what_can_be_merged_later(tmp_path: Path, capsys: pytest.Cap
     assert main(["merge", *files[:2], "--out", str(first), "--statistics"]) == 0
     assert main(["merge", str(first), files[2], "--out", str(last)]) == 0
     made = gmc.ThresholdHead(0.1, 0.02, groups(arrays))
-    made.fit(
-        torch.from_numpy(arrays["scores"]), torch.from_numpy(arrays["masks"]), groups(arrays), solver="paper", eta=0.0078125
-    )
+    made.fit(torch.from_numpy(arrays["scores"]), torch.from_numpy(arrays["masks"]), groups(arrays), solver="paper", eta=0.0078125)
     torch.testing.assert_close(gmc.load(last).state_dict(), made.state_dict(), rtol=0, atol=1e-9)
     capsys.readouterr()
     assert main(["merge", str(last), files[2], "--out", str(tmp_path / "c.safetensors")]) == 2

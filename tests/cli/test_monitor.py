@@ -27,9 +27,7 @@ def add(folder: Path, name: str, seed: int, faint: float = 1.0) -> None:
     np.savez(folder / f"{name}.npz", **arrays | {"scores": arrays["scores"] * faint})
 
 
-def test_a_folder_a_state_and_an_alarm(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_a_state_and_an_alarm(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     head, folder, state = prepared(tmp_path), tmp_path / "batches", tmp_path / "state.safetensors"
     words = ["monitor", str(head), str(folder), "--state", str(state), "--alpha", "0.1"]
     for k in range(2):

@@ -108,9 +108,7 @@ def bert(kind: str = "BertForMaskedLM", **options) -> nn.Module:
 
 def gpt2() -> nn.Module:
     transformers = pytest.importorskip("transformers")
-    config = transformers.GPT2Config(
-        vocab_size=40, n_embd=16, n_layer=1, n_head=2, n_positions=12, bos_token_id=0, eos_token_id=0
-    )
+    config = transformers.GPT2Config(vocab_size=40, n_embd=16, n_layer=1, n_head=2, n_positions=12, bos_token_id=0, eos_token_id=0)
     return transformers.GPT2LMHeadModel(config).eval()
 
 
@@ -148,9 +146,7 @@ def test_only_the_position_that_was_calibrated_is_changed():
         torch.testing.assert_close(got[here], head(logits[here], groups))
         seen = torch.ones_like(ids)
         seen[::2, 4] = 0
-        got = gmc.attach(net, head, adapter=gmc.Adapter(position="last"))(
-            input_ids=ids, attention_mask=seen, groups=groups
-        ).logits
+        got = gmc.attach(net, head, adapter=gmc.Adapter(position="last"))(input_ids=ids, attention_mask=seen, groups=groups).logits
         logits = net(ids, attention_mask=seen).logits
         here = torch.nn.functional.one_hot(torch.where(seen[:, 4] == 1, 4, 3), 5).bool()
         torch.testing.assert_close(got[~here], logits[~here])
@@ -314,10 +310,7 @@ def test_wrong_arguments(images):
         gmc.attach(Odd(), head)(images, member_of(6))
     with pytest.raises(ValueError, match="no field 'mask'; it has 'picture'"):
         gmc.attach(Odd(), head, adapter=gmc.Adapter(field="mask"))(images, member_of(6))
-    assert (
-        gmc.attach(Odd(), fit(images), adapter=gmc.Adapter(field="picture"))(images, member_of(6))["picture"].dtype
-        == torch.bool
-    )
+    assert gmc.attach(Odd(), fit(images), adapter=gmc.Adapter(field="picture"))(images, member_of(6))["picture"].dtype == torch.bool
 
 
 # -- a module like any other ---------------------------------------------------------------------------------------------------

@@ -63,9 +63,7 @@ def statistics_of(entry: Entry, folder: Path, share: int) -> collections.Counter
         warnings.simplefilter("ignore")
         path = gmc.save(head, folder / "head.safetensors", statistics=True)
         about = ("statistics", "calibration.keys")
-        for one in itertools.islice(
-            (c for c in crafted(path) if c.name.startswith(about)), len(entry.name) % share, None, share
-        ):
+        for one in itertools.islice((c for c in crafted(path) if c.name.startswith(about)), len(entry.name) % share, None, share):
             (folder / "crafted.safetensors").write_bytes(one.data)
             began, answer = time.process_time(), "right"
             try:
@@ -85,9 +83,7 @@ def statistics_of(entry: Entry, folder: Path, share: int) -> collections.Counter
     return tally
 
 
-KEPT = [
-    ENTRIES[name] for name in ("threshold", "threshold-exact", "probability-bins", "quantile", "distribution", "tree", "gmc")
-]
+KEPT = [ENTRIES[name] for name in ("threshold", "threshold-exact", "probability-bins", "quantile", "distribution", "tree", "gmc")]
 
 
 @pytest.mark.parametrize("entry", KEPT, ids=lambda e: e.name)

@@ -75,6 +75,4 @@ def test_short_rows_have_keys_of_their_own_and_the_old_version_stays():
 def test_keys_of_rows_do_not_depend_on_the_pieces_they_are_made_in():
     x, y = torch.randn(70_000, 5, generator=torch.Generator().manual_seed(0)), torch.arange(70_000)
     keys = hashing.row_keys(x, y)
-    assert (
-        torch.equal(keys[60_000:60_010], hashing.row_keys(x[60_000:60_010], y[60_000:60_010])) and len(keys.unique()) == 70_000
-    )
+    assert torch.equal(keys[60_000:60_010], hashing.row_keys(x[60_000:60_010], y[60_000:60_010])) and len(keys.unique()) == 70_000

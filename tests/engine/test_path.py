@@ -85,8 +85,6 @@ def test_columns_that_repeat_each_other_and_patterns_outside_their_span():
     twice = Pinball(one.scores, one.cell, torch.cat([one.design, 1 - one.design[:, 1:]], 1))  # a, and not a
     rows = torch.tensor([[1, 1, 0], [1, 0, 1], [1, 0, 0], [1, 1, 1]]).double()
     found = path.thresholds_with_one_more(twice, weight, TARGET * weight @ twice.design, torch.zeros(3).double(), rows, TARGET)
-    once = path.thresholds_with_one_more(
-        one, weight, TARGET * weight @ one.design, torch.zeros(2).double(), rows[:2, :2], TARGET
-    )
+    once = path.thresholds_with_one_more(one, weight, TARGET * weight @ one.design, torch.zeros(2).double(), rows[:2, :2], TARGET)
     torch.testing.assert_close(found[:2], once)
     assert bool(found[2:].isposinf().all())

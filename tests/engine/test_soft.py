@@ -55,9 +55,7 @@ def test_modes_agree_as_they_should(name):
 def test_soft_tends_to_hard(name):
     head, inputs = fitted(name), inputs_of(name, 40)
     hard = decided(head, head(*inputs)).double()
-    apart = [
-        float((head(*inputs, mode="soft", temperature=t).double() - hard).nan_to_num(0.0).abs().mean()) for t in (0.3, 1e-3)
-    ]
+    apart = [float((head(*inputs, mode="soft", temperature=t).double() - hard).nan_to_num(0.0).abs().mean()) for t in (0.3, 1e-3)]
     assert apart[1] <= apart[0]
     torch.testing.assert_close(head(*inputs, mode="soft", temperature=1e-9).double(), hard, rtol=1e-9, atol=1e-9)
 
@@ -162,9 +160,7 @@ def test_threshold_is_a_loop_over_pixels(name):
     found, lam = head(scores, member, "soft", 0.07), head.threshold(member)
     for where in torch.cartesian_prod(*(torch.arange(size) for size in scores.shape)).tolist():
         level = lam[where[0]] if lam.dim() == 1 else lam[where[0], where[1]]
-        assert float(found[tuple(where)]) == pytest.approx(
-            sigmoid((float(scores[tuple(where)]) - float(level)) / 0.07), abs=1e-12
-        )
+        assert float(found[tuple(where)]) == pytest.approx(sigmoid((float(scores[tuple(where)]) - float(level)) / 0.07), abs=1e-12)
 
 
 def test_offsets_given_as_tensors_have_a_derivative():

@@ -33,9 +33,7 @@ def test_round_trip() -> None:
 
 
 def test_no_row_is_in_it() -> None:
-    twice = Groups.from_columns(
-        {name: [*values, *values] for name, values in COLUMNS.items()}, bins={"age": [30]}, missing="level"
-    )
+    twice = Groups.from_columns({name: [*values, *values] for name, values in COLUMNS.items()}, bins={"age": [30]}, missing="level")
     once = Groups.from_columns(COLUMNS, bins={"age": [30]}, missing="level")
     assert twice.to_dict() == once.to_dict()
 

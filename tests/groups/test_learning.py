@@ -101,9 +101,7 @@ def test_what_text_is(texts: list[Any], expected: list[Any]) -> None:
 
 @pytest.mark.parametrize("texts", [["0.5", "1"], ["1e3", "2"]])
 def test_text_of_decimals_is_refused(texts: list[str]) -> None:
-    with pytest.raises(
-        ColumnError, match="column `x` holds decimal numbers, which are not labels; cut it with `bins="
-    ) as caught:
+    with pytest.raises(ColumnError, match="column `x` holds decimal numbers, which are not labels; cut it with `bins=") as caught:
         Groups.learn([{"x": texts}], spelled=True)
     assert caught.value.kind == "floats" and Groups.learn([{"x": texts}]).names == (f"x={texts[0]}", f"x={texts[1]}")
 

@@ -55,9 +55,7 @@ def structured(draw: st.DrawFn) -> Groups:
 
 
 @settings(deadline=None, max_examples=200)
-@given(
-    groups=structured(), u=st.integers(1, 3), seed=st.integers(0, 2**16), dtype=st.sampled_from([torch.float32, torch.float64])
-)
+@given(groups=structured(), u=st.integers(1, 3), seed=st.integers(0, 2**16), dtype=st.sampled_from([torch.float32, torch.float64]))
 def test_sums_match_loop(groups: Groups, u: int, seed: int, dtype: torch.dtype) -> None:
     values = torch.randn(groups.num_rows, u, generator=torch.Generator().manual_seed(seed), dtype=dtype)
     expected = torch.tensor(sums_by_loop(groups, values.tolist()), dtype=dtype).reshape(len(groups), -1)

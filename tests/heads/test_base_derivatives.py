@@ -336,9 +336,7 @@ def test_runs_on_a_fake_accelerator_without_reading_values_in_the_formulas():
 
     with FakeTensorMode():
         member = torch.empty(9, 3, device=AWAY, dtype=torch.float64)
-        problem = SoftPinball(
-            torch.empty(9, device=AWAY, dtype=torch.int64), *torch.empty(2, 9, device=AWAY), member, 1, 0.1, 1.0
-        )
+        problem = SoftPinball(torch.empty(9, device=AWAY, dtype=torch.int64), *torch.empty(2, 9, device=AWAY), member, 1, 0.1, 1.0)
         theta, x = torch.empty(3, 1, device=AWAY, dtype=torch.float64), torch.empty(2, 9, device=AWAY, dtype=torch.float64)
         assert problem.gradient(theta, *x).device == AWAY
         assert problem.hessian(theta, *x).shape == (3, 3)

@@ -313,9 +313,7 @@ def test_thresholds_of_masks_follow_features(adaptive: gmc.ThresholdHead, tmp_pa
 def test_thresholds_of_masks_are_exported(adaptive: gmc.ThresholdHead, tmp_path: Path, format: str) -> None:
     data = images(6, 2)
     model = gmc.attach(torch.nn.Identity(), adaptive, adapter=gmc.Adapter(activation="none"))
-    assert torch.equal(
-        model(*(data[k] for k in ("scores", "groups")), features=data["features"]).bool(), _masks(adaptive, data)
-    )
+    assert torch.equal(model(*(data[k] for k in ("scores", "groups")), features=data["features"]).bool(), _masks(adaptive, data))
     model.export(tmp_path / "model", format, (data["scores"], data["groups"], data["features"]))  # compared there
 
 
@@ -477,9 +475,7 @@ def test_linear_functions_of_features_in_every_head(penalty: str, tmp_path: Path
     assert rates[1].std() < 0.9 * rates[0].std() and abs(float(rates[1].mean()) - 0.1) < 0.015
     batch, _ = people(800, 0)
     labels = batch | {"probs": batch["probs"][:, None].expand(-1, 2), "y": torch.stack([batch["y"], ~batch["y"]], 1)}
-    both = gmc.ProbabilityHead(None, ["women", "urban"], num_classes=2, multilabel=True, learn=gmc.Linear(penalty)).fit(
-        **labels
-    )
+    both = gmc.ProbabilityHead(None, ["women", "urban"], num_classes=2, multilabel=True, learn=gmc.Linear(penalty)).fit(**labels)
     scripted = torch.jit.script(both)(labels["probs"], labels["groups"], features=labels["features"])
     assert torch.equal(scripted, output(both, labels)) and both.line_weight.shape == (3, 2)
     for options in ({"penalty": "l0"}, {"ridge": 0.0}, {"steps": 0}):

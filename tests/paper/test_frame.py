@@ -55,9 +55,7 @@ def done(data, tmp_path_factory):
 
 def test_page_and_tables_hold_what_the_seeds_hold(done):
     page = (done / "tree.md").read_text()
-    assert (
-        "torchgmc reproduce tree --data DIR --seeds 3 --quick --set alpha=0.1" in page and "torch " in page and "cores" in page
-    )
+    assert "torchgmc reproduce tree --data DIR --seeds 3 --quick --set alpha=0.1" in page and "torch " in page and "cores" in page
     assert "/tmp" not in page and str(done) not in page and os.uname().nodename not in page
     with (done / "tree.csv").open() as file:
         table = list(csv.DictReader(file))

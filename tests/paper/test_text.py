@@ -143,9 +143,7 @@ def test_the_second_model_is_biased_as_said(prepared):
     assert np.mean(moved) == pytest.approx(SETTING.strength, rel=1e-4)
     member = prepared.tensors["member prompts"].double().numpy()
     alone = member.sum(1) == 1
-    np.testing.assert_array_equal(
-        logits_of(prepared, "biased", "prompts")[~alone], logits_of(prepared, "given", "prompts")[~alone]
-    )
+    np.testing.assert_array_equal(logits_of(prepared, "biased", "prompts")[~alone], logits_of(prepared, "given", "prompts")[~alone])
     q = {m: masses(softmax(logits_of(prepared, m, "prompts")), attributes) for m in text.MODELS}
     change = bias(q["biased"], member) - bias(q["given"], member)
     along = change @ [masked_lm.STEREOTYPES[name] for name in attributes]
@@ -169,9 +167,7 @@ def test_alpha_follows_the_papers_rule(prepared):
     for model in text.MODELS:
         for source in text.SETS:
             member = prepared.tensors[f"member {source}"].double().numpy()
-            worst = np.abs(
-                bias(masses(softmax(logits_of(prepared, model, source)), prepared.extra["attributes"]), member)
-            ).max()
+            worst = np.abs(bias(masses(softmax(logits_of(prepared, model, source)), prepared.extra["attributes"]), member)).max()
             half = float(f"{0.5 * worst:.2g}")
             assert prepared.extra["alpha"][text.part_of(model, source)] == pytest.approx(min(0.002, half), rel=0.06)
 
@@ -288,9 +284,7 @@ def test_noise_is_what_an_oracle_shows_on_many_test_sets():
         [r for r in text.deviations("", *draw(random, n), ["f", "m"], ["u", "v"], torch.zeros(2, 2), torch.ones(2), m)]
         for _ in range(60)
     ]
-    mass = np.array(
-        [[[r["noise"], r["noise_fitted"], r["worst_noise"]] for r in one if r["measure"] == "mass"] for one in drawn]
-    )
+    mass = np.array([[[r["noise"], r["noise_fitted"], r["worst_noise"]] for r in one if r["measure"] == "mass"] for one in drawn])
     np.testing.assert_allclose(mass.mean(0)[:, 0], oracle, rtol=0.06)
     np.testing.assert_allclose(mass.mean(0)[:, 1], fitted, rtol=0.06)
     assert mass[:, 0, 2].mean() == pytest.approx(worst, rel=0.06)

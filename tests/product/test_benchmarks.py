@@ -73,9 +73,7 @@ def test_text_same_violations():
     assert worst == pytest.approx(float(head.report.violations_after.abs().max()), abs=1e-6) and worst <= text.ALPHA * 1.001
     before = torch.softmax(logits.double(), 1)
     start = max(
-        abs(float(((before[:, t].sum(1) - before[:, t].sum(1).mean()) * g).mean()))
-        for t in text.lists().values()
-        for g in member.T
+        abs(float(((before[:, t].sum(1) - before[:, t].sum(1).mean()) * g).mean())) for t in text.lists().values() for g in member.T
     )
     assert start > text.ALPHA
     few = gmc.DistributionHead(text.lists(), 0.9 * start, ["female", "male"])  # unprocessed: the two definitions agree

@@ -12,9 +12,7 @@ from gmctest import ROOT
 
 def test_verdicts_are_at_two_standard_errors_of_paired_differences():
     ours = {str(s): {"worst group": 0.1 + 0.01 * s} for s in range(4)}
-    other = {str(s): {"worst group": 0.1 + 0.01 * s + (0.02 if s % 2 else 0.03)} for s in range(4)} | {
-        "9": {"worst group": 0.0}
-    }
+    other = {str(s): {"worst group": 0.1 + 0.01 * s + (0.02 if s % 2 else 0.03)} for s in range(4)} | {"9": {"worst group": 0.0}}
     difference, error, seeds = fresh.paired(ours, other, "worst group")
     assert seeds == 4 and difference == pytest.approx(-0.025)
     assert error == pytest.approx(math.sqrt(4 * 0.005**2 / 3) / 2)
@@ -64,9 +62,7 @@ def test_a_cell_is_as_good_as_its_worst_verdict():
         noise = {"a": 0.0, "b": 0.1, "c": 0.0}
         return {m: {s: {"x": v + noise.get(m, 0.0) * (-1) ** int(s)} for s in seeds} for m, v in shifts.items()}
 
-    part = fresh.Part(
-        "T", "", ("one", "two"), None, dict.fromkeys(("ours", "ours, b", "a", "b", "c")), None, ("x",), ("a",), {}
-    )
+    part = fresh.Part("T", "", ("one", "two"), None, dict.fromkeys(("ours", "ours, b", "a", "b", "c")), None, ("x",), ("a",), {})
     kept = {
         "one": {"all": cell(ours=1.0, a=2.0, b=1.0) | {"ours, b": cell(a=0.0)["a"]}},  # behind its own kind: that is no peer
         "two": {"100": cell(ours=1.0, a=2.0, b=3.0), "all": cell(ours=1.0, a=2.0, c=0.5)},

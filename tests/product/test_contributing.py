@@ -45,9 +45,7 @@ def test_a_mapping_of_ones_own_takes_30_lines(tmp_path, monkeypatch, capsys):
 #: Applications of one head: a new head needs none.
 APPLICATIONS = ("text",)
 #: Each head, and the folder that holds all it needs.
-FOLDERS = {
-    name: getattr(gmc, name).__module__.split(".")[2] for name in gmc.__all__ if name.endswith("Head") and name != "Head"
-}
+FOLDERS = {name: getattr(gmc, name).__module__.split(".")[2] for name in gmc.__all__ if name.endswith("Head") and name != "Head"}
 
 
 def named_in_code(path: Path) -> set[str]:

@@ -175,9 +175,7 @@ class Sequences(RuleBasedStateMachine):
             }[kind]
         before = self.head.statistics, self.head.report, {k: v.clone() for k, v in self.head.state_dict().items()}
         call = (self.head.observe, self.head.fit, self.head.audit)[door]
-        with pytest.raises(
-            (ValueError, TypeError) if door < 2 or self.head.is_fitted else (ValueError, TypeError, RuntimeError)
-        ):
+        with pytest.raises((ValueError, TypeError) if door < 2 or self.head.is_fitted else (ValueError, TypeError, RuntimeError)):
             call(*data)
         assert self.head.statistics is before[0] and self.head.report is before[1]
         assert all(torch.equal(self.head.state_dict()[k], v) for k, v in before[2].items())

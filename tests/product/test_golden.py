@@ -59,9 +59,7 @@ def write_checkpoint(path: Path) -> None:
 CHECKPOINT = GOLDEN / f"lightning-{VERSION}.ckpt"
 
 
-@pytest.mark.parametrize(
-    "saved", sorted(p for p in GOLDEN.glob("*.safetensors") if "expected" not in p.name), ids=lambda p: p.stem
-)
+@pytest.mark.parametrize("saved", sorted(p for p in GOLDEN.glob("*.safetensors") if "expected" not in p.name), ids=lambda p: p.stem)
 def test_saved_heads_keep_loading(saved: Path):
     options = {e.name: e.loading for e in ZOO}[saved.name.removesuffix(f"-{VERSION}.safetensors")]
     with pytest.warns(UserWarning, match="alphabetical") if "distribution" in saved.name else contextlib.nullcontext():

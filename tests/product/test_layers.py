@@ -36,9 +36,7 @@ def imports(path: Path):
             parent = (node.module or "").removeprefix("torchgmc").lstrip(".")
             for name in node.names:
                 whole = f"{parent}.{name.name}".lstrip(".")
-                inside = (ROOT / whole.replace(".", "/")).with_suffix(".py").is_file() or (
-                    ROOT / whole.replace(".", "/")
-                ).is_dir()
+                inside = (ROOT / whole.replace(".", "/")).with_suffix(".py").is_file() or (ROOT / whole.replace(".", "/")).is_dir()
                 if parent or inside:
                     yield (whole if inside else parent), id(node) in later
         elif isinstance(node, ast.Import):
@@ -63,9 +61,7 @@ def test_imports_go_down():
 
 def test_few_doors_lead_to_the_second_package():
     """`torchgmc_paper` imports torchgmc; the way back: the list of commands and three names, all through `find_paper`."""
-    doors = [
-        module for path, module in files() if re.search(r"^\s*(from|import) torchgmc_paper", path.read_text(), re.MULTILINE)
-    ]
+    doors = [module for path, module in files() if re.search(r"^\s*(from|import) torchgmc_paper", path.read_text(), re.MULTILINE)]
     assert doors == ["cli.app", "datasets", "demo", "reproduce"]
 
 
@@ -77,9 +73,7 @@ def test_the_drawing_has_every_part_of_the_package():
 
 
 def test_no_module_has_the_name_of_a_public_function():
-    modules = {
-        path.stem for path in ROOT.iterdir() if path.suffix == ".py" or (path.is_dir() and (path / "__init__.py").is_file())
-    }
+    modules = {path.stem for path in ROOT.iterdir() if path.suffix == ".py" or (path.is_dir() and (path / "__init__.py").is_file())}
     objects = {name for name in torchgmc.__all__ if not hasattr(getattr(torchgmc, name), "__path__")}
     functions = {name for name in objects if callable(getattr(torchgmc, name))}
     assert not modules & functions
@@ -100,8 +94,6 @@ def test_nobody_reaches_into_a_head_from_outside():
                 wrong.append(f"{module}:{node.lineno} {ast.unparse(node)}")
             if isinstance(node, ast.Call) and ast.unparse(node.func) == "isinstance" and module.split(".")[0] not in ("text",):
                 kinds = ast.unparse(node.args[1])
-                if any(
-                    f"{kind}Head" in kinds for kind in ("Threshold", "Tree", "Distribution", "Probability", "Quantile", "GMC")
-                ):
+                if any(f"{kind}Head" in kinds for kind in ("Threshold", "Tree", "Distribution", "Probability", "Quantile", "GMC")):
                     wrong.append(f"{module}:{node.lineno} {ast.unparse(node)}")
     assert not wrong

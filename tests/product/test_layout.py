@@ -53,9 +53,7 @@ def test_every_file_lies_where_its_module_lies() -> None:
 def test_what_is_shared_is_imported_from_gmctest(folder: str) -> None:
     for file in (ROOT / folder).rglob("*.py"):
         wrong = {name for name in imported(file) if name in ("", "tests", "conftest") or name.startswith("test_")}
-        assert not wrong, (
-            f"{file.relative_to(ROOT)} imports {wrong}; what tests share lies in {HELPERS.relative_to(ROOT)}/gmctest"
-        )
+        assert not wrong, f"{file.relative_to(ROOT)} imports {wrong}; what tests share lies in {HELPERS.relative_to(ROOT)}/gmctest"
 
 
 def test_packages_of_other_projects_are_not_in_the_way(tmp_path: Path) -> None:

@@ -128,18 +128,14 @@ def test_every_package_of_an_extra_is_used() -> None:
 def stated_minimums() -> dict[str, str]:
     """Of pyproject.toml: what the package and its extras ask for; tools of development are no promise to a user."""
     found = project()
-    listed = [
-        entry for name, listed in found["optional-dependencies"].items() if name not in ("test", "bench") for entry in listed
-    ]
+    listed = [entry for name, listed in found["optional-dependencies"].items() if name not in ("test", "bench") for entry in listed]
     pairs = [entry.split(">=") for entry in [*found["dependencies"], *listed] if ">=" in entry]
     return {"Python": found["requires-python"].removeprefix(">="), **dict(pairs)}
 
 
 def test_oldest_versions_are_stated_alike_and_tested() -> None:
     stated = stated_minimums()
-    pins = dict(
-        re.findall(r"^([\w-]+)==([\d.]+)$", (ROOT / "tests/oldest.txt").read_text().split("# Not ours")[0], re.MULTILINE)
-    )
+    pins = dict(re.findall(r"^([\w-]+)==([\d.]+)$", (ROOT / "tests/oldest.txt").read_text().split("# Not ours")[0], re.MULTILINE))
     assert set(pins) == set(stated) - {"Python"}
     for name, version in pins.items():
         assert version == stated[name] or version == stated[name] + ".0", name

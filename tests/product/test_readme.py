@@ -55,9 +55,7 @@ def check(names, folder):
     inside = (names["residuals"] <= names["width"]).double()
     assert abs(float(inside[site[:, 0]].mean()) - 0.9) < 0.03
     assert (
-        abs(
-            float(gmc.violations(names["who"], names["debias"](names["logits"], names["who"]).exp()[:, 7:9].sum(1)).diff(dim=0))
-        )
+        abs(float(gmc.violations(names["who"], names["debias"](names["logits"], names["who"]).exp()[:, 7:9].sum(1)).diff(dim=0)))
         < 0.01
     )
     assert all(parameter.grad is not None and bool((parameter.grad != 0).any()) for parameter in names["unet"].parameters())
@@ -116,10 +114,7 @@ def test_figures_are_drawn_from_results(tmp_path):
     row = {
         "group": "a",
         "mass": 0.5,
-        **{
-            key: {m: value for m in ("conformal", "GMC")}
-            for key, value in (("risk", 0.1), ("deviation", 0.0125), ("low", 0.01))
-        },
+        **{key: {m: value for m in ("conformal", "GMC")} for key, value in (("risk", 0.1), ("deviation", 0.0125), ("low", 0.01))},
         "high": {"conformal": 0.02, "GMC": 0.015},
     }
     setting = {"target": 0.075, "alpha": 0.005, "delta": 0.05, "num_calibration": 1, "num_test": 2}

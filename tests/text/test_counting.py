@@ -94,9 +94,7 @@ def test_probabilities_are_those_of_all_continuations(model, tokenizer, head, wi
         torch.testing.assert_close(found.rates[i], want, rtol=1e-4, atol=1e-7)
         assert want.min() > 1e-4
     words = word_probabilities(model, tokenizer, PROMPTS, ["doctor", "doctors"], found.member, head)
-    assert words.lists == ("doctor", "doctors") and words.groups == (
-        ("female", "male") if with_head else ("group 0", "group 1")
-    )
+    assert words.lists == ("doctor", "doctors") and words.groups == (("female", "male") if with_head else ("group 0", "group 1"))
     torch.testing.assert_close(words.rates[:, 1:], found.rates[:, 2:])
 
 

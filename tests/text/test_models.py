@@ -60,9 +60,7 @@ def test_masked_logits_match_one_by_one(masked):
 
 def test_calibrate_masked_lm(masked):
     model, tokenizer = masked
-    head = calibrate_masked_lm(
-        model, tokenizer, SENTENCES, groups=WORDS, attributes=JOBS, alpha=1e-4, batch_size=8, progress=False
-    )
+    head = calibrate_masked_lm(model, tokenizer, SENTENCES, groups=WORDS, attributes=JOBS, alpha=1e-4, batch_size=8, progress=False)
     logits = plain_loop(model, tokenizer, SENTENCES)
     groups = gmc.TokenGroups(tokenizer, WORDS)
     member = torch.cat([groups(torch.tensor([tokenizer.encode(s)])) for s in SENTENCES])

@@ -46,9 +46,7 @@ def test_bias_table_is_the_reports():
     torch.testing.assert_close(
         torch.tensor(table["before"]).double(), head.report.violations_before.flatten(), rtol=1e-5, atol=1e-9
     )
-    torch.testing.assert_close(
-        torch.tensor(table["after"]).double(), head.report.violations_after.flatten(), rtol=1e-4, atol=1e-9
-    )
+    torch.testing.assert_close(torch.tensor(table["after"]).double(), head.report.violations_after.flatten(), rtol=1e-4, atol=1e-9)
     assert table["P(U) before"][0] == pytest.approx(float(torch.softmax(logits, 1)[:, [7, 8]].sum(1).mean()))
 
 

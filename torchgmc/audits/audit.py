@@ -365,9 +365,7 @@ class Audit(Tabular):
         if not any(self.table["what"]):
             keep.remove("what")
         cells = "".join(
-            "<tr>"
-            + "".join(f"<td>{escape(v if isinstance(v, str) else f'{v:.4f}')}</td>" for v in map(row.get, keep))
-            + "</tr>"
+            "<tr>" + "".join(f"<td>{escape(v if isinstance(v, str) else f'{v:.4f}')}</td>" for v in map(row.get, keep)) + "</tr>"
             for row in self.rows()
         )
         heads = "".join(f"<th>{k}</th>" for k in keep)

@@ -130,9 +130,7 @@ class Units:
         busy = (sums[0].diff(dim=0) > 0).any(1).tolist()
         most_there_can_be = 0.25 * sums[2, -1] / sums[0, -1].clamp_min(1.0)
         is_known = self.variance > 0.0
-        known = torch.where(is_known, PRIOR * torch.minimum(self.variance, most_there_can_be), VAGUE * most_there_can_be)[
-            :, None
-        ]
+        known = torch.where(is_known, PRIOR * torch.minimum(self.variance, most_there_can_be), VAGUE * most_there_can_be)[:, None]
         counts = torch.where(is_known, PRIOR, VAGUE)[:, None]
         one = known / counts  # before anything is seen, one unit lost all that it can
         capital = highest = torch.zeros_like(mean)  # its logarithm

@@ -303,7 +303,5 @@ def _values(s: Any, low: float, high: float) -> Tensor:
     least, most = (float(v) for v in values.aminmax())
     slack = 1e-6 * (high - low)  # float32 values at the ends
     if least < low - slack or most > high + slack:
-        raise ValueError(
-            f"`s` must lie in `bounds` = ({low:g}, {high:g}), but ranges from {least:g} to {most:g}; pass its range."
-        )
+        raise ValueError(f"`s` must lie in `bounds` = ({low:g}, {high:g}), but ranges from {least:g} to {most:g}; pass its range.")
     return values

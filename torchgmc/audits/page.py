@@ -104,9 +104,7 @@ def _table(table: Table) -> str:
         for row, beneath in zip(table.rows, more, strict=True)
     )
     caption = f"<p>{escape(table.caption)}</p>" if table.caption else ""
-    return (
-        f'{caption}<div class="scroll" tabindex="0"><table><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table></div>'
-    )
+    return f'{caption}<div class="scroll" tabindex="0"><table><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table></div>'
 
 
 def _cell(text: str, kind: str) -> str:

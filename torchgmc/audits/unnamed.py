@@ -147,9 +147,7 @@ def _explained(
     keys = [f"{key}{end}" for key in ("before", "after", "explained") for end in ("", " low", " high")]
     judged = [figure for j in (first, last) for figure in (j.estimate, j.low, j.high)]
     figures = [after.count.long(), after.mass / after.total, *judged, *share]
-    return table | {
-        key: figure.flatten()[order].tolist() for key, figure in zip(("count", "mass", *keys), figures, strict=True)
-    }
+    return table | {key: figure.flatten()[order].tolist() for key, figure in zip(("count", "mass", *keys), figures, strict=True)}
 
 
 def _mean_s(head: "Head", batch: Mapping[str, Any]) -> Tensor:

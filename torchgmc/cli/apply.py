@@ -29,9 +29,7 @@ def apply(
     out: Annotated[Path, options.told(f"File to write: {', '.join(SUFFIXES)}.", "FILE")],
     own: dict[str, Any],
     name: Annotated[str | None, options.told("Name of the array written.", "NAME")] = None,
-    names: Annotated[
-        bool, options.told("Write names instead of ids (tree; .csv, .npz).", None, "--names", "--node-names")
-    ] = False,
+    names: Annotated[bool, options.told("Write names instead of ids (tree; .csv, .npz).", None, "--names", "--node-names")] = False,
     groups: options.GroupColumns = None,
     unknown: options.Unknown = "error",
     chunk: options.Chunk = None,

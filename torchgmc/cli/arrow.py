@@ -156,17 +156,12 @@ class CsvTable(ArrowTable):
         wrong = []
 
         def note(row: Any) -> str:
-            wrong.append(
-                f"has {row.actual_columns} cells in row {row.number - self._skip - 1}, but {row.expected_columns} columns"
-            )
+            wrong.append(f"has {row.actual_columns} cells in row {row.number - self._skip - 1}, but {row.expected_columns} columns")
             return "error"
 
         lines = reader.ReadOptions(use_threads=False, block_size=self._block, column_names=self.header, skip_rows=self._skip)
         cells = reader.ConvertOptions(
-            column_types=dict.fromkeys(columns, arrow.string()),
-            include_columns=columns,
-            null_values=[""],
-            strings_can_be_null=True,
+            column_types=dict.fromkeys(columns, arrow.string()), include_columns=columns, null_values=[""], strings_can_be_null=True
         )
         how = reader.ParseOptions(newlines_in_values=True, invalid_row_handler=note)
         try:

@@ -117,9 +117,6 @@ def _content(head: gmc.Head, audit: gmc.Audit | None, files: dict[str, Path]) ->
     }
 
 
-# -- one subcommand per task --------------------------------------------------------------------------------------------------
-
-
 def roles_of(kind: type[gmc.Head]) -> dict[str, str]:
     """Arrays that a task reads, and a line of help for each."""
     task = task_of(kind)

@@ -55,9 +55,7 @@ def export(
         typer.echo(f"{format}: {checks.printable(str(out))}")
 
 
-def _from_file(
-    head: gmc.Head, notes: dict[str, Any], example: Path, scores: str | None, groups: str | None
-) -> tuple[Tensor, ...]:
+def _from_file(head: gmc.Head, notes: dict[str, Any], example: Path, scores: str | None, groups: str | None) -> tuple[Tensor, ...]:
     source = open_source(head, notes, example, {"scores": scores}, groups, ("scores",), ROWS).without(
         "labels", "weight", "clusters"
     )

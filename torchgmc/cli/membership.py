@@ -114,9 +114,7 @@ class Membership:
 
     def to_dict(self) -> dict[str, Any]:
         """What the notes of a file keep of groups that are not all made of columns."""
-        return ({} if self.groups is None else self.groups.to_dict()) | {
-            "matrices": {k: list(v) for k, v in self.matrices.items()}
-        }
+        return ({} if self.groups is None else self.groups.to_dict()) | {"matrices": {k: list(v) for k, v in self.matrices.items()}}
 
     @classmethod
     def from_dict(cls, found: Mapping[str, Any]) -> Membership:

@@ -90,14 +90,11 @@ class HoldingOut:
     delta: Delta = 0.05
     report: Report = None
     remember: Annotated[
-        bool,
-        _AUDIT("Store keys of the calibration rows, so that a later audit can warn if it reuses them.", None, "--remember"),
+        bool, _AUDIT("Store keys of the calibration rows, so that a later audit can warn if it reuses them.", None, "--remember")
     ] = False
 
 
-def option(
-    name: str, flag: str, help: str, metavar: str = "TEXT", required: bool = False, section: str | None = None
-) -> Parameter:
+def option(name: str, flag: str, help: str, metavar: str = "TEXT", required: bool = False, section: str | None = None) -> Parameter:
     """A parameter of a command; one without a metavar is a switch, and is None if omitted."""
     kind: Any = str if metavar else bool
     note: Any = Annotated[kind if required else kind | None, told(help, metavar or None, flag, rich_help_panel=section)]

@@ -158,8 +158,6 @@ class Source:
         """The same source without some arrays."""
         return replace(self, arrays={role: name for role, name in self.arrays.items() if role not in roles})
 
-    # -- what a task may ask for ---------------------------------------------------------------------------------------------
-
     @property
     def path(self) -> Path:
         """Of the file."""
@@ -197,8 +195,6 @@ class Source:
         from torchgmc.text import attributes_from_words
 
         return attributes_from_words(require("transformers", extra="text").AutoTokenizer.from_pretrained(tokenizer), words)
-
-    # -- blocks --------------------------------------------------------------------------------------------------------------
 
     def blocks(self, head: gmc.Head) -> Iterator[tuple[Block, dict[str, Tensor]]]:
         """Blocks of rows, and what they give the head: tensors by the names of its arguments."""
@@ -254,9 +250,7 @@ def _whole(name: str, values: Array, start: int) -> Array:
     if values.dtype.kind == "f":
         wrong = np.flatnonzero(values != np.floor(values))  # NaN too
         if len(wrong):
-            raise ValueError(
-                f"{name!r} must hold whole numbers, but has {values.flat[wrong[0]]} in row {start + int(wrong[0])}."
-            )
+            raise ValueError(f"{name!r} must hold whole numbers, but has {values.flat[wrong[0]]} in row {start + int(wrong[0])}.")
     return values.astype(np.int64)
 
 
@@ -314,9 +308,7 @@ def _check_notes(path: Path, notes: dict[str, Any]) -> None:
     if not wrong:
         shape, names = scores.get("shape") if scores else [], parts["matrices"].values()
         wrong += ["arrays"] * any(not isinstance(name, str) for name in arrays.values())
-        wrong += ["scores"] * (
-            not isinstance(shape, list) or any(type(size) is not int or not 0 < size <= MOST for size in shape)
-        )
+        wrong += ["scores"] * (not isinstance(shape, list) or any(type(size) is not int or not 0 < size <= MOST for size in shape))
         wrong += ["scores"] * (bool(scores) and scores.get("dtype") not in ("float16", "bfloat16", "float32", "float64"))
         wrong += ["matrices"] * any(not isinstance(part, list) or any(not isinstance(x, str) for x in part) for part in names)
     if wrong or math.prod(scores.get("shape") or []) > MOST:

@@ -162,9 +162,6 @@ def array_names(header: Sequence[str]) -> list[str]:
     return list(found)
 
 
-# -- npz ---------------------------------------------------------------------------------------------------------------------
-
-
 class NpzTable:
     """Arrays of an ``.npz``, each decompressed from its beginning as rows are asked for."""
 
@@ -256,9 +253,6 @@ class _Rows:
                 raise EOFError("an array ends early")
             filled += got
         return block
-
-
-# -- safetensors -------------------------------------------------------------------------------------------------------------
 
 
 class TensorTable:

@@ -206,9 +206,7 @@ class Adapter:
         if isinstance(batch, list | tuple) and batch:
             places = (self.inputs, self.target, self.groups)
             if any(isinstance(p, str) for p in places):
-                raise ValueError(
-                    f"the adapter reads keys {places}, but the batch is {_describe(batch)}; use positions instead."
-                )
+                raise ValueError(f"the adapter reads keys {places}, but the batch is {_describe(batch)}; use positions instead.")
             place = [default if p is None else p for p, default in zip(places, (0, 1, 2), strict=True)]
             place.append(self.pixel_weight if isinstance(self.pixel_weight, int) else len(batch))
             parts = [batch[p] if isinstance(p, int) and p < len(batch) else None for p in place]
@@ -325,11 +323,7 @@ class Adapter:
         """
         checks.count("multiple", multiple, 1)
         kinds = {type(sample) for sample in samples} if isinstance(samples, Sequence) else set()
-        if (
-            len(kinds) != 1
-            or not issubclass(next(iter(kinds)), Mapping | tuple | list)
-            or len({len(one) for one in samples}) > 1
-        ):
+        if len(kinds) != 1 or not issubclass(next(iter(kinds)), Mapping | tuple | list) or len({len(one) for one in samples}) > 1:
             raise TypeError(f"`samples` must be tuples, or dicts, all alike, as a data set returns them, got {samples!r:.80}.")
         first = samples[0]
         names = list(first) if isinstance(first, Mapping) else list(range(len(first)))

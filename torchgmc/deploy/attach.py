@@ -107,9 +107,7 @@ def _named(model: nn.Module, heads: Any, adapter: Any) -> tuple[dict[str, Head],
         named = {checks.text("head", name): one for name, one in heads.items()}
     else:
         kinds = [type(one).__name__.removesuffix("Head").lower() for one in heads]
-        named = {
-            kind + (f"_{kinds[:k].count(kind) + 1}" if kind in kinds[:k] else ""): heads[k] for k, kind in enumerate(kinds)
-        }
+        named = {kind + (f"_{kinds[:k].count(kind) + 1}" if kind in kinds[:k] else ""): heads[k] for k, kind in enumerate(kinds)}
     if isinstance(adapter, Sequence):
         adapter = dict(zip(named, adapter, strict=False)) if len(adapter) == len(named) else {}
     if isinstance(adapter, Mapping) and set(adapter) != set(named):
@@ -172,16 +170,12 @@ class CalibratedModel(nn.Module):
         self.takes_groups, self.may_take_groups = head.needs_groups, head.may_take_groups
         self.takes_features = bool(getattr(head, "learns", False))
         if features is not None and (not self.takes_features or not (callable(features) or isinstance(features, str))):
-            why = (
-                "be a module or function of the model's input" if self.takes_features else "come with a head made with `learn`"
-            )
+            why = "be a module or function of the model's input" if self.takes_features else "come with a head made with `learn`"
             raise TypeError(f"`features` must {why}, got {type(features).__name__}; a layer of the model is given by its name.")
         self.layer = features if isinstance(features, str) else None
         layers = [name for name, _ in model.named_modules() if name]
         if self.layer is not None and self.layer not in layers:
-            raise ValueError(
-                f"`features` must name a layer of the model, got {features!r}; it has {checks.listing(layers, 8)}."
-            )
+            raise ValueError(f"`features` must name a layer of the model, got {features!r}; it has {checks.listing(layers, 8)}.")
         self.feature_source, self.layers = None if self.layer else features, [self.layer] if self.layer else []
         if isinstance(model, CalibratedModel) and model.takes_features:
             raise TypeError("a head made with `learn` needs features, which a head after it does not pass on; attach it last.")
@@ -295,9 +289,7 @@ class CalibratedModel(nn.Module):
             member = self.reader.members_of(groups)
         member = checks.tensor_of(member)
         if not isinstance(member, Tensor):
-            raise TypeError(
-                f"`groups` must be a membership tensor of shape (n, {self.reader.num_groups}), got {_shape(member)}."
-            )
+            raise TypeError(f"`groups` must be a membership tensor of shape (n, {self.reader.num_groups}), got {_shape(member)}.")
         fractional = getattr(self.head, "fractional", None)
         if self.group_source is not None and self.takes_groups and member.is_floating_point() and not fractional:
             kind = f"got {member.dtype}; threshold its scores"
@@ -454,6 +446,4 @@ def first_input(inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def _shape(value: Any) -> str:
-    return (
-        f"{tuple(value.shape)} {str(value.dtype).removeprefix('torch.')}" if isinstance(value, Tensor) else type(value).__name__
-    )
+    return f"{tuple(value.shape)} {str(value.dtype).removeprefix('torch.')}" if isinstance(value, Tensor) else type(value).__name__

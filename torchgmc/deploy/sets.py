@@ -313,8 +313,6 @@ class PredictionSets(_Conformal):
         gap, strata = conformity.covgap(covered, truth, target), conformity.sscv(covered, size, target)
         return {"covered": covered, "mean size": float(size.mean()), "CovGap": gap, "SSCV": strata}
 
-    # -- one threshold per class -----------------------------------------------------------------------------------------
-
     def _fit(self, scores: Tensor, labels: Tensor, member: Tensor | None, options: dict[str, Any]) -> None:
         if not self.class_conditional:
             self.head.fit(scores, member, **options)
@@ -329,9 +327,7 @@ class PredictionSets(_Conformal):
         elif self.clusters is not None:
             cluster = checks.numbers("clusters", self.clusters).long().to(labels.device)
             if cluster.shape != (self.num_classes,):
-                raise ValueError(
-                    f"`clusters` must be of shape ({self.num_classes},), one per class, got {tuple(cluster.shape)}."
-                )
+                raise ValueError(f"`clusters` must be of shape ({self.num_classes},), one per class, got {tuple(cluster.shape)}.")
         own = list(self.reader.groups) if self.reader.grouped else []
         seen = torch.zeros_like(cluster).index_fill(0, labels.long(), 1) > 0  # classes without an example have no group
         names = [_name((cluster == k).nonzero()[:, 0].tolist()) for k in sorted(set(cluster[seen].tolist()))]

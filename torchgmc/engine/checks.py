@@ -61,8 +61,7 @@ def printable(text: str) -> str:
         return text
     shown = ("\u200c", "\u200d")  # they join letters and emoji
     return "".join(
-        c if c.isprintable() or c in shown or unicodedata.category(c) == "Zs" else c.encode("unicode_escape").decode()
-        for c in text
+        c if c.isprintable() or c in shown or unicodedata.category(c) == "Zs" else c.encode("unicode_escape").decode() for c in text
     )
 
 

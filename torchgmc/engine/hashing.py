@@ -96,9 +96,6 @@ def add(scores: Tensor, width: float, version: int = 2) -> Tensor:
     return scores.to(spread.dtype) + width * spread
 
 
-# -- keys of rows ------------------------------------------------------------------------------------------------------------
-
-
 def mix64(code: Tensor) -> Tensor:
     """Scramble int64 numbers in place: every bit of the high half of the result depends on every bit."""
     code.mul_(-4417276706812531889)

@@ -190,9 +190,6 @@ def minimise(problem: CellProblem, slack: Tensor, *inputs: Tensor) -> Tensor:
     return again.theta if bool(again.missed <= found.missed.clamp_min(FINE)) else theta
 
 
-# -- parts that several heads share ------------------------------------------------------------------------------------------
-
-
 def cell_sums(values: Tensor, place: Tensor, shift: Tensor) -> Tensor:
     """Sums of rows ``(n, k)`` by place, ``(len(shift), k)``."""
     return torch.zeros(len(shift), values.shape[1], dtype=values.dtype, device=values.device).index_add(0, place, values)
@@ -223,9 +220,7 @@ class SoftPinball(CellProblem):
         """Mean smooth pinball loss, and minus the excess of the risk in each cell."""
         lam, x = self._excess(shift, *inputs)
         value = (self.share * (self.temperature * torch.nn.functional.softplus(x) - self.target * lam)).sum()
-        return value, cell_sums((self.share * (self.target - torch.sigmoid(x)))[:, None], self.row, shift.flatten()).view_as(
-            shift
-        )
+        return value, cell_sums((self.share * (self.target - torch.sigmoid(x)))[:, None], self.row, shift.flatten()).view_as(shift)
 
     def spread(self, shift: Tensor, *inputs: Tensor) -> Tensor:
         """Density of the smoothed scores at the thresholds; classes do not mix."""

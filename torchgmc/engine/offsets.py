@@ -127,9 +127,7 @@ class Folded:
         sums = torch.zeros_like(total).index_add_(0, place, (self.weight.sum(0) * self.scores)[order])
         used = total > 0
         where = torch.repeat_interleave(torch.arange(cells, device=cell.device), parts)
-        return Folded(
-            (sums / total.clamp_min(1e-300))[used], where[used], weight[:, used], self.mass, self.member, self.examples
-        )
+        return Folded((sums / total.clamp_min(1e-300))[used], where[used], weight[:, used], self.mass, self.member, self.examples)
 
     def design(self, columns: Tensor) -> Tensor:
         """A column for everyone, and one for each of these groups, ``(c, 1 + k)``."""

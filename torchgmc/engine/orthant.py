@@ -43,12 +43,7 @@ class Minimum(NamedTuple):
 
 
 def minimise(
-    look: Callable[[Tensor], Point],
-    hessian: Callable[[Any], Tensor],
-    slack: Tensor,
-    theta: Tensor,
-    enough: float,
-    max_iter: int,
+    look: Callable[[Tensor], Point], hessian: Callable[[Any], Tensor], slack: Tensor, theta: Tensor, enough: float, max_iter: int
 ) -> Minimum:
     """Newton steps until every optimality condition holds up to ``enough``.
 
@@ -114,9 +109,7 @@ def _step(
     return None
 
 
-def _newton(
-    hessian: Tensor, diagonal: Tensor, theta: Tensor, slope: Tensor, moves: Tensor, free: Tensor, slack: Tensor
-) -> Tensor:
+def _newton(hessian: Tensor, diagonal: Tensor, theta: Tensor, slope: Tensor, moves: Tensor, free: Tensor, slack: Tensor) -> Tensor:
     """Newton direction over the free offsets; one that starts at 0 and would leave its orthant is held there."""
     # Groups that are one another's complement make the Hessian singular; the ridge picks one of the equal solutions.
     hessian = hessian + torch.diag(1e-9 * diagonal + 1e-14 * diagonal.max())

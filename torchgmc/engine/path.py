@@ -39,9 +39,7 @@ class _Vertex(NamedTuple):
     below: Tensor
 
 
-def thresholds_with_one_more(
-    problem: Pinball, weight: Tensor, linear: Tensor, theta: Tensor, rows: Tensor, gain: float
-) -> Tensor:
+def thresholds_with_one_more(problem: Pinball, weight: Tensor, linear: Tensor, theta: Tensor, rows: Tensor, gain: float) -> Tensor:
     """Threshold of an example that is added, for each of B patterns by itself, ``(B,)``.
 
     Where it has no finite value, because the pattern lies outside the span of those seen, it is infinite; because nothing

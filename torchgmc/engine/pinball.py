@@ -141,9 +141,7 @@ def _windows(problem: Pinball, weight: Tensor, linear: Tensor, slack: Tensor, st
             here = outside & ((rest >= 0) == above)
             mass = weight.new_zeros(len(weight), cells).index_add_(1, problem.cell, weight * here)
             far = torch.inf if above else -torch.inf
-            edge = torch.full_like(mass, far).scatter_reduce_(
-                1, cell, torch.where(here, scores, far), "amin" if above else "amax"
-            )
+            edge = torch.full_like(mass, far).scatter_reduce_(1, cell, torch.where(here, scores, far), "amin" if above else "amax")
             parts.append((torch.where(mass > 0, edge, torch.zeros_like(edge)), ends, mass))
         near, where, heavy = (torch.cat(part, 1) for part in zip(*parts, strict=True))
         found = _interior(problem.design, near, where, heavy, linear, slack, theta, enough)

@@ -116,10 +116,7 @@ def violations(
 
 
 def masses(
-    who: Tensor | Cells | Structured,
-    weight: Tensor | None = None,
-    num_sets: int | None = None,
-    dtype: torch.dtype = torch.float64,
+    who: Tensor | Cells | Structured, weight: Tensor | None = None, num_sets: int | None = None, dtype: torch.dtype = torch.float64
 ) -> Tensor:
     r"""Share of each set, :math:`P(A) = \sum_i w_i 1\{x_i \in A\} / \sum_i w_i`.
 
@@ -211,9 +208,7 @@ def _check_rows(who: Tensor | Cells | Structured, s: Tensor) -> None:
         if who.is_complex() or who.layout != torch.strided:
             raise TypeError(f"`who` must be a dense table of memberships, got {who.dtype}, {who.layout}.")
         if who.dim() == 1 and (who.is_floating_point() or who.dtype == torch.bool):
-            raise TypeError(
-                f"`who` of shape (n,) must hold integer cell ids, got {who.dtype}; one set is a column: who[:, None]."
-            )
+            raise TypeError(f"`who` of shape (n,) must hold integer cell ids, got {who.dtype}; one set is a column: who[:, None].")
         if who.dim() not in (1, 2, 3):
             raise ValueError(f"`who` must have shape (n, a), (n,) or (n, a, l), got {tuple(who.shape)}.")
     elif not isinstance(who, Structured):

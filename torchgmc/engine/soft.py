@@ -21,9 +21,7 @@ def _check_number(temperature: object) -> None:
     if not isinstance(temperature, (int, float, Tensor)):  # a union here would break graphs of torch 2.6
         raise TypeError(f"`temperature` must be a number above 0, got {type(temperature).__name__}.")
     if isinstance(temperature, Tensor) and (temperature.numel() != 1 or temperature.device.type == "meta"):
-        raise ValueError(
-            f"`temperature` must be one number, got a tensor of shape {temperature.shape} on {temperature.device}."
-        )
+        raise ValueError(f"`temperature` must be one number, got a tensor of shape {temperature.shape} on {temperature.device}.")
     if isinstance(temperature, int) and temperature >= 1 << 63:
         raise ValueError(f"`temperature` must be a number that fits in a tensor, got {temperature}.")
 

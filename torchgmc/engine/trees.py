@@ -143,9 +143,7 @@ def code(columns: Tensor, equal: Tensor, bins: int) -> Coded:
     useless = torch.nn.functional.pad(useless.flatten().repeat_interleave(1 + gaps), (0, len(pairs) + 1))
     code = torch.arange(max(bins + 1, (1 << PACK) * (len(pairs) > 0)), device=columns.device)[:, None]
     lost = (code == bins) & (sides == 1)[:, None, None]  # (sides, size, 1)
-    number, category = (
-        (one & (code < bins) | lost).double().permute(1, 2, 0).flatten(1) for one in (code >= every, code == every)
-    )
+    number, category = ((one & (code < bins) | lost).double().permute(1, 2, 0).flatten(1) for one in (code >= every, code == every))
     right = number, category, (code[: 1 << PACK] >> bit.long() & 1).double()
     return Coded(codes, cuts, equal, pairs, wide, cells, splits, useless, right, gaps, bool(equal.any()))
 

@@ -38,9 +38,7 @@ def pattern_ids(membership: Tensor) -> tuple[Tensor, Tensor]:
     return ids, membership[representatives(ids, count)]
 
 
-def fold(
-    keys: list[Tensor], radices: list[int], n: int | None = None, device: torch.device | None = None
-) -> tuple[Tensor, int]:
+def fold(keys: list[Tensor], radices: list[int], n: int | None = None, device: torch.device | None = None) -> tuple[Tensor, int]:
     """Number the distinct rows of `keys` in lexicographic order; compresses before a product leaves int64."""
     ids = torch.zeros(keys[0].shape[0] if n is None else n, dtype=torch.int64, device=device or keys[0].device)
     size = 1

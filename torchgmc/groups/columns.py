@@ -99,9 +99,7 @@ def as_mapping(columns: Any) -> dict[str, Any]:
     elif hasattr(columns, "columns") and hasattr(columns, "__getitem__"):
         pairs = [(name, columns[name]) for name in columns.columns]
     else:
-        raise TypeError(
-            f"`columns` must map names to columns (a dict, or a pandas or polars frame), got {type(columns).__name__}."
-        )
+        raise TypeError(f"`columns` must map names to columns (a dict, or a pandas or polars frame), got {type(columns).__name__}.")
     data = {str(name): values for name, values in pairs}
     if len(data) < len(pairs):
         raise ValueError(f"`columns` has two columns with the same name: {checks.listing(str(name) for name, _ in pairs)}.")

@@ -15,19 +15,9 @@ import torch
 from torch import Tensor
 
 from torchgmc.engine import checks
+from torchgmc.groups import columns as tables
 from torchgmc.groups.cells import fold, pattern_ids, representatives
-from torchgmc.groups.columns import (
-    Codes,
-    Column,
-    as_mapping,
-    check_options,
-    fit_labels,
-    fit_numbers,
-    num_rows,
-    ordered_levels,
-    read,
-    to_numbers,
-)
+from torchgmc.groups.columns import as_mapping, check_options, num_rows, read
 from torchgmc.groups.description import describe, digits, listing_of_terms, names_differ, restore, term_name, terms_of
 from torchgmc.groups.learning import few_rows
 from torchgmc.groups.sums import Combo, Cover, Tables, occurring
@@ -67,9 +57,9 @@ class Groups:
 
     def __init__(
         self,
-        columns: tuple[Column, ...],
+        columns: tuple[tables.Column, ...],
         codes: Tensor,
-        blocks: Sequence[tuple[Combo, Codes]],
+        blocks: Sequence[tuple[Combo, tables.Codes]],
         gaps: Sequence[bool],
         plan: Cover | None = None,
     ) -> None:
@@ -126,10 +116,10 @@ class Groups:
             array = read(name, values)
             if name in bins or name in quantiles:
                 edges = bins.get(name, quantiles.get(name))
-                column, codes[j] = fit_numbers(name, to_numbers(name, array), edges, merge_below, missing)
+                column, codes[j] = tables.fit_numbers(name, tables.to_numbers(name, array), edges, merge_below, missing)
             else:
-                column, codes[j] = fit_labels(
-                    name, array, merge_below, missing, (given or {}).get(name) or ordered_levels(values)
+                column, codes[j] = tables.fit_labels(
+                    name, array, merge_below, missing, (given or {}).get(name) or tables.ordered_levels(values)
                 )
             fitted.append(column)
 
@@ -529,7 +519,7 @@ class Groups:
             start += len(keys)
         return torch.from_numpy(columns).to(self.device), torch.from_numpy(levels).to(self.device)
 
-    def _find(self, index: int) -> tuple[Combo, Codes, int]:
+    def _find(self, index: int) -> tuple[Combo, tables.Codes, int]:
         """The combination a group belongs to, the keys of that combination and its place among them."""
         if isinstance(index, bool) or not isinstance(index, int | np.integer):
             raise TypeError(f"`index` must be a whole number, got {index!r}.")
@@ -583,9 +573,7 @@ def check_groups(groups: Any, n: int, names: Sequence[str] | None = None, fracti
     if table.dim() != 2 or table.shape[0] != n or (names is not None and table.shape[1] != len(names)):
         hint = "a single group is `groups[:, None]`; " if table.dim() == 1 else ""
         listed = "" if names is None else f" for the groups {checks.listing(names)}"
-        raise ValueError(
-            f"`groups` must have shape (n, {width}) with n = {n}{listed}, got {tuple(table.shape)}; {hint}{advice}"
-        )
+        raise ValueError(f"`groups` must have shape (n, {width}) with n = {n}{listed}, got {tuple(table.shape)}; {hint}{advice}")
     if table.dtype == torch.bool:
         return table.double() if fractional else table
     if table.device.type == "meta":

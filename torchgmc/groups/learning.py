@@ -63,9 +63,7 @@ def _count(
             check(data, rows)
             names = list(data)
         if list(data) != names:
-            raise ValueError(
-                f"`blocks` must have the columns {checks.listing(names)}, got {checks.listing(list(data)) or 'none'}."
-            )
+            raise ValueError(f"`blocks` must have the columns {checks.listing(names)}, got {checks.listing(list(data)) or 'none'}.")
         coded = []
         for name, values in data.items():
             array = read(name, values)

@@ -165,9 +165,7 @@ class Head(Float64Module):
     def register_buffer(self, name: str, tensor: Tensor | None, persistent: bool = True) -> None:
         """As torch does; a tensor made in inference mode becomes an ordinary one, which a later fit may overwrite."""
         with torch.inference_mode(False):
-            super().register_buffer(
-                name, tensor.clone() if tensor is not None and tensor.is_inference() else tensor, persistent
-            )
+            super().register_buffer(name, tensor.clone() if tensor is not None and tensor.is_inference() else tensor, persistent)
 
     @property
     def member_argument(self) -> str:
@@ -496,9 +494,7 @@ class Head(Float64Module):
                 raise ValueError("`eta` is the fixed step of solver='paper' or 'fresh'; solver='exact' finds its own.")
         checks.count("max_iter", max_iter, 1)
         if self.alpha is None and solver != "exact":
-            raise ValueError(
-                f"solver={solver!r} fits to `alpha`, but this head was made with alpha=None; set `alpha` to a number."
-            )
+            raise ValueError(f"solver={solver!r} fits to `alpha`, but this head was made with alpha=None; set `alpha` to a number.")
 
     def goal(self) -> float:
         """alpha, where a number is needed."""

@@ -318,9 +318,7 @@ class Learning(Head):
             labels, code = ([], column) if numbers else factorize(name, column)
             known = [math.nan if v is None else _code_of(v, levels) for v in labels]
             if None in known:
-                what = (
-                    "one of its levels" if levels else f"a number (for labels: gmc.Trees(categorical={{{name!r}: [levels]}}))"
-                )
+                what = "one of its levels" if levels else f"a number (for labels: gmc.Trees(categorical={{{name!r}: [levels]}}))"
                 raise ValueError(f"column `{name}` of `features` must hold {what}, got {labels[known.index(None)]!r}.")
             found.append(torch.from_numpy((np.array(known, dtype=np.float64)[code] if labels else column).astype(np.float32)))
         return torch.stack(found, 1)
@@ -543,9 +541,7 @@ class Learning(Head):
     def _rule(self, column: Tensor, cut: Tensor, kind: Tensor, leaf: int) -> str:
         """The conditions of a leaf in words."""
         named = self.num_features + self.tree_leaf.shape[2]
-        return rules.words(
-            column, cut, kind, leaf, self._column_name, self._level, lambda j: j >= named and not self.fractional
-        )
+        return rules.words(column, cut, kind, leaf, self._column_name, self._level, lambda j: j >= named and not self.fractional)
 
     def _column_name(self, j: int) -> str:
         wide, classes = self.num_features, self.tree_leaf.shape[2]

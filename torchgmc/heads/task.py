@@ -126,9 +126,7 @@ class Option:
 
 # Options that every head of this package has.
 CONDITIONAL = Option("conditional", SWITCH, "Let alpha bound each group's own deviation, not weighted by its share.")
-NOISE_FLOOR = Option(
-    "noise_floor", SWITCH, "Fit to alpha on the sample, noise included.", named="--no-noise-floor", value=False
-)
+NOISE_FLOOR = Option("noise_floor", SWITCH, "Fit to alpha on the sample, noise included.", named="--no-noise-floor", value=False)
 LEARN = Option(
     "learn",
     _kind("DEPTH", "a whole number", lambda word: {"depth": int(word)}),

@@ -26,11 +26,7 @@ GAINS = ("accuracy", "dice", "coverage")
 
 
 def convergence(
-    report: Report | Head | Mapping[str, Report | Head],
-    alpha: float | None = None,
-    *,
-    title: str | None = None,
-    dark: bool = False,
+    report: Report | Head | Mapping[str, Report | Head], alpha: float | None = None, *, title: str | None = None, dark: bool = False
 ) -> Figure:
     """Worst violation after each step of the solver.
 

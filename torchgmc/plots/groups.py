@@ -182,9 +182,7 @@ def _rows(audit: Audit) -> dict[tuple[str, str], dict[str, float]]:
     return {key: row for key, row in rows.items() if math.isfinite(row["estimate"])}
 
 
-def _order(
-    rows: Mapping[str, Mapping[tuple[str, str], Mapping[str, float]]], top: int | None
-) -> tuple[list[tuple[str, str]], int]:
+def _order(rows: Mapping[str, Mapping[tuple[str, str], Mapping[str, float]]], top: int | None) -> tuple[list[tuple[str, str]], int]:
     """The worst (group, what) of the audits, largest group first, whoever is shown; and how many were left out."""
     mass: dict[tuple[str, str], float] = {}
     worst: dict[tuple[str, str], float] = {}

@@ -40,9 +40,7 @@ DARK = Theme("#14171F", "#E8EAF0", "#3A4152", GREEN, (ORANGE, VERMILLION, SKY, P
 
 def new_figure(theme: Theme, size: tuple[float, float], rows: int = 1, columns: int = 1) -> tuple[Figure, list[Axes]]:
     """A figure in the theme's colours, and its axes row by row."""
-    figure: Figure = require("matplotlib.figure", extra="report").Figure(
-        figsize=size, layout="constrained", facecolor=theme.paper
-    )
+    figure: Figure = require("matplotlib.figure", extra="report").Figure(figsize=size, layout="constrained", facecolor=theme.paper)
     figure.set_layout_engine("constrained", w_pad=0.08, h_pad=0.08)
     # Notebooks show only the name of a figure made without pyplot, unless it can draw itself.
     figure._repr_png_ = partial(png, figure, dpi=80)  # type: ignore[attr-defined]

@@ -73,9 +73,7 @@ class GMCLogitsProcessor:
         """Scores ``(n, vocabulary)`` of the next token of each row of ``input_ids`` ``(n, t)``, calibrated."""
         checks.ordinary("scores", scores)
         if checks.ordinary("input_ids", input_ids).dim() != 2 or len(input_ids) != len(scores):
-            raise ValueError(
-                f"`input_ids` must have shape ({len(scores)}, t), one row per row of scores, got {input_ids.shape}."
-            )
+            raise ValueError(f"`input_ids` must have shape ({len(scores)}, t), one row per row of scores, got {input_ids.shape}.")
         self.membership = self._membership(input_ids).to(scores.device)
         if not self.normalized:
             return self.head.adjust_(scores.clone(), self.membership)  # transformers may keep the scores it passed
@@ -85,9 +83,7 @@ class GMCLogitsProcessor:
         if isinstance(self.groups, Tensor):
             rows, times = len(input_ids), len(input_ids) // max(len(self.groups), 1)
             if rows != times * len(self.groups):
-                raise ValueError(
-                    f"`groups` has {len(self.groups)} rows, but `generate` asks for {rows}; pass one row per prompt."
-                )
+                raise ValueError(f"`groups` has {len(self.groups)} rows, but `generate` asks for {rows}; pass one row per prompt.")
             return self.groups.repeat_interleave(times, dim=0)  # beams and samples of one prompt are neighbours
         if self.when == "all":
             return self._of(input_ids)

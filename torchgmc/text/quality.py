@@ -55,9 +55,7 @@ class Quality:
         values = {
             "NLL before": -before.gather(1, at),
             "NLL after": -after.gather(1, at),
-            "KL": torch.where(q > 0, q * (after - before), torch.zeros_like(q))
-            .sum(1)
-            .clamp_min(0.0),  # never below 0 by rounding
+            "KL": torch.where(q > 0, q * (after - before), torch.zeros_like(q)).sum(1).clamp_min(0.0),  # never below 0 by rounding
             "zeros": ((q == 0) & (p > 0)).sum(1),
             "printed before": torch.logsumexp(p, 1) - p.gather(1, at)[:, 0],
             "printed after": torch.logsumexp(q, 1) - q.gather(1, at)[:, 0],

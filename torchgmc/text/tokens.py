@@ -291,6 +291,4 @@ def _check_words(argument: str, words: Any) -> dict[str, list[str]]:
 def _report_unknown(name: str, missing: list[str], total: int) -> None:
     if len(missing) == total:
         raise ValueError(f"this tokenizer cannot write any word of {name!r}: {', '.join(missing[:5])}; pass other words.")
-    warnings.warn(
-        f"this tokenizer cannot write {len(missing)} words of {name!r}: {', '.join(missing)}.", UserWarning, stacklevel=4
-    )
+    warnings.warn(f"this tokenizer cannot write {len(missing)} words of {name!r}: {', '.join(missing)}.", UserWarning, stacklevel=4)

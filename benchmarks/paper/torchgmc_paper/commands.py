@@ -61,15 +61,11 @@ def _print(result: Any) -> None:
 def reproduce(
     name: Annotated[str, typer.Argument(help="Which experiment: fnr, tree, text or all.")],
     data: Annotated[Path | None, typer.Option(help="Data folder; TORCHGMC_DATA by default.", show_default=False)] = None,
-    seeds: Annotated[
-        int | None, typer.Option(min=1, help="Number of random splits; by default the paper's 50, 50 and 10.")
-    ] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="Number of random splits; by default the paper's 50, 50 and 10.")] = None,
     out: Annotated[Path, typer.Option(help="Folder for tables, figures and what is kept between runs.")] = Path("results"),
     jobs: Annotated[int, typer.Option(min=1, help="Number of processes that run seeds, one thread each.")] = 1,
     quick: Annotated[bool, typer.Option("--quick", help="Tiny sizes and two seeds: check that it runs here.")] = False,
-    changes: Annotated[
-        list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Change a setting. Repeatable.")
-    ] = None,
+    changes: Annotated[list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Change a setting. Repeatable.")] = None,
     redo: Annotated[bool, typer.Option("--redo", help="Discard seeds that were run with other settings.")] = False,
 ) -> None:
     """Train what is needed once, run every seed, and write tables and figures next to the paper's.
@@ -92,9 +88,7 @@ def reproduce(
         frame.load(one)  # a wrong name stops everything at once
     console = Console()
     for one in names:
-        results = frame.reproduce(
-            one, data=data, out=out, seeds=seeds, jobs=jobs, quick=quick, changes=changes or (), redo=redo
-        )
+        results = frame.reproduce(one, data=data, out=out, seeds=seeds, jobs=jobs, quick=quick, changes=changes or (), redo=redo)
         module = results.module
         summary = tables.summarize(results.rows, module.METHODS, module.OURS, results.setting.alpha)
         words = ["torchgmc", "reproduce", one, "--data", "DIR", "--seeds", str(results.seeds)]

@@ -229,9 +229,7 @@ def fold_of(faces: Any, folds: int) -> Tensor:
     """
     subjects = faces.subjects
     if folds == 1:
-        outside = [
-            s == "multipose" and p == "train" for s, p in zip(faces.metadata["set"], faces.metadata["split"], strict=True)
-        ]
+        outside = [s == "multipose" and p == "train" for s, p in zip(faces.metadata["set"], faces.metadata["split"], strict=True)]
         return torch.where(torch.tensor(outside), -1, 0)
     frontal = torch.tensor([name == "frontal" for name in faces.metadata["set"]])
     fold = torch.zeros(len(subjects), dtype=torch.int64)

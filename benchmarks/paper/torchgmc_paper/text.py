@@ -139,9 +139,7 @@ def prepare(data: Path, out: Path, bar: Bar, setting: Setting) -> Prepared:
 
     plain = cached(out / "lists.safetensors", {**settings, "strength": setting.strength}, lists_of)
     worst = {
-        part_of(m, name): float(bias_of(plain[part_of(m, name)], sets[name].member).abs().max())
-        for m in MODELS
-        for name in SETS
+        part_of(m, name): float(bias_of(plain[part_of(m, name)], sets[name].member).abs().max()) for m in MODELS for name in SETS
     }
     extra["alpha"] = {part: float(f"{min(setting.alpha, setting.rule * value):.2g}") for part, value in worst.items()}
     notes = _notes(sets, lists, attributes, worst, extra["alpha"], setting)
@@ -157,9 +155,7 @@ class _Texts:
         self.rows = range(0, len(self.source), step)
         self.texts = [self.source.texts[k] for k in self.rows]
         self.member = self.source.groups[::step]
-        whole = [
-            text.replace("[MASK]", str(word), 1).lower() for text, word in zip(self.texts, self.column("word"), strict=True)
-        ]
+        whole = [text.replace("[MASK]", str(word), 1).lower() for text, word in zip(self.texts, self.column("word"), strict=True)]
         self.sentence = torch.tensor([_number(text) for text in whole])
 
     def column(self, name: str) -> list[Any]:
@@ -250,9 +246,7 @@ def _part(
             cost |= {"steps": float(fit.iterations), "converged": float(fit.converged)}
             known = fit.violations_after
         share = (member if method == "oracle" else member[calibration]).double().mean(0)
-        rows += deviations(
-            method, on_test[method]["q"], member[test], *names, known, share, len(calibration), part=part, cost=cost
-        )
+        rows += deviations(method, on_test[method]["q"], member[test], *names, known, share, len(calibration), part=part, cost=cost)
     return [{**row, "alpha": alpha} for row in rows]
 
 
@@ -261,9 +255,7 @@ def _fit(
 ) -> dict[str, gmc.DistributionHead]:
     options = (prepared.extra["attributes"], alpha, prepared.extra["groups"])
     # The paper compares at one alpha: every method goes there, noise included.
-    kl, oracle, euclidean = (
-        gmc.DistributionHead(*options, geometry=name, noise_floor=False) for name in ("kl", "kl", "euclidean")
-    )
+    kl, oracle, euclidean = (gmc.DistributionHead(*options, geometry=name, noise_floor=False) for name in ("kl", "kl", "euclidean"))
     for logits, member in _batches(prepared, model, source, calibration):
         for head in (kl, oracle, euclidean):
             head.observe(logits, member)
@@ -452,9 +444,7 @@ def figures(summary: Summary, setting: Setting) -> dict[str, Figure]:
                 method: _lists([{"group": g, "mean": v, "sd": None, "noise": None} for g, v in values.items()], group)
                 for method, values in PAPER[part].items()
             }
-            panels.append(
-                (f"the paper's own figures (BERT, alpha = {setting.alpha:g}; grey is its GMC): {group} prompts", cells)
-            )
+            panels.append((f"the paper's own figures (BERT, alpha = {setting.alpha:g}; grey is its GMC): {group} prompts", cells))
         name = f"{NAME}-{slug(part)}.png"
         title = f"Bias P(A) (P(U | A) - P(U)) on test: {part}"
         found[name] = frame.stacked(panels, METHODS, summary.alpha(part), title)

@@ -99,9 +99,7 @@ def prepare(data: Path, out: Path, bar: Bar, setting: Setting) -> Prepared:
             f"right in {100 * right:.1f} %; {int(len(probs) * setting.calibration)} to calibrate, the rest to test."
         )
         if trained:
-            notes[-1] += (
-                " The data came without scores: the classifier was trained here, on a third of the documents of each leaf."
-            )
+            notes[-1] += " The data came without scores: the classifier was trained here, on a third of the documents of each leaf."
     notes.append(
         "GMC paper and GMC exact are fitted for the mass-weighted promise, those marked conditional for each set's own "
         f"coverage; tight: at a tolerance of {setting.tight:g} instead of {setting.alpha:g}. Cost: mean number of leaves in an "

@@ -159,9 +159,7 @@ def test_unreachable_and_stuck_are_said():
     f0 = torch.zeros(10, 1).double()
     flat = gmc.solve(f0, lambda f: torch.full_like(f, 0.5), torch.ones(10, 1).bool(), alpha=0.1)
     assert not flat.report.converged and "unreachable" in flat.report.message
-    jump = gmc.solve(
-        f0, Pinball(torch.full((10, 1), 0.3).double(), 0.5), torch.ones(10, 1).bool(), alpha=0.1, names=["everyone"]
-    )
+    jump = gmc.solve(f0, Pinball(torch.full((10, 1), 0.3).double(), 0.5), torch.ones(10, 1).bool(), alpha=0.1, names=["everyone"])
     assert not jump.report.converged and "'everyone'" in jump.report.message and "ties" in jump.report.message
 
 

@@ -51,9 +51,7 @@ def test_step_has_the_projections_derivative():
         return projections.simplex(projections.simplex(p - amount[:, None] * v) + 0.5 * amount[:, None] * w)
 
     torch.testing.assert_close(fast(logits), slow(logits))
-    torch.testing.assert_close(
-        torch.autograd.functional.jacobian(fast, logits), torch.autograd.functional.jacobian(slow, logits)
-    )
+    torch.testing.assert_close(torch.autograd.functional.jacobian(fast, logits), torch.autograd.functional.jacobian(slow, logits))
     assert torch.autograd.gradcheck(fast, logits.requires_grad_())
 
 

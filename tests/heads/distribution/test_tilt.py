@@ -94,9 +94,7 @@ def test_log_masses_in_blocks_and_types(monkeypatch):
 
 
 @settings(deadline=None, max_examples=20)
-@given(
-    seed=st.integers(0, 10_000), conditional=st.booleans(), weighted=st.booleans(), alpha=st.sampled_from([0.05, 0.01, 1e-3])
-)
+@given(seed=st.integers(0, 10_000), conditional=st.booleans(), weighted=st.booleans(), alpha=st.sampled_from([0.05, 0.01, 1e-3]))
 def test_projection_meets_alpha_on_every_token(seed, conditional, weighted, alpha):
     logits, member, lists = draw(seed=seed)
     weight = torch.rand(len(logits), dtype=torch.float64, generator=torch.Generator().manual_seed(seed)) + 0.1

@@ -60,9 +60,9 @@ def test_paper_equals_the_loop(seed, conditional):
 def test_exact_ends_within_alpha_in_a_fraction_of_the_steps(seed, conditional, resolution):
     scores, masks, groups = make(n=120, m=60, seed=seed)
     alpha = 0.01
-    head = gmc.ThresholdHead(
-        0.1, alpha, ["a", "b", "c"], conditional=conditional, resolution=resolution, noise_floor=False
-    ).fit(scores, masks, groups)
+    head = gmc.ThresholdHead(0.1, alpha, ["a", "b", "c"], conditional=conditional, resolution=resolution, noise_floor=False).fit(
+        scores, masks, groups
+    )
     table = recompute(head, scores, masks, groups, 0.1, conditional=conditional)
     assert head.report.converged and len(table) == 4
     assert max(map(abs, table)) <= alpha
@@ -110,9 +110,7 @@ def test_images_without_a_positive_pixel_are_left_out_and_counted():
 
 
 @settings(deadline=None, max_examples=25)
-@given(
-    cuts=st.lists(st.integers(0, 40), max_size=5), seed=st.integers(0, 100), resolution=st.sampled_from([None, 0.01, "exact"])
-)
+@given(cuts=st.lists(st.integers(0, 40), max_size=5), seed=st.integers(0, 100), resolution=st.sampled_from([None, 0.01, "exact"]))
 def test_batches_of_any_size_equal_the_whole(cuts, seed, resolution):
     scores, masks, groups = make(seed=seed)
     weight = torch.rand(40, generator=torch.Generator().manual_seed(seed)) + 0.5
@@ -287,7 +285,7 @@ def test_streaming_needs_no_more_memory_for_more_images():
 def test_observe_in_slices_of_bounded_size(monkeypatch):
     scores, masks, groups = make(n=40, m=30, seed=16)
     whole = gmc.ThresholdHead(0.1, 0.02, ["a", "b", "c"]).fit(scores, masks, groups)
-    monkeypatch.setattr("torchgmc.heads.threshold.head.MAX_ELEMENTS", 10_000)
+    monkeypatch.setattr("torchgmc.heads.threshold.problem.MAX_ELEMENTS", 10_000)
     monkeypatch.setattr("torchgmc.heads.threshold.risks.CHUNK", 64)
     sliced = gmc.ThresholdHead(0.1, 0.02, ["a", "b", "c"]).fit(scores, masks, groups)
     torch.testing.assert_close(whole.offsets, sliced.offsets)

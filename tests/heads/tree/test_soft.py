@@ -30,9 +30,7 @@ def soft_tree(head: gmc.TreeHead, probs: list[float], member: list[float], tempe
 
     lam = float(head.base)
     for shift in head.shifts.tolist():
-        lam -= sum(
-            p * sum(a * b for a, b in zip(shift[v], member, strict=True)) for p, v in zip(answer(lam), nodes, strict=True)
-        )
+        lam -= sum(p * sum(a * b for a, b in zip(shift[v], member, strict=True)) for p, v in zip(answer(lam), nodes, strict=True))
     found = [0.0] * tree.num_nodes
     for p, v in zip(answer(lam), nodes, strict=True):
         found[v] += p
@@ -82,8 +80,7 @@ def test_path_is_a_distribution_that_climbs_with_lambda(n, height, seed, tempera
 def test_covered_leaves_is_a_matrix_product(seed, leaves):
     g = torch.Generator().manual_seed(seed)
     paths = [
-        (f"a{int(torch.randint(3, (), generator=g))}", f"b{int(torch.randint(2, (), generator=g))}", f"{k}")
-        for k in range(leaves)
+        (f"a{int(torch.randint(3, (), generator=g))}", f"b{int(torch.randint(2, (), generator=g))}", f"{k}") for k in range(leaves)
     ]
     tree = Tree(paths)
     nodes = torch.rand(4, tree.num_nodes, generator=g, dtype=torch.float64)

@@ -74,9 +74,7 @@ class Browser:
         flags += ["--disable-background-networking", "--disable-component-update", "--hide-scrollbars", "about:blank"]
         # Chromium reads commands from descriptor 3 and answers on 4: the shell moves our pipes there.
         moved = 'exec 3<&0 4>&1 0</dev/null 1>/dev/null 2>/dev/null; exec "$@"'
-        self.process = subprocess.Popen(
-            ["sh", "-c", moved, "sh", CHROMIUM, *flags], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-        )
+        self.process = subprocess.Popen(["sh", "-c", moved, "sh", CHROMIUM, *flags], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         self.number, self.buffer = 0, b""
         self.events: list[dict[str, Any]] = []
         return self

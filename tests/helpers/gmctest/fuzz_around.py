@@ -268,9 +268,7 @@ ENTRIES = [
     Entry("Adapter", adapter_data, adapted, check_adapted),
     Entry(
         "CalibratedModel.soften",
-        lambda n, s: (
-            dict(zip(("x", "groups"), heads_zoo.images(n, s).inputs, strict=True)) | {"mode": "soft", "temperature": 0.1}
-        ),
+        lambda n, s: dict(zip(("x", "groups"), heads_zoo.images(n, s).inputs, strict=True)) | {"mode": "soft", "temperature": 0.1},
         softened,
         finite_if_plain,
     ),

@@ -121,9 +121,7 @@ def check_apply(data: Arguments, answer: Answer) -> None:
         arrays = cli_files.events(60, 1)
         expected = gmc.load(files()[0])(torch.from_numpy(arrays["probs"]), member(arrays))
         with np.load(data["out"]) as written:
-            np.testing.assert_allclose(
-                written["probs" if data["name"] is None else str(data["name"])], expected.numpy(), atol=1e-7
-            )
+            np.testing.assert_allclose(written["probs" if data["name"] is None else str(data["name"])], expected.numpy(), atol=1e-7)
 
 
 def export(head: Any, out: Any, **more: Any) -> Answer:

@@ -239,9 +239,7 @@ def check_simplex(data: Arguments, p: Tensor) -> None:
 
 def check_box(data: Arguments, p: Tensor) -> None:
     if all_plain(data):
-        assert not p.numel() or (
-            float(p.detach().min()) >= data["low"] - 1e-2 and float(p.detach().max()) <= data["high"] + 1e-2
-        )
+        assert not p.numel() or (float(p.detach().min()) >= data["low"] - 1e-2 and float(p.detach().max()) <= data["high"] + 1e-2)
 
 
 def classes(n: int, seed: int) -> Arguments:
@@ -344,9 +342,7 @@ ENTRIES = [
         lambda audits: gmc.compare(audits or {"a": audit_batches(**image_data(9, 1), delta=0.1, alpha=0.1)}),
         lambda d, a: None,
     ),
-    Entry(
-        "save and load", lambda n, s: {"head": head_of(heads_zoo.NAMES[s % 18]), "notes": None}, round_trip, lambda d, h: None
-    ),
+    Entry("save and load", lambda n, s: {"head": head_of(heads_zoo.NAMES[s % 18]), "notes": None}, round_trip, lambda d, h: None),
     Entry("func.sweep", lambda n, s: {"alphas": [0.1, 0.05]}, swept, lambda d, heads: finite([h.offsets for h in heads])),
     Entry(
         "func.apply",

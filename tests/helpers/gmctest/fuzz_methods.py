@@ -342,9 +342,7 @@ ENTRIES = [
         lambda index: indexed(index, "member"),
         lambda d, v: check_index(d | {"ask": "member"}, v),
     ),
-    Entry(
-        "Groups[rows]", lambda n, s: {"rows": torch.randint(5, (3,), generator=rng(s))}, lambda rows: GROUPS[rows], check_rows
-    ),
+    Entry("Groups[rows]", lambda n, s: {"rows": torch.randint(5, (3,), generator=rng(s))}, lambda rows: GROUPS[rows], check_rows),
     Entry("Groups.sums", lambda n, s: {"values": rows(5, s, 2)}, lambda values: GROUPS.sums(values), check_sums),
     Entry(
         "Audit.view",
@@ -386,9 +384,7 @@ ENTRIES = [
         share=0.3,
     ),
     Entry("Audit.plot", lambda n, s: LOOK | {"alpha": 0.1, "top": 3}, lambda **a: an_audit(1).plot(**a), figure, share=0.3),
-    Entry(
-        "Report.plot", lambda n, s: LOOK | {"alpha": 0.1}, lambda **a: head_of("threshold").report.plot(**a), figure, share=0.3
-    ),
+    Entry("Report.plot", lambda n, s: LOOK | {"alpha": 0.1}, lambda **a: head_of("threshold").report.plot(**a), figure, share=0.3),
     Entry(
         "Comparison.plot",
         lambda n, s: LOOK | {"top": 3},
@@ -443,8 +439,7 @@ ENTRIES = [
     Entry(
         "QuantileHead.covers",
         lambda n, s: (
-            dict(zip(("scores", "groups"), heads_zoo.residuals(n, s).observe, strict=True))
-            | {"mode": "hard", "temperature": 0.1}
+            dict(zip(("scores", "groups"), heads_zoo.residuals(n, s).observe, strict=True)) | {"mode": "hard", "temperature": 0.1}
         ),
         lambda **a: head_of("quantile").covers(**a),
         check_covers,
@@ -458,9 +453,7 @@ ENTRIES = [
     Entry(
         "DistributionHead.adjust_",
         lambda n, s: dict(zip(("logits", "groups"), heads_zoo.prompts(n, s).observe, strict=True)),
-        lambda logits, groups: head_of("distribution").adjust_(
-            logits.clone() if isinstance(logits, Tensor) else logits, groups
-        ),
+        lambda logits, groups: head_of("distribution").adjust_(logits.clone() if isinstance(logits, Tensor) else logits, groups),
         finite_if_plain,
     ),
     Entry(

@@ -68,9 +68,7 @@ def public() -> dict[CodeType, str]:
         _add(found, name, getattr(gmc, name))
     for module in MODULES:
         content = importlib.import_module(f"torchgmc.{module}")
-        own = [
-            n for n, v in vars(content).items() if not n.startswith("_") and getattr(v, "__module__", "") == content.__name__
-        ]
+        own = [n for n, v in vars(content).items() if not n.startswith("_") and getattr(v, "__module__", "") == content.__name__]
         for name in getattr(content, "__all__", own):
             _add(found, f"{module}.{name}", getattr(content, name))
     for command in ("apply", "audit", "calibrate", "export", "monitor"):

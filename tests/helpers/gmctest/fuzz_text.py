@@ -146,9 +146,7 @@ def check_masked(data: Arguments, batches: list[Any]) -> None:
         assert batch.logits.shape == (len(batch.sentence), len(tokenizer()))
 
 
-def calibrated_lm(
-    sentences: Any, groups: Any, attributes: Any, alpha: Any, batch_size: Any, weight: Any, solver: Any
-) -> gmc.Head:
+def calibrated_lm(sentences: Any, groups: Any, attributes: Any, alpha: Any, batch_size: Any, weight: Any, solver: Any) -> gmc.Head:
     return text.calibrate_masked_lm(
         language_model(), tokenizer(), sentences, None, groups, attributes, alpha, batch_size, None, False, weight, solver
     )

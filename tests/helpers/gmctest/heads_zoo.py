@@ -203,13 +203,9 @@ ZOO = [
     Entry("tree-unprocessed", lambda: gmc.baselines.UnprocessedTree(TREE, 0.9), documents),
     Entry("gmc", lambda: gmc.GMCHead(Residual, 0.02, groups=GROUPS, noise_floor=False), means, {"mapping": Residual}),
     # The noise rule, with groups of which none is everyone.
-    Entry(
-        "threshold-noise", lambda: gmc.ThresholdHead(0.1, None, OTHERS), lambda n, s: without_all(images(n, s)), per_cell=True
-    ),
+    Entry("threshold-noise", lambda: gmc.ThresholdHead(0.1, None, OTHERS), lambda n, s: without_all(images(n, s)), per_cell=True),
     Entry("probability-noise", lambda: gmc.ProbabilityHead(None, OTHERS, bins=4), lambda n, s: without_all(events(n, s))),
-    Entry(
-        "probability-oversure", lambda: gmc.ProbabilityHead(None, OTHERS, bins=None), lambda n, s: without_all(oversure(n, s))
-    ),
+    Entry("probability-oversure", lambda: gmc.ProbabilityHead(None, OTHERS, bins=None), lambda n, s: without_all(oversure(n, s))),
     Entry("quantile-noise", lambda: gmc.QuantileHead(0.8, None, OTHERS), lambda n, s: without_all(residuals(n, s))),
     Entry("distribution-noise", lambda: gmc.DistributionHead(LISTS, None, OTHERS), lambda n, s: without_all(prompts(n, s))),
     Entry("tree-noise", lambda: gmc.TreeHead(TREE, 0.9, None), documents),

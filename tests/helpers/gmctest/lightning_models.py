@@ -89,9 +89,7 @@ def language_model(kind: str) -> nn.Module:
             max_position_embeddings=16,
         )
         return transformers.BertForMaskedLM(config)
-    config = transformers.GPT2Config(
-        vocab_size=50, n_embd=16, n_layer=1, n_head=2, n_positions=16, bos_token_id=0, eos_token_id=0
-    )
+    config = transformers.GPT2Config(vocab_size=50, n_embd=16, n_layer=1, n_head=2, n_positions=16, bos_token_id=0, eos_token_id=0)
     return transformers.GPT2LMHeadModel(config)
 
 

@@ -152,9 +152,7 @@ def audit_interval(
     m, norm = len(sample), sum(w for _, w in sample)
     mean = sum(w * x for x, w in sample) / norm
     if equal:
-        low, high = (
-            bottom + (top - bottom) * q for q in chernoff_ends((mean - bottom) / (top - bottom), m, math.log(2 / share))
-        )
+        low, high = (bottom + (top - bottom) * q for q in chernoff_ends((mean - bottom) / (top - bottom), m, math.log(2 / share)))
     else:
         half = (top - bottom) * math.sqrt(sum(w * w for _, w in sample) * math.log(2 / share) / 2) / norm
         low, high = mean - half, mean + half

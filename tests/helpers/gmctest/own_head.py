@@ -45,9 +45,7 @@ class MeanHead(gmc.Head):
         rows = self.statistics
         who = rows.member.double()
         before = gmc.violations(who, rows.f - rows.y, weight=rows.weight)
-        self.offsets.copy_(
-            torch.linalg.lstsq(who * rows.weight[:, None].sqrt(), (rows.f - rows.y) * rows.weight.sqrt()).solution
-        )
+        self.offsets.copy_(torch.linalg.lstsq(who * rows.weight[:, None].sqrt(), (rows.f - rows.y) * rows.weight.sqrt()).solution)
         after = gmc.violations(who, rows.f - who @ self.offsets - rows.y, weight=rows.weight)
         worst = torch.stack([before.abs().max(), after.abs().max()])
         self.mark_fitted(gmc.Report(bool(worst[1] <= self.alpha), 1, before, after, worst, 0.0, "least squares."))

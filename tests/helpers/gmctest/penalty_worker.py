@@ -27,8 +27,7 @@ def batches() -> list[tuple[Tensor, Tensor, Tensor]]:
     rng = torch.Generator().manual_seed(3)
     double = {"generator": rng, "dtype": torch.float64}
     return [
-        (torch.randn(20, 4, **double), torch.rand(20, **double).round(), torch.rand(20, 3, generator=rng) < 0.3)
-        for _ in range(4)
+        (torch.randn(20, 4, **double), torch.rand(20, **double).round(), torch.rand(20, 3, generator=rng) < 0.3) for _ in range(4)
     ]
 
 

@@ -69,9 +69,7 @@ def server(monkeypatch, tmp_path_factory):
 
     def publish(files):
         running.files |= files
-        lines = [
-            f"{name} {hashlib.sha256(b).hexdigest()} {running.url}/{urllib.parse.quote(name)}" for name, b in files.items()
-        ]
+        lines = [f"{name} {hashlib.sha256(b).hexdigest()} {running.url}/{urllib.parse.quote(name)}" for name, b in files.items()]
         registry.write_text("\n".join(lines))
 
     running.publish = publish
@@ -85,9 +83,7 @@ def below(folder):
 
 
 def test_what_is_wanted_comes_whole_and_is_not_asked_for_again(server, tmp_path, capsys):
-    server.publish(
-        {"x/+30/a.bmp": b"one", "x/c.txt": CONTENT, "xy.txt": b"no", **{f"x/many/{k}": bytes([k]) for k in range(20)}}
-    )
+    server.publish({"x/+30/a.bmp": b"one", "x/c.txt": CONTENT, "xy.txt": b"no", **{f"x/many/{k}": bytes([k]) for k in range(20)}})
     fetch(tmp_path, "data", ["x"])
     assert {name: (tmp_path / name).read_bytes() for name in below(tmp_path)} == {
         name: content for name, content in server.files.items() if name.startswith("x/")
@@ -208,9 +204,7 @@ def test_the_registry_has_every_file_that_is_needed_at_a_pinned_address():
         address = store.get_url(name)
         if name not in (texts.ORIGINAL["wos"], texts.ORIGINAL["newsgroups"]):
             repository, path = name.split("/", 1)
-            ends = (
-                rf"https://raw\.githubusercontent\.com/[\w-]+/{repository}/[0-9a-f]{{40}}/{re.escape(urllib.parse.quote(path))}"
-            )
+            ends = rf"https://raw\.githubusercontent\.com/[\w-]+/{repository}/[0-9a-f]{{40}}/{re.escape(urllib.parse.quote(path))}"
             assert re.fullmatch(ends, address), address
     found = [Path(name) for name in store.registry_files]
     counts = {place: sum(path.is_relative_to(place) for path in found) for place in (*faces.ORIGINAL, *prompts.ORIGINAL)}

@@ -268,8 +268,7 @@ class GMCHead(Head):
         member: Tensor = self.who(f, x)
         if not isinstance(member, Tensor) or member.dim() not in (2, 3):
             raise ValueError(
-                f"`who` must return a membership (n, a) or test functions (n, a, m), got "
-                f"{getattr(member, 'shape', type(member))}."
+                f"`who` must return a membership (n, a) or test functions (n, a, m), got {getattr(member, 'shape', type(member))}."
             )
         if self.grouped and member.shape[1] != self.num_groups:
             raise ValueError(f"`who` returned {member.shape[1]} sets, but `groups` names {self.num_groups}.")

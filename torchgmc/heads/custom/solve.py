@@ -98,9 +98,7 @@ def solve(
     weights = checks.weights(weight, len(f), f)
     problem = DenseProblem(f, mapping, who, what, projection, weights, conditional, names)
     if solver != "exact":
-        eta = (
-            checks.positive("eta", eta) if eta is not None else theory.step_size(alpha, 1.0, problem.norm(), solver == "fresh")
-        )
+        eta = checks.positive("eta", eta) if eta is not None else theory.step_size(alpha, 1.0, problem.norm(), solver == "fresh")
     elif eta is not None:
         raise ValueError("`eta` is the fixed step of solver='paper' or 'fresh'; solver='exact' finds its own.")
     checks.count("max_iter", max_iter, 1)
@@ -111,9 +109,7 @@ def solve(
     return Solution(f[:, 0] if flat else f, log, report, problem.scale)
 
 
-def replay(
-    solution: Solution, f0: Tensor, who: Who, what: Tensor | None = None, projection: Projection | None = None
-) -> Tensor:
+def replay(solution: Solution, f0: Tensor, who: Who, what: Tensor | None = None, projection: Projection | None = None) -> Tensor:
     """Apply the steps of a solution to new examples: f <- Proj(f - step g), with g at the current f.
 
     Args:

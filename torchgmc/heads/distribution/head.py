@@ -565,9 +565,7 @@ def _check_attributes(attributes: Any) -> dict[str, list[int]]:
             raise TypeError(f"`attributes`[{name!r}] must be a list of token ids, got {tokens!r:.80}.")
         values = tokens.tolist() if isinstance(tokens, Tensor) else list(tokens)
         if not isinstance(name, str) or not values:
-            raise ValueError(
-                f"`attributes` must have a name and at least one token id for every list, got {name!r}: {values!r}."
-            )
+            raise ValueError(f"`attributes` must have a name and at least one token id for every list, got {name!r}: {values!r}.")
         wrong = [v for v in values if isinstance(v, bool) or not isinstance(v, int) or v < 0]
         if wrong:
             raise TypeError(

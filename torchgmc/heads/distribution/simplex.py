@@ -124,9 +124,7 @@ def _kept(f: Tensor, shift: Tensor, tail: Tail) -> Tensor:
         at = middle[:, None]
         x = values.gather(1, (at - 1).clamp_min(0))  # (n, 1)
         level = x - shift[:, None]
-        above = (
-            (f - level).clamp_min(0.0).sum(1, keepdim=True) + tail.sums.detach().gather(1, at) - tail.counts.gather(1, at) * x
-        )
+        above = (f - level).clamp_min(0.0).sum(1, keepdim=True) + tail.sums.detach().gather(1, at) - tail.counts.gather(1, at) * x
         inside = (above < 1.0)[:, 0]
         open_ = low < high
         low = torch.where(open_ & inside, middle, low)

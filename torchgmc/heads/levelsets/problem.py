@@ -52,8 +52,6 @@ class LevelProblem:
         self.place = self.level(z)
         self.table = Table(wide, self.bins, self.read)
 
-    # -- what a subclass defines ---------------------------------------------------------------------------------------
-
     def mapping(self, z: Tensor, rows: Tensor | None) -> Tensor:
         """s of the rows at z, ``(m, C)``."""
         raise NotImplementedError  # abstract
@@ -61,8 +59,6 @@ class LevelProblem:
     def check_groups(self) -> None:
         """Every group has examples."""
         check_masses(self.mass, self.names.who)
-
-    # -- the protocol of the solver ----------------------------------------------------------------------------------
 
     def read(self, rows: Tensor | None) -> tuple[Tensor, Tensor]:
         """w s and level set of the rows at the current f."""

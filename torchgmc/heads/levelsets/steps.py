@@ -185,9 +185,7 @@ class Membership:
     ``more``: those columns, ``(n, k)``; ``own``: the groups of ``member``, ``(n, a)``, that there are; None for all.
     """
 
-    def __init__(
-        self, member: Tensor | Bits, dtype: torch.dtype, more: Tensor | None = None, own: Tensor | None = None
-    ) -> None:
+    def __init__(self, member: Tensor | Bits, dtype: torch.dtype, more: Tensor | None = None, own: Tensor | None = None) -> None:
         self.member, self.dtype, self.own, self.device = member, dtype, own, member.device
         self.more = torch.empty(len(member), 0, dtype=dtype, device=member.device) if more is None else more
         self.groups = 1 + (member.shape[1] if own is None else len(own))

@@ -236,9 +236,7 @@ class ProbabilityHead(Learning):
             if y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
                 raise TypeError(f"`y` must hold class ids (an integer type), got {y.dtype}.")
             if y.numel() and (int(y.min()) < 0 or int(y.max()) >= self.num_classes):
-                raise ValueError(
-                    f"`y` must hold class ids from 0 to {self.num_classes - 1}, got {int(y.min())} to {int(y.max())}."
-                )
+                raise ValueError(f"`y` must hold class ids from 0 to {self.num_classes - 1}, got {int(y.min())} to {int(y.max())}.")
             rows: Tensor = torch.nn.functional.one_hot(y.long(), self.num_classes)
             return rows.double()
         if y.is_complex():
@@ -528,9 +526,7 @@ class ProbabilityHead(Learning):
         """A tenth of a level set."""
         return 0.1 * (self.high - self.low) / self.num_bins
 
-    def values(
-        self, probs: Tensor, y: Tensor, groups: Any = None, softness: float | None = None, features: Any = None
-    ) -> Values:
+    def values(self, probs: Tensor, y: Tensor, groups: Any = None, softness: float | None = None, features: Any = None) -> Values:
         """f - y of each example in its level set (and 0 in the others), for every class.
 
         Soft, the level sets have soft edges.

@@ -60,9 +60,7 @@ def reliability(audit: Audit, *, top: int = 6, title: str | None = None, dark: b
             mean, at = events / count, predicted / count
             reach = torch.stack([mean - low, high - mean]).clamp_min(0.0)
             colour, marker = (theme.series[0], "o") if k == 0 else (theme.series[2], "D")
-            axes.errorbar(
-                at.tolist(), mean.tolist(), reach.tolist(), fmt=marker, color=colour, ms=6, elinewidth=1.4, label=label
-            )
+            axes.errorbar(at.tolist(), mean.tolist(), reach.tolist(), fmt=marker, color=colour, ms=6, elinewidth=1.4, label=label)
         axes.set_title(safe(folded(group, 28)), fontsize=13, color=theme.ink)
         axes.set(xlim=(-0.03, 1.03), ylim=(-0.03, 1.03))
         axes.set_xticks([0, 0.5, 1], ["0", "0.5", "1"])

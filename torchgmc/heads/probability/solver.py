@@ -28,18 +28,7 @@ from torchgmc.engine.values import Names
 from torchgmc.heads.learned import Found as TreesFound
 from torchgmc.heads.levelsets import steps as levelsets
 from torchgmc.heads.levelsets.problem import check_masses
-from torchgmc.heads.levelsets.steps import (
-    LARGEST,
-    ROWS,
-    UNIT,
-    Members,
-    Membership,
-    blocks,
-    cell_sums,
-    exact_product,
-    project,
-    snap,
-)
+from torchgmc.heads.levelsets.steps import LARGEST, ROWS, UNIT, Members, Membership, blocks, cell_sums, exact_product, project, snap
 from torchgmc.heads.probability.static import BLOCK, HALVINGS, SAMPLE, Columns, Found, curvature, fit_static, loss, without
 
 #: Slack of a cell's step, as a share of the violation that is worth a step.
@@ -321,9 +310,7 @@ def fit(examples: ProbabilityStatistics, promise: Promise, max_iter: int, names:
     return Solution(offsets, found.slopes, tables, found.z, report, found.trees)
 
 
-def fit_each(
-    examples: ProbabilityStatistics, promise: Promise, max_iter: int, names: Names, grow: Grow | None = None
-) -> Solution:
+def fit_each(examples: ProbabilityStatistics, promise: Promise, max_iter: int, names: Names, grow: Grow | None = None) -> Solution:
     """:func:`fit` of every column by itself, as the probability of one event."""
     count = examples.z.shape[1]
     found = []
@@ -331,9 +318,7 @@ def fit_each(
         one = replace(examples, z=examples.z[:, [k]], y=examples.y[:, [k]])
         found.append(fit(one, promise, max_iter, Names(names.who, names.what[k::count]), grow))
     rounds = max(len(part.tables) for part in found)  # those of 0 change nothing
-    tables = [
-        torch.cat([part.tables, part.tables.new_zeros(rounds - len(part.tables), *part.tables.shape[1:])]) for part in found
-    ]
+    tables = [torch.cat([part.tables, part.tables.new_zeros(rounds - len(part.tables), *part.tables.shape[1:])]) for part in found]
     reports = [part.report for part in found]
     worst = max(range(count), key=lambda k: (("alpha", "noise", "no").index(reports[k].reached), reports[k].history[-1]))
     steps = max(report.iterations for report in reports)
@@ -387,11 +372,7 @@ class _Attempt(NamedTuple):
 
 
 def _attempt(
-    sample: Sample,
-    before: Measure,
-    max_iter: int,
-    static: Found | None,
-    grow: Callable[[Tensor], TreesFound | None] | None = None,
+    sample: Sample, before: Measure, max_iter: int, static: Found | None, grow: Callable[[Tensor], TreesFound | None] | None = None
 ) -> _Attempt:
     """Offsets and slopes if there are any, trees if there are any, then rounds; the best prefix of them."""
     z, measure, reason = sample.z, before, "converged"
@@ -574,9 +555,7 @@ def _report(
     if promise.noise_floor:
         above = 0 if alpha is None else int((last.abs() > alpha).sum())
         if above and state == "noise":
-            text += (
-                f" {above} of {last.numel()} cells lie above alpha but within their own noise (noise_floor=False chases them)."
-            )
+            text += f" {above} of {last.numel()} cells lie above alpha but within their own noise (noise_floor=False chases them)."
     if static is not None and not static.optimal:
         text += " The conditions of the optimum are not met for every group: plain steps got no further."
     if state == "no":

@@ -510,12 +510,7 @@ def _mix(like: Tensor) -> Tensor:
 
 
 def _average(
-    columns: Columns,
-    theta: Tensor,
-    none: Tensor,
-    fold: Tensor,
-    unit: float,
-    within: tuple[Columns, Tensor, Tensor] | None = None,
+    columns: Columns, theta: Tensor, none: Tensor, fold: Tensor, unit: float, within: tuple[Columns, Tensor, Tensor] | None = None
 ) -> Found:
     """The fits with each ridge, averaged by their held-out loss.
 

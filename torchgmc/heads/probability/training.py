@@ -66,9 +66,7 @@ def solve(head: "ProbabilityHead", probs: Tensor, y: Tensor, groups: Any, weight
     batch = head.check_batch(checks.detached(probs), y, groups, weight)
     check_some("probs", probs)
     problem = LogLoss(batch.y, batch.member, batch.weight, head.multilabel)
-    mass = problem.tilt.T @ problem.share.new_zeros(len(problem.tilt), 1).index_add(
-        0, problem.cell, problem.share
-    )  # (1 + a, 1)
+    mass = problem.tilt.T @ problem.share.new_zeros(len(problem.tilt), 1).index_add(0, problem.cell, problem.share)  # (1 + a, 1)
     check_members(head.groups, mass[1:])
     z = head.coordinates(probs)
     if alpha is None and head.noise_floor:

@@ -109,9 +109,7 @@ class MondrianConformal(QuantileHead):
             table = _above(table, examples)
         self.known, self.table = patterns.to(self.offsets.device), table[:, None].to(self.offsets.device)
         infinite = int(table.isinf().sum())
-        message = (
-            f"{len(table)} combinations of groups, each fitted separately; {infinite} are too small for a finite threshold."
-        )
+        message = f"{len(table)} combinations of groups, each fitted separately; {infinite} are too small for a finite threshold."
         _finish(self, examples, table[cell], message)
         return self
 
@@ -137,9 +135,7 @@ def _finish(head: QuantileHead, examples: QuantileStatistics, found: Tensor, mes
     everyone = head.lacks_everyone(examples.member)
     before = head._problem(examples, start, head.edges.to(start.device), unit, everyone)
     before.check_groups()
-    after = head._problem(
-        examples, (found + (examples.base if own else 0.0))[:, None], before.edges, unit, everyone
-    ).violations()
+    after = head._problem(examples, (found + (examples.base if own else 0.0))[:, None], before.edges, unit, everyone).violations()
     head.unit.fill_(unit)
     state = reached(after, head.alpha, torch.zeros_like(after))
     history = torch.stack([before.violations().abs().max(), after.abs().max()]).cpu()

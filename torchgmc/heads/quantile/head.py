@@ -164,13 +164,7 @@ class QuantileHead(Learning):
         self.mark_unfitted()
 
     def observe(
-        self,
-        scores: Tensor,
-        groups: Any = None,
-        weight: Any = None,
-        base: Any = None,
-        clusters: Any = None,
-        features: Any = None,
+        self, scores: Tensor, groups: Any = None, weight: Any = None, base: Any = None, clusters: Any = None, features: Any = None
     ) -> None:
         """Add a batch to the statistics.
 

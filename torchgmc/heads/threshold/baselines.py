@@ -158,9 +158,7 @@ class Unprocessed(ThresholdHead):
         threshold: float | None = None,
         **options: Any,
     ) -> None:
-        super().__init__(
-            target, alpha, groups, init=threshold if threshold is not None else options.pop("init", None), **options
-        )
+        super().__init__(target, alpha, groups, init=threshold if threshold is not None else options.pop("init", None), **options)
 
     @pooled
     def calibrate(self, solver: str = "exact", eta: float | None = None, max_iter: int | None = None) -> "Unprocessed":

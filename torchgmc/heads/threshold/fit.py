@@ -19,16 +19,8 @@ from torchgmc.heads import finite
 from torchgmc.heads.base import EVERYONE
 from torchgmc.heads.learned import Found as TreesFound
 from torchgmc.heads.learned import looked_at
-from torchgmc.heads.threshold.problem import (
-    POINTS,
-    CurveProblem,
-    CurveStatistics,
-    RiseStatistics,
-    SampleProblem,
-    SampleStatistics,
-    reason,
-    with_everyone,
-)
+from torchgmc.heads.threshold import problem as curves
+from torchgmc.heads.threshold.problem import POINTS, CurveProblem, CurveStatistics, SampleProblem, SampleStatistics
 
 if TYPE_CHECKING:
     from torchgmc.heads.threshold.head import ThresholdHead
@@ -81,9 +73,7 @@ def grow(head: "ThresholdHead", statistics: SampleStatistics, target: Tensor) ->
         return found.base + statistics.member.double() @ found.offsets  # (n, C)
 
     final = thresholds(statistics)
-    start = thresholds(
-        replace(statistics, mass=statistics.mass * seen[:, None], share=statistics.share * seen[statistics.example])
-    )
+    start = thresholds(replace(statistics, mass=statistics.mass * seen[:, None], share=statistics.share * seen[statistics.example]))
     start = torch.where(start.isfinite(), start, final)  # a class that nobody else has
     table, weight = statistics.sketch(SKETCH)
     away = (table - final[..., None])[weight > 0].abs()
@@ -137,12 +127,7 @@ def fit_thresholds(
     history = torch.stack([before.abs().max(), after.abs().max()]).cpu()
     slack = [o.k for o in found]
     variance = torch.stack([s.error for s in spreads], 1).square() * problem.total  # (a + 1, C)
-    details = {
-        "slack": slack if head.per_class else slack[0],
-        "noise": bound,
-        "small": small,
-        "variance": variance[: len(after)],
-    }
+    details = {"slack": slack if head.per_class else slack[0], "noise": bound, "small": small, "variance": variance[: len(after)]}
     report = Report(state == "alpha", 1, before, after, history, time.perf_counter() - began, text, details, state)
     return Fitted(base, offsets, report, everyone)
 
@@ -217,7 +202,7 @@ def _snap(head: "ThresholdHead", found: list[Offsets]) -> tuple[Tensor, Tensor]:
 
 def _why(head: "ThresholdHead", problem: CurveProblem | SampleProblem, lam: Tensor, names: Names, who: int, what: int) -> str:
     """Why a violation stays: the target lies beyond the range, or the risk jumps over it."""
-    sets = with_everyone(problem.member)
+    sets = curves.with_everyone(problem.member)
     inside = sets[:, who, None] > 0  # (c, 1)
 
     def risk(thresholds: Tensor) -> float:
@@ -228,11 +213,11 @@ def _why(head: "ThresholdHead", problem: CurveProblem | SampleProblem, lam: Tens
     ends = [risk(torch.where(inside, end, lam)) for end in (head.low - head.jitter - 1e-9, head.high + head.jitter)]
     here = risk(lam)
     if not min(ends) <= goal <= max(ends):
-        return reason(names.label(who, what), None, min(ends, key=lambda r: abs(r - goal)), goal)
+        return curves.reason(names.label(who, what), None, min(ends, key=lambda r: abs(r - goal)), goal)
     step = head.resolution_used
     around = [risk(torch.where(inside, lam + move, lam)) for move in (-step, step)]
     other = min(around, key=lambda r: abs(r - goal)) if (here - goal) * (min(around) - goal) < 0 else max(around)
-    return reason(names.label(who, what), here, other, goal)
+    return curves.reason(names.label(who, what), here, other, goal)
 
 
 def _folded_curves(statistics: CurveStatistics | SampleStatistics, problem: CurveProblem, label: int) -> Folded:
@@ -240,7 +225,7 @@ def _folded_curves(statistics: CurveStatistics | SampleStatistics, problem: Curv
     assert isinstance(statistics, CurveStatistics)
     points = problem.lattice.points(statistics.steps.device)
     mass, count = statistics.mass[:, :, label], _number(statistics, label)
-    if isinstance(statistics, RiseStatistics):
+    if isinstance(statistics, curves.RiseStatistics):
         point, cell, which = statistics.where()
         chosen, (folds, cells) = which == label, mass.shape
         place, where = torch.unique((point // folds * cells + cell)[chosen], return_inverse=True)
@@ -277,11 +262,7 @@ def _folded(statistics: CurveStatistics | SampleStatistics, label: int) -> Folde
 
 
 def _spread(
-    statistics: CurveStatistics | SampleStatistics,
-    problem: CurveProblem | SampleProblem,
-    label: int,
-    middle: float,
-    target: float,
+    statistics: CurveStatistics | SampleStatistics, problem: CurveProblem | SampleProblem, label: int, middle: float, target: float
 ) -> Spread:
     """Noise of s = rising risk - target at one threshold for everyone."""
     if isinstance(statistics, SampleStatistics):
@@ -298,7 +279,7 @@ def _spread(
     second = two - 2 * target * one + target**2 * zero
     third = three - 3 * target * two + 3 * target**2 * one - target**3 * zero
     total = problem.total[label]
-    mass = with_everyone(problem.member).T @ problem.mass[:, label]
+    mass = curves.with_everyone(problem.member).T @ problem.mass[:, label]
     pooled = second[-1] / zero[-1].clamp_min(1e-300)
     skewness = float(third[-1] / zero[-1].clamp_min(1e-300) / pooled.clamp_min(1e-300) ** 1.5)
     count, squares, sizes = zero, second, mass.square() / zero.clamp_min(1e-300)
@@ -315,7 +296,7 @@ def _spread_of_samples(statistics: SampleStatistics, label: int, middle: float, 
     mass = statistics.mass[:, label]
     risk = torch.zeros_like(mass).index_add_(0, statistics.example[chosen], statistics.share[chosen])  # w R
     value = risk - target * mass  # w s
-    inside = with_everyone(statistics.member)
+    inside = curves.with_everyone(statistics.member)
     sums = total(inside * value[:, None], statistics.cluster)
     masses = total(inside * mass[:, None], statistics.cluster)
     squares, count = sums.square().sum(0), masses.square().sum(0)

@@ -25,20 +25,10 @@ from torchgmc.heads import finite
 from torchgmc.heads.base import Head
 from torchgmc.heads.combinations import threshold_figures, threshold_tables
 from torchgmc.heads.learned import Learning
+from torchgmc.heads.threshold import problem as curves
 from torchgmc.heads.threshold import training
 from torchgmc.heads.threshold.fit import coarse, fit_thresholds, grow, tabulate
-from torchgmc.heads.threshold.problem import (
-    MAX_ELEMENTS,
-    POINTS,
-    ClusterSums,
-    CurveProblem,
-    CurveStatistics,
-    RiseStatistics,
-    SampleProblem,
-    SampleStatistics,
-    coalesce,
-    with_everyone,
-)
+from torchgmc.heads.threshold.problem import POINTS, ClusterSums, CurveProblem, CurveStatistics, SampleProblem, SampleStatistics
 from torchgmc.heads.threshold.risks import CHUNK, RISKS, Lattice, MonotoneRisk, Risk, ShareRisk
 from torchgmc.heads.threshold.task import TASK
 
@@ -134,7 +124,7 @@ class ThresholdHead(Learning):
     )
     arguments: ClassVar[tuple[str, ...]] = ("scores", "masks", "groups", "weight", "clusters", "pixel_weight", "features")
     truth: ClassVar[str] = "masks"
-    keeps: ClassVar[tuple[type, ...]] = (CurveStatistics, RiseStatistics, SampleStatistics, ClusterSums)
+    keeps: ClassVar[tuple[type, ...]] = (CurveStatistics, curves.RiseStatistics, SampleStatistics, ClusterSums)
     common: ClassVar[bool] = True
     task = TASK
 
@@ -259,7 +249,7 @@ class ThresholdHead(Learning):
         lattice, pixels = self.lattice, math.prod(batch.scores.shape[2 if self.per_class else 1 :])
         rows = len(batch.scores)
         if lattice is not None:
-            most = MAX_ELEMENTS // (self.columns * max(POINTS, self._folds * min(pixels, lattice.size)))
+            most = curves.MAX_ELEMENTS // (self.columns * max(POINTS, self._folds * min(pixels, lattice.size)))
             rows = max(1, min(BATCH, most))
         if self.jitter:  # noise is many cheap operations: stay in the cache
             rows = min(rows, max(1, CHUNK // max(1, math.prod(batch.scores.shape[1:]))))
@@ -314,17 +304,17 @@ class ThresholdHead(Learning):
         for table in powers:
             table.index_add_(0, cell, power)
             power = power * risk
-        moments = torch.einsum("cg,pclk->pglk", with_everyone(patterns), powers)
-        clusters = _cluster_sums(own, with_everyone(member), mass, risk) if batch.cluster.shape[1] else None
+        moments = torch.einsum("cg,pclk->pglk", curves.with_everyone(patterns), powers)
+        clusters = _cluster_sums(own, curves.with_everyone(member), mass, risk) if batch.cluster.shape[1] else None
         tail = (masses, moments, torch.tensor(len(scores), device=device), (counts == 0).sum(0), clusters)
-        most = min(MAX_ELEMENTS, max(TABLE, 4 * rows * min(each, size)))
+        most = min(curves.MAX_ELEMENTS, max(TABLE, 4 * rows * min(each, size)))
         many = not self._apart and math.prod(shape) * size > most
         if small:
             slots = (slot[:, None] * columns + torch.arange(columns, device=device)).flatten().index_select(0, row)
             share = share * mass.flatten().index_select(0, row)
             if many:
-                place, share = coalesce(place * math.prod(shape) + slots, share)
-                return RiseStatistics(patterns, share, *tail, place=place)
+                place, share = curves.coalesce(place * math.prod(shape) + slots, share)
+                return curves.RiseStatistics(patterns, share, *tail, place=place)
             sums = torch.bincount(slots * size + place, share, math.prod(shape) * size).to(share)
         else:
             sums = steps.new_zeros(shape[0] * shape[1], columns, size).index_add_(0, slot, steps * mass[:, :, None])

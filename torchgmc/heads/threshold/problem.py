@@ -313,9 +313,7 @@ class ThresholdProblem(OneTensor):
 
     dynamic = False
 
-    def __init__(
-        self, patterns: Tensor, mass: Tensor, target: Tensor, increasing: bool, conditional: bool, names: Names
-    ) -> None:
+    def __init__(self, patterns: Tensor, mass: Tensor, target: Tensor, increasing: bool, conditional: bool, names: Names) -> None:
         self.member, self.mass, self.increasing = patterns.to(torch.float64), mass, increasing
         self.names, self.label = names, names.label
         self.total = mass.sum(0).clamp_min(torch.finfo(torch.float64).tiny)  # (C,)

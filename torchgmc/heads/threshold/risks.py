@@ -107,9 +107,7 @@ class ShareRisk:
         """This risk, where a share of pixels is needed."""
         return self
 
-    def soft(
-        self, scores: Tensor, masks: Tensor, thresholds: Tensor, temperature: float, pixels: Tensor | None = None
-    ) -> Tensor:
+    def soft(self, scores: Tensor, masks: Tensor, thresholds: Tensor, temperature: float, pixels: Tensor | None = None) -> Tensor:
         r"""The risk with soft sides, differentiable in the scores: :math:`\sigma((\lambda - h_i) / T)` for 1{h_i <= lambda}.
 
         Shapes as in :meth:`values`; float32 or float64, as the scores. NaN where no pixel counts.
@@ -205,9 +203,7 @@ class MonotoneRisk:
             "smooth form. Train with one of them, and calibrate with the custom risk afterwards."
         )
 
-    def soft(
-        self, scores: Tensor, masks: Tensor, thresholds: Tensor, temperature: float, pixels: Tensor | None = None
-    ) -> Tensor:
+    def soft(self, scores: Tensor, masks: Tensor, thresholds: Tensor, temperature: float, pixels: Tensor | None = None) -> Tensor:
         """See :meth:`shares`."""
         return self.shares().soft(scores, masks, thresholds, temperature, pixels)
 
@@ -230,8 +226,5 @@ class MonotoneRisk:
         return steps.nan_to_num(0.0), defined.long()
 
 
-RISKS = {
-    "fnr": ShareRisk("fnr", of_positives=True, increasing=True),
-    "fpr": ShareRisk("fpr", of_positives=False, increasing=False),
-}
+RISKS = {"fnr": ShareRisk("fnr", of_positives=True, increasing=True), "fpr": ShareRisk("fpr", of_positives=False, increasing=False)}
 Risk = ShareRisk | MonotoneRisk

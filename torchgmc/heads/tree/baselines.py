@@ -62,9 +62,7 @@ class MondrianConformalTree(SplitConformalTree):
     """
 
     @pooled
-    def calibrate(
-        self, solver: str = "exact", eta: float | None = None, max_iter: int | None = None
-    ) -> "MondrianConformalTree":
+    def calibrate(self, solver: str = "exact", eta: float | None = None, max_iter: int | None = None) -> "MondrianConformalTree":
         """Find the thresholds; accepts the options of a head's ``calibrate`` and ignores them."""
         problem = self._problem()
         member = problem.stats.member.bool()
@@ -73,9 +71,7 @@ class MondrianConformalTree(SplitConformalTree):
                 "`groups` overlap, or somebody is in none: a baseline that fits each group separately needs groups that "
                 "divide the examples. Name the combinations, e.g. one column of labels in Groups.from_columns."
             )
-        lam = [
-            _conformal(self, problem, inside, f"group {name!r}: ") for name, inside in zip(self.groups, member.T, strict=True)
-        ]
+        lam = [_conformal(self, problem, inside, f"group {name!r}: ") for name, inside in zip(self.groups, member.T, strict=True)]
         shifts = -torch.tensor(lam, dtype=torch.float64).expand(1, self.num_nodes, -1).clone()
         _finish(self, problem, 0.0, f"{len(lam)} thresholds, one per group; sets are not fitted.", shifts)
         return self

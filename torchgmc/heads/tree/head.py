@@ -319,9 +319,7 @@ class TreeHead(Head):
         if not is_scripting():
             self.check_input("probs", probs, checks.ordinary("lam", lam), "apply `softmax(1)` to logits")
         if probs.dim() != 2 or probs.shape[1] != self.num_leaves or lam.dim() != 1:
-            raise ValueError(
-                f"`probs` must have shape (n, {self.num_leaves}) and `lam` (n,), got {probs.shape} and {lam.shape}"
-            )
+            raise ValueError(f"`probs` must have shape (n, {self.num_leaves}) and `lam` (n,), got {probs.shape} and {lam.shape}")
         leaves, levels = path_levels(probs, self.paths, self.depths, self.order, self.spans, self.jitter, self.noise_version)
         return answers(levels, self.paths[leaves], lam.to(torch.float64))
 
@@ -512,6 +510,4 @@ class TreeHead(Head):
 def _warning(root: float) -> str:
     if root <= 0.5:
         return ""
-    return (
-        f" Warning: {100 * root:.0f} % of the answers are the root, which says nothing; the scores are too weak for the target."
-    )
+    return f" Warning: {100 * root:.0f} % of the answers are the root, which says nothing; the scores are too weak for the target."

@@ -12,21 +12,8 @@ from torchgmc.audits.audit import Audit
 from torchgmc.engine import checks
 from torchgmc.engine.extras import require
 from torchgmc.heads.tree.head import TreeHead
-from torchgmc.plots.style import (
-    BLUE,
-    DARK,
-    LIGHT,
-    SKY,
-    SMALL,
-    VERMILLION,
-    Theme,
-    new_figure,
-    safe,
-    set_title,
-    share,
-    shorten,
-    signed,
-)
+from torchgmc.plots import DARK, LIGHT, Theme, new_figure, set_title
+from torchgmc.plots.style import BLUE, SKY, SMALL, VERMILLION, safe, share, shorten, signed
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

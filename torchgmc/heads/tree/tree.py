@@ -171,9 +171,7 @@ def _read(parents: Any, names: Sequence[str] | None) -> tuple[list[int], list[st
         raise ValueError(f"`parents` must mark exactly one root with -1, got {found.count(-1)} of them.")
     for node, parent in enumerate(found):
         if (parent != -1 and not 0 <= parent < len(found)) or parent == node:
-            raise ValueError(
-                f"`parents`[{node}] must be another node, 0 to {len(found) - 1}, or -1 for the root, got {parent}."
-            )
+            raise ValueError(f"`parents`[{node}] must be another node, 0 to {len(found) - 1}, or -1 for the root, got {parent}.")
     if names is not None and (isinstance(names, str) or not isinstance(names, Iterable)):
         raise TypeError(f"`names` must be a list with one name per node, got {names!r:.80}.")
     labels = [str(node) for node in range(len(found))] if names is None else [checks.printable(str(name)) for name in names]
@@ -190,8 +188,7 @@ def _read_array(parents: Any) -> list[int]:
         array = torch.as_tensor(parents)
     except (TypeError, ValueError, RuntimeError) as error:
         raise TypeError(
-            "`parents` must be the parent of every node, nested dicts of names or a list of paths, got "
-            f"{type(parents).__name__}."
+            f"`parents` must be the parent of every node, nested dicts of names or a list of paths, got {type(parents).__name__}."
         ) from error
     if array.dim() != 1 or array.is_floating_point() or array.is_complex() or array.dtype == torch.bool:
         raise ValueError(f"`parents` must hold one node id per node, got shape {tuple(array.shape)} of {array.dtype}.")

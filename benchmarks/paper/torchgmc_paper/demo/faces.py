@@ -157,9 +157,7 @@ def _paint(groups: Tensor, size: int, generator: torch.Generator) -> tuple[Tenso
     _over(canvas, hair, fringe)
     _glasses(canvas, frame, dice, turn, profile, glasses)
     brim = -0.42 + 0.06 * dice.between(-1, 1)
-    crown = torch.maximum(
-        frame.ellipse(0.0, -0.62, 1.12, 0.62) * frame.above(brim), frame.ellipse(0.2 * side, brim, 1.30, 0.11)
-    )
+    crown = torch.maximum(frame.ellipse(0.0, -0.62, 1.12, 0.62) * frame.above(brim), frame.ellipse(0.2 * side, brim, 1.30, 0.11))
     _over(canvas, dice.colour(CLOTH) * 0.9, crown * hat)
     shade = 1 - 0.40 * hat * (1 - crown) * (1.6 - 2 * (frame.v - brim)).clamp(0, 1)  # a brim throws a soft shadow
 

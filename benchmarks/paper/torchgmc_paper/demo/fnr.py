@@ -79,9 +79,7 @@ class DemoResult(Result):
         def numbers(row: dict[str, Any], name: str) -> str:
             return f"{percent(row['risk'][name], 1)} {row['deviation'][name]:+.4f}"
 
-        rows = [
-            ([row["group"], percent(row["mass"], 0).rjust(5)], by_method(row, setting.alpha, numbers)) for row in self.rows()
-        ]
+        rows = [([row["group"], percent(row["mass"], 0).rjust(5)], by_method(row, setting.alpha, numbers)) for row in self.rows()]
         return show(
             f"Miss rate by group, target {percent(setting.target, 1)}",
             ["\ngroup", "\nshare"],
@@ -195,10 +193,7 @@ def _page(result: DemoResult, head: gmc.ThresholdHead, test: Faces, masks: dict[
     looks = picture(faces, _FACES)
     risks = Table(
         ["group", "share", *METHODS],
-        [
-            [row["group"], percent(row["mass"], 0), *(percent(row["risk"][name], 1) for name in METHODS)]
-            for row in result.rows()
-        ],
+        [[row["group"], percent(row["mass"], 0), *(percent(row["risk"][name], 1) for name in METHODS)] for row in result.rows()],
         numeric=["share", *METHODS],
     )
     text = "Share of a face's pixels that the mask misses, mean over pictures."

@@ -86,10 +86,7 @@ class ProbabilityResult(Result):
             "Worst deviation over levels of the prediction, by group",
             ["group"],
             METHODS,
-            [
-                ([group], [marked(f"{row[name]:.4f}", row[name], alpha) for name in METHODS])
-                for group, row in self.worst().items()
-            ],
+            [([group], [marked(f"{row[name]:.4f}", row[name], alpha) for name in METHODS]) for group, row in self.worst().items()],
             [["Brier score", *(f"{self.audits[name].cost['Brier score after']:.4f}" for name in METHODS)]],
             f"!  beyond the promised {alpha:g} on these {self.setting.num_test} test examples",
             self.certificate,
@@ -119,9 +116,9 @@ def draw(num: int, seed: int, prevalence: float) -> Cases:
     """Examples of a population in which ``prevalence`` scales how common the groups are."""
     rng = torch.Generator().manual_seed(seed)
     x = torch.randn(num, 8, generator=rng)
-    young, rural, night, returning = (
-        torch.rand(num, 4, generator=rng) < prevalence * torch.tensor([0.35, 0.3, 0.25, 0.4])
-    ).unbind(1)
+    young, rural, night, returning = (torch.rand(num, 4, generator=rng) < prevalence * torch.tensor([0.35, 0.3, 0.25, 0.4])).unbind(
+        1
+    )
     # What drives the event: features, groups the model is not told of, and, for the young, weaker features.
     signal = 1.2 * x[:, 0] - 0.8 * x[:, 1] + 0.6 * x[:, 2] * x[:, 3] - 0.8
     logit = signal * (1 - 0.5 * young) + 0.9 * rural - 0.7 * returning + 0.8 * (rural & night) - 0.3 * night
@@ -196,8 +193,7 @@ def _page(result: ProbabilityResult) -> Page:
     )
     return {"reliability.png": reliability.png}, {
         "title": "A probability that means the same in every group",
-        "lead": "A network predicts an event. Three ways to use its probabilities, audited on "
-        f"{setting.num_test} fresh examples.",
+        "lead": f"A network predicts an event. Three ways to use its probabilities, audited on {setting.num_test} fresh examples.",
         "certificate": result.certificate,
         "sections": [
             Section("Worst deviation of each group", [text], [worst]),

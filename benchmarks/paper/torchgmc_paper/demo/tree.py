@@ -170,10 +170,7 @@ def _page(result: TreeResult, head: gmc.TreeHead) -> Page:
     columns = [f"{what}, {name}" for name in METHODS for what in ("used", "right")]
     coverage = Table(
         ["answers on the shelf", *columns],
-        [
-            [row["set"], *(percent(row[what][name]) for name in METHODS for what in ("mass", "coverage"))]
-            for row in result.rows()
-        ],
+        [[row["set"], *(percent(row[what][name]) for name in METHODS for what in ("mass", "coverage"))] for row in result.rows()],
         numeric=columns,
     )
     root = 'The root, which says nothing, belongs only to "all".'

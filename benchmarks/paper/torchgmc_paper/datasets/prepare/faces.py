@@ -68,9 +68,7 @@ def convert(root: Path) -> None:
     found = pairs(original)
     missing = [name for name in ("frontal", "multipose") if name not in {pair.set for pair in found}]
     if missing:
-        raise FileNotFoundError(
-            f"{str(original)!r} has no photographs with label maps for {missing[0]!r}; is the copy complete?"
-        )
+        raise FileNotFoundError(f"{str(original)!r} has no photographs with label maps for {missing[0]!r}; is the copy complete?")
     out.mkdir(parents=True, exist_ok=True)
     rows: list[dict[str, Any]] = []
     for name in ("frontal", "multipose"):
