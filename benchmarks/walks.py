@@ -13,14 +13,14 @@ Files, hops and returns when the house was reviewed (commit 16fa66e; with fewer 
 
 | leg | files | hops | returns |
 |---|---|---|---|
-| init | 4 -> 4 | 9 -> 10 | 0 -> 0 |
-| fit | 11 -> 19 | 39 -> 60 | 9 -> 14 |
-| forward | 4 -> 5 | 5 -> 9 | 0 -> 3 |
-| audit | 10 -> 17 | 23 -> 59 | 1 -> 8 |
+| init | 4 -> 5 | 9 -> 14 | 0 -> 0 |
+| fit | 11 -> 20 | 39 -> 68 | 9 -> 16 |
+| forward | 4 -> 7 | 5 -> 13 | 0 -> 4 |
+| audit | 10 -> 18 | 23 -> 62 | 1 -> 9 |
 | to_html | 9 -> 19 | 28 -> 52 | 7 -> 9 |
-| levels | 11 -> 22 | 41 -> 69 | 9 -> 19 |
-| export | 11 -> 14 | 26 -> 47 | 2 -> 8 |
-| calibrate | 26 -> 37 | 94 -> 153 | 0 -> 18 |
+| levels | 11 -> 21 | 41 -> 77 | 9 -> 19 |
+| export | 11 -> 15 | 26 -> 55 | 2 -> 11 |
+| calibrate | 26 -> 38 | 94 -> 167 | 0 -> 21 |
 """
 
 import contextlib
