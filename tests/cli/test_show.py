@@ -16,10 +16,10 @@ def test_the_table_is_whole_and_needs_no_colour(tmp_path: Path, capsys: pytest.C
     calibrated(tmp_path, arrays, *FNR, "--groups", "sex,site")
     shown = capsys.readouterr().out
     assert "site=a clinic with a very long name [north], building 3, second floor" in shown and "\x1b" not in shown
-    words = [str(tmp_path / "h.safetensors"), str(tmp_path / "d.npz"), "--rows", "2", "--delta", "0.01", "--require", "nothing"]
+    words = [str(tmp_path / "h.safetensors"), str(tmp_path / "d.npz"), "--rows", "2", "--require", "nothing"]
     assert main(["audit", *words]) == 0
     shown = capsys.readouterr().out
-    assert "and 4 more" in shown and "With 99 % confidence" in shown and "that would certify" in shown
+    assert "and 4 more" in shown and "With 95 % confidence" in shown and "that would certify" in shown
 
 
 def test_a_bar_on_a_terminal_and_none_in_a_pipe(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -108,15 +108,17 @@ class Folded:
         alone = torch.ones(1, 1, dtype=torch.float64, device=self.mass.device)
         return float(one.settle(0 * alone, alone, lambda few, _: alone * weighted_quantile(few.scores, few.weight[0], mass))[1])
 
-    def bucketed(self, most: int) -> "Folded":
-        """About ``most`` scores in place of all: neighbours in a cell become one, at their mean, of about equal weight."""
+    def bucketed(self, most: int, merged: bool = False) -> "Folded":
+        """About ``most`` scores in place of all: neighbours in a cell become one, at their mean; of about equal weight if some
+        were ``merged`` before, else as many in each.
+        """
         n, cells = len(self.scores), len(self.member)
         if n <= most:
             return self
         order = self.scores.argsort()
         order = order[self.cell[order].argsort(stable=True)]
         cell = self.cell[order]
-        count, mass = torch.bincount(cell, minlength=cells), self.weight.sum(0)[order]
+        count, mass = torch.bincount(cell, minlength=cells), self.weight.sum(0)[order] if merged else torch.ones_like(self.scores)
         inside = torch.bincount(cell, mass, cells)
         below = mass.cumsum(0) - mass - (inside.cumsum(0) - inside)[cell]  # in the cell
         parts = (inside * (most / inside.sum().clamp_min(1e-300))).ceil().long().clamp_min(1).minimum(count.clamp_min(1))
@@ -229,7 +231,8 @@ def fit_offsets(data: Folded, target: float, error: Tensor, count: Tensor, skewn
     if len(columns) == 0 or int(kept.sum()) < 2:
         return Offsets(everyone, alike, math.inf, torch.zeros(0))
     design = data.design(columns)
-    few = data.near(torch.full_like(data.mass[0], everyone))[0].bucketed(max(BUCKETS, 4 * len(data.member)))  # to choose k
+    few, most = data.near(torch.full_like(data.mass[0], everyone))[0], max(BUCKETS, 4 * len(data.member))
+    few = few.bucketed(most, merged=data.span > 0)  # to choose k
     problem = Pinball(few.scores, few.cell, design)
     # Fits without each fold, then with all.
     left = torch.cat([1.0 - torch.eye(folds, dtype=torch.float64, device=design.device)[kept], total.new_ones(1, folds)])
