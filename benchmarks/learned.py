@@ -33,7 +33,7 @@ RESULTS = Path(__file__).parent / "results"
 NOTE = """\
 n is the number of calibration rows, or all that a set has (German has 350, COMPAS 2,161). One thing was changed after looking
 at the first seed of Adult: a frequent value (no capital gain) has a bin to itself; everything else was chosen on made-up data.
-Ours and mcgrad with 5 rounds were timed side by side on one day, on a machine that was busy with other work. Not reached:
+Ours and mcgrad with 5 rounds were timed side by side on one day, beside at most one other process. Not reached:
 on German, on Adult behind naive Bayes and a tree with 2,000 rows, and on Adult with 10,000, mcgrad with 5 rounds is faster
 still (`time` below 1); there boosting takes most of our time, of few rows in calls of torch that cost more than their
 arithmetic. Tried without effect on Adult, tree, n = 10,000 (5 seeds, Brier): batches of one tree +.0005 ± .0003, a patience
