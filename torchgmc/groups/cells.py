@@ -59,3 +59,8 @@ def _compress(ids: Tensor) -> tuple[Tensor, int]:
 def representatives(ids: Tensor, count: int) -> Tensor:
     """One row of each cell, shape ``(count,)``."""
     return ids.new_zeros(count).scatter_(0, ids, torch.arange(len(ids), device=ids.device))
+
+
+def with_everyone(member: Tensor) -> Tensor:
+    """Membership, and a column of everyone, ``(n, a + 1)``."""
+    return torch.cat([member, torch.ones_like(member[:, :1])], 1)

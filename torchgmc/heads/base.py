@@ -24,6 +24,7 @@ from torchgmc.engine.scripting import has_values, is_scripting, is_tracing
 from torchgmc.engine.solver import SOLVERS, Report
 from torchgmc.engine.statistics import PerExample
 from torchgmc.engine.values import Names, Values
+from torchgmc.groups.cells import with_everyone
 from torchgmc.groups.columns import is_frame
 from torchgmc.groups.groups import Groups, check_groups, no_membership
 from torchgmc.heads.task import Task
@@ -228,7 +229,7 @@ class Head(Float64Module):
 
     def promised(self, member: Tensor) -> Tensor:
         """Membership in :meth:`promised_groups` ``(n, a)``, from that in the groups."""
-        return torch.cat([member, torch.ones_like(member[:, :1])], 1) if self.promises_everyone else member
+        return with_everyone(member) if self.promises_everyone else member
 
     def s_range(self) -> tuple[Any, Any] | None:
         """Smallest and largest s that can occur: numbers, or tensors ``(u,)``. None if unknown: then the data tell.

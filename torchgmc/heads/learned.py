@@ -397,11 +397,16 @@ class Learning(Head):
                 unseen[rows[len(rows) - count :]] = trees.boost(*parts, *options, stop=False).z
         return Found(column, cut, kind, found.moves, z, order, held, found.history, final, unseen, *none, found.places)
 
+    @staticmethod
+    def many(rows: int) -> bool:
+        """Are they so many that trees are learned from some of them?"""
+        return rows >= 2 * (trees.POOL + trees.JUDGES)
+
     def _learn_from_some(self, rows: Any) -> bool:
         """Of very many rows, over all ranks, fit some by themselves and keep what they teach; False if all can be looked at."""
-        wanted = trees.POOL + trees.JUDGES
-        if self.linear or rows.cluster.shape[1] or int(over_ranks(torch.tensor(rows.rows))) < 2 * wanted:
+        if self.linear or rows.cluster.shape[1] or not self.many(int(over_ranks(torch.tensor(rows.rows)))):
             return False
+        wanted = trees.POOL + trees.JUDGES
         spots, other = places(*rows.content()), self.twin()
         few = rows.pick(spots.place < int(wanted * spots.limit / spots.rows))
         other.statistics = type(rows)(*(collected(value)[0] for value in vars(few).values())).sorted()

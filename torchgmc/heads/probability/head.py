@@ -264,7 +264,7 @@ class ProbabilityHead(Learning):
         if solver != "exact" or rows.cluster.shape[1] or self.linear or (self.learns and self.multilabel):
             return False
         count = torch.tensor(0 if self.statistics is None else self.statistics.rows)
-        return not self.learns or int(over_ranks(count, always=True)) >= 2 * (trees.POOL + trees.JUDGES)
+        return not self.learns or self.many(int(over_ranks(count, always=True)))
 
     @pooled
     @rows_stay(_rows_stay)

@@ -24,7 +24,7 @@ from torchgmc.engine.offsets import CELLS, Folded, Offsets, fit_offsets, fit_off
 from torchgmc.engine.scripting import is_scripting
 from torchgmc.engine.solver import EXACT_STEPS, MAX_FIXED_STEPS, Log, Report, reached, run
 from torchgmc.engine.values import Names, Values
-from torchgmc.groups.cells import pattern_ids
+from torchgmc.groups.cells import pattern_ids, with_everyone
 from torchgmc.heads import finite
 from torchgmc.heads.base import EVERYONE
 from torchgmc.heads.combinations import threshold_figures, threshold_tables
@@ -295,7 +295,7 @@ class QuantileHead(Learning):
     ) -> QuantileProblem:
         member, names = examples.member, self.groups
         if everyone:
-            member, names = torch.cat([member, torch.ones_like(member[:, :1])], 1), [*names, EVERYONE]
+            member, names = with_everyone(member), [*names, EVERYONE]
         where = {"z": z, "member": member, "weight": examples.weight, "edges": edges, "unit": unit, "euclidean": None}
         named = Names(names, self._levels() if len(edges) else [""])
         return QuantileProblem(examples.scores, self.target, names=named, conditional=self.conditional, **where)
@@ -376,7 +376,7 @@ class QuantileHead(Learning):
             return fit_offsets_to(data, self.target, alpha, worst), 0.0
         middle = quantile_of_all(residual, weight, self.target)
         s = (residual <= middle).double() - self.target
-        everyone = torch.cat([member, torch.ones_like(member[:, :1])], 1)
+        everyone = with_everyone(member)
         sums = total_of(everyone * (weight * s)[:, None], examples.cluster)  # (m, a + 1)
         mass = total_of(everyone * weight[:, None], examples.cluster)
         squares, heavy = over_ranks(torch.stack([sums.square().sum(0), mass.square().sum(0)]))

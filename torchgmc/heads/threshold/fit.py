@@ -14,7 +14,7 @@ from torchgmc.engine.noise import small_groups
 from torchgmc.engine.offsets import Folded, Offsets, fit_offsets, fit_offsets_to, weighted_quantile
 from torchgmc.engine.solver import Report, reached
 from torchgmc.engine.values import Names
-from torchgmc.groups.cells import pattern_ids
+from torchgmc.groups.cells import pattern_ids, with_everyone
 from torchgmc.heads import finite
 from torchgmc.heads.base import EVERYONE
 from torchgmc.heads.learned import Found as TreesFound
@@ -202,7 +202,7 @@ def _snap(head: "ThresholdHead", found: list[Offsets]) -> tuple[Tensor, Tensor]:
 
 def _why(head: "ThresholdHead", problem: CurveProblem | SampleProblem, lam: Tensor, names: Names, who: int, what: int) -> str:
     """Why a violation stays: the target lies beyond the range, or the risk jumps over it."""
-    sets = curves.with_everyone(problem.member)
+    sets = with_everyone(problem.member)
     inside = sets[:, who, None] > 0  # (c, 1)
 
     def risk(thresholds: Tensor) -> float:
@@ -279,7 +279,7 @@ def _spread(
     second = two - 2 * target * one + target**2 * zero
     third = three - 3 * target * two + 3 * target**2 * one - target**3 * zero
     total = problem.total[label]
-    mass = curves.with_everyone(problem.member).T @ problem.mass[:, label]
+    mass = with_everyone(problem.member).T @ problem.mass[:, label]
     pooled = second[-1] / zero[-1].clamp_min(1e-300)
     skewness = float(third[-1] / zero[-1].clamp_min(1e-300) / pooled.clamp_min(1e-300) ** 1.5)
     count, squares, sizes = zero, second, mass.square() / zero.clamp_min(1e-300)
@@ -296,7 +296,7 @@ def _spread_of_samples(statistics: SampleStatistics, label: int, middle: float, 
     mass = statistics.mass[:, label]
     risk = torch.zeros_like(mass).index_add_(0, statistics.example[chosen], statistics.share[chosen])  # w R
     value = risk - target * mass  # w s
-    inside = curves.with_everyone(statistics.member)
+    inside = with_everyone(statistics.member).double()
     sums = total(inside * value[:, None], statistics.cluster)
     masses = total(inside * mass[:, None], statistics.cluster)
     squares, count = sums.square().sum(0), masses.square().sum(0)

@@ -20,7 +20,7 @@ from torchgmc.engine.folds import Splits, fresh_splits
 from torchgmc.engine.scripting import is_scripting
 from torchgmc.engine.solver import MAX_FIXED_STEPS, Report, run
 from torchgmc.engine.values import Names, Values
-from torchgmc.groups.cells import pattern_ids
+from torchgmc.groups.cells import pattern_ids, with_everyone
 from torchgmc.heads import finite
 from torchgmc.heads.base import Head
 from torchgmc.heads.combinations import threshold_figures, threshold_tables
@@ -304,8 +304,8 @@ class ThresholdHead(Learning):
         for table in powers:
             table.index_add_(0, cell, power)
             power = power * risk
-        moments = torch.einsum("cg,pclk->pglk", curves.with_everyone(patterns), powers)
-        clusters = _cluster_sums(own, curves.with_everyone(member), mass, risk) if batch.cluster.shape[1] else None
+        moments = torch.einsum("cg,pclk->pglk", with_everyone(patterns).double(), powers)
+        clusters = _cluster_sums(own, with_everyone(member).double(), mass, risk) if batch.cluster.shape[1] else None
         tail = (masses, moments, torch.tensor(len(scores), device=device), (counts == 0).sum(0), clusters)
         most = min(curves.MAX_ELEMENTS, max(TABLE, 4 * rows * min(each, size)))
         many = not self._apart and math.prod(shape) * size > most

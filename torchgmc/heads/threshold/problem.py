@@ -176,11 +176,6 @@ class RiseStatistics(CurveStatistics):
         return len(self.place)
 
 
-def with_everyone(member: Tensor) -> Tensor:
-    """Membership, and a column of everyone, float64 ``(n, a + 1)``."""
-    return torch.cat([member, torch.ones_like(member[:, :1])], 1).double()
-
-
 def coalesce(place: Tensor, steps: Tensor) -> tuple[Tensor, Tensor]:
     """Distinct places, ascending, and the sum of the steps at each."""
     place, where = torch.unique(place, return_inverse=True)
