@@ -38,8 +38,8 @@ on German, on Adult behind naive Bayes and a tree with 2,000 rows, and on Adult 
 still (`time` below 1); there boosting takes most of our time, of few rows in calls of torch that cost more than their
 arithmetic. Tried without effect on Adult, tree, n = 10,000 (5 seeds, Brier): batches of one tree +.0005 ± .0003, a patience
 of 5 -.0001 ± .0001. One run of `--speed`: n = 100,000 x 50 features, ours 2.6 s (Brier of fresh rows 0.1727), mcgrad with 5
-rounds 11.3 s (0.1725); before trees became faster, n = 1,000,000: ours 32.5 s (0.1714), mcgrad 84.6 s (0.1709): ours is
-faster there and slightly less accurate. mcgrad's default has run on 5 of the 10 seeds (flights: 2), on an earlier day, as have
+rounds 11.3 s (0.1725); n = 1,000,000, where some rows teach the trees: ours 10.0 s (0.1715), mcgrad 83.4 s (0.1709): ours
+is faster there and slightly less accurate. mcgrad's default has run on 5 of the 10 seeds (flights: 2), on an earlier day, as have
 the methods of sklearn: `time` is rough there. Not measured: n = 30,000 with several seeds. Thresholds from a U-Net's
 bottleneck and triples of real columns: `python -m benchmarks.hidden`."""
 TRIPLES = "triples of groups that no method was given"
