@@ -87,6 +87,8 @@ HEADS: dict[str, tuple[Callable[[], gmc.Head], Callable[[int, torch.Generator], 
     "probability": (lambda: gmc.ProbabilityHead(0.005, _names(50)), probability),
     "distribution": (lambda: gmc.DistributionHead({"a": [3, 4], "b": [4, 5], "c": [9]}, 0.002, _names(10)), distribution),
     "quantile": (lambda: gmc.QuantileHead(0.9, 0.01, _names(5)), quantile),
+    "quantile-counts": (lambda: gmc.QuantileHead(0.9, 0.01, _names(5), resolution=0.001), quantile),
+    "quantile-levels": (lambda: gmc.QuantileHead(0.9, 0.01, _names(5), bins=5, range=(0.0, 5.0), resolution=0.001), quantile),
     "threshold": (lambda: gmc.ThresholdHead(0.1, 0.01, _names(4)), threshold),
     "tree": (lambda: gmc.TreeHead(TREE, 0.9, 0.02), tree),
 }

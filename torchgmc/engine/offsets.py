@@ -30,7 +30,8 @@ class Folded:
     ``scores``: float64 ``(N,)``; ``cell``: int64 ``(N,)``. ``weight``: of each score, by fold, ``(F, N)``. ``mass``: of each
     cell, by fold, ``(F, c)``; where examples may have no score at all it exceeds the sum of the weights. ``member``: groups of
     each cell, bool or fractional ``(c, a)``. ``examples``: number of examples (or clusters) altogether. ``span``: width of the
-    scores, a power of two, where they are many, and may be this rank's only; else 0. See :meth:`near`.
+    scores, a power of two, where they are many, and may be this rank's only; else 0. See :meth:`near`. ``merged``: a score may
+    stand for many.
     """
 
     scores: Tensor
@@ -40,6 +41,7 @@ class Folded:
     member: Tensor
     examples: float
     span: float = 0.0
+    merged: bool = False
 
     @property
     def total(self) -> Tensor:
@@ -78,7 +80,7 @@ class Folded:
         rows = rows[rows[:, 0].argsort(stable=True)]
         rows = rows[rows[:, 1].argsort(stable=True)].T.contiguous()
         radius = self.span * 2.0 ** (first // (1 << fine) - OCTAVES) * (1 + first % (1 << fine) / (1 << fine))
-        return replace(self, scores=rows[0], cell=rows[1].long(), weight=rows[2:], span=0.0), radius
+        return replace(self, scores=rows[0], cell=rows[1].long(), weight=rows[2:], span=0.0, merged=True), radius
 
     def settle(self, theta: Tensor, design: Tensor, find: Callable[["Folded", Tensor], Tensor]) -> tuple["Folded", Tensor]:
         """Offsets ``(B, K)`` that ``find`` makes of the scores and of offsets to start from; and the scores it saw last.
@@ -108,9 +110,9 @@ class Folded:
         alone = torch.ones(1, 1, dtype=torch.float64, device=self.mass.device)
         return float(one.settle(0 * alone, alone, lambda few, _: alone * weighted_quantile(few.scores, few.weight[0], mass))[1])
 
-    def bucketed(self, most: int, merged: bool = False) -> "Folded":
+    def bucketed(self, most: int) -> "Folded":
         """About ``most`` scores in place of all: neighbours in a cell become one, at their mean; of about equal weight if some
-        were ``merged`` before, else as many in each.
+        were :attr:`merged` before, else as many in each.
         """
         n, cells = len(self.scores), len(self.member)
         if n <= most:
@@ -118,7 +120,8 @@ class Folded:
         order = self.scores.argsort()
         order = order[self.cell[order].argsort(stable=True)]
         cell = self.cell[order]
-        count, mass = torch.bincount(cell, minlength=cells), self.weight.sum(0)[order] if merged else torch.ones_like(self.scores)
+        count = torch.bincount(cell, minlength=cells)
+        mass = self.weight.sum(0)[order] if self.merged else torch.ones_like(self.scores)
         inside = torch.bincount(cell, mass, cells)
         below = mass.cumsum(0) - mass - (inside.cumsum(0) - inside)[cell]  # in the cell
         parts = (inside * (most / inside.sum().clamp_min(1e-300))).ceil().long().clamp_min(1).minimum(count.clamp_min(1))
@@ -232,7 +235,7 @@ def fit_offsets(data: Folded, target: float, error: Tensor, count: Tensor, skewn
         return Offsets(everyone, alike, math.inf, torch.zeros(0))
     design = data.design(columns)
     few, most = data.near(torch.full_like(data.mass[0], everyone))[0], max(BUCKETS, 4 * len(data.member))
-    few = few.bucketed(most, merged=data.span > 0)  # to choose k
+    few = few.bucketed(most)  # to choose k
     problem = Pinball(few.scores, few.cell, design)
     # Fits without each fold, then with all.
     left = torch.cat([1.0 - torch.eye(folds, dtype=torch.float64, device=design.device)[kept], total.new_ones(1, folds)])

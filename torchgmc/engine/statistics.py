@@ -70,7 +70,11 @@ class PerExample:
     def __add__(self: _Same, other: _Same) -> _Same:
         """Both sets of examples."""
         self.check_alike(other)
-        return type(self)(*(torch.cat([a, vars(other)[name]]) for name, a in vars(self).items()))
+        return self.joined([other])
+
+    def joined(self: _Same, others: list[_Same]) -> _Same:
+        """With all of the others, which are known to be alike: none is copied twice."""
+        return type(self)(*(torch.cat([a, *(vars(other)[name] for other in others)]) for name, a in vars(self).items()))
 
     def check_alike(self, other: Any) -> None:
         """Raise unless other examples can be added to these."""
@@ -93,13 +97,17 @@ class PerExample:
         """Examples of each group after weighting, or clusters it occurs in, ``(a,)``."""
         if self.cluster.shape[1]:
             return (total(self.member.double(), self.cluster) > 0).double().sum(0)
-        powers = torch.stack([self.weight, self.weight.square()])  # (2, n)
+        powers = torch.stack([self.weight, self.squared()])  # (2, n)
         inside = powers.new_zeros(2, self.member.shape[1])
         for start in range(0, len(self.weight), ROWS):
             weight, m = powers[:, start : start + ROWS], self.member[start : start + ROWS].double()
             inside += torch.stack([weight[0] @ m, weight[1] @ m.square()])
         inside = distributed.total(inside)
         return inside[0].square() / inside[1].clamp_min(1e-300)
+
+    def squared(self) -> Tensor:
+        """Squared weight of each example, ``(n,)``."""
+        return self.weight.square()
 
     def pick(self: _Same, rows: Tensor | slice) -> _Same:
         """Some of the examples."""

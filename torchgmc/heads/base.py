@@ -852,7 +852,7 @@ def largest_cluster(statistics: Any) -> float:
 def _joined(parts: list[Any]) -> Any:
     """The sum: of rows all at once, so that none is copied twice; else of the smallest first."""
     if len(parts) > 1 and isinstance(parts[0], PerExample):
-        return type(parts[0])(*(torch.cat([vars(part)[name] for part in parts]) for name in vars(parts[0])))
+        return parts[0].joined(parts[1:])
     return functools.reduce(lambda late, early: early + late, reversed(parts))
 
 

@@ -16,7 +16,6 @@ from torchgmc.distributed import total as over_ranks
 from torchgmc.engine import checks, noise, soft, trees
 from torchgmc.engine.batches import checked_once
 from torchgmc.engine.clusters import check as check_clusters
-from torchgmc.engine.clusters import deal_clusters
 from torchgmc.engine.clusters import total as total_of
 from torchgmc.engine.folds import EXACT, fresh_splits
 from torchgmc.engine.noise import small_groups
@@ -35,7 +34,7 @@ from torchgmc.heads.levelsets import steps as levelsets
 from torchgmc.heads.levelsets.steps import cell_sums
 from torchgmc.heads.quantile import problem as quantiles
 from torchgmc.heads.quantile import training
-from torchgmc.heads.quantile.problem import QuantileProblem, QuantileStatistics
+from torchgmc.heads.quantile.problem import QuantileProblem, QuantileStatistics, ScoreCounts
 from torchgmc.heads.quantile.task import TASK
 
 
@@ -70,6 +69,9 @@ class QuantileHead(Learning):
             or ``finite_sample``.
         fractional: memberships may be numbers m from 0 to 1 (probabilities of membership): the promise is about E[m s].
             Not with ``finite_sample``.
+        resolution: keep counts of scores rounded up by at most this part of their size (e.g. 0.001), not the scores: for any
+            number of examples the statistics stay small, as does what processes exchange. Thresholds are then up to so much
+            larger. Not with ``finite_sample``, ``learn``, ``fractional``, ``base`` or clusters.
 
     Shapes: ``fit(scores (n,), groups (n, a))``; ``head(groups)`` -> thresholds ``(n,)``, float64. A starting threshold per
     example may be passed as ``base`` to both; it replaces q0.
@@ -97,12 +99,14 @@ class QuantileHead(Learning):
     table: Tensor
     settings: ClassVar[tuple[str, ...]] = (
         *("target", "alpha", "groups", "bins", "conditional", "init", "range", "noise_floor", "finite_sample", "patterns"),
-        "learn",
+        *("learn", "resolution"),
     )
-    fit_only: ClassVar[tuple[str, ...]] = ("alpha", "target", "conditional", "init", "range", "noise_floor", "patterns")
+    fit_only: ClassVar[tuple[str, ...]] = (
+        *("alpha", "target", "conditional", "init", "range", "noise_floor", "patterns", "resolution"),
+    )
     common: ClassVar[bool] = True
     two_valued: ClassVar[bool] = True
-    keeps: ClassVar[tuple[type, ...]] = (QuantileStatistics,)
+    keeps: ClassVar[tuple[type, ...]] = (QuantileStatistics, ScoreCounts)
     arguments: ClassVar[tuple[str, ...]] = ("scores", "groups", "weight", "base", "clusters", "features")
     takes = "groups"
     task = TASK
@@ -126,6 +130,7 @@ class QuantileHead(Learning):
         patterns: Any = None,
         learn: Any = None,
         fractional: bool = False,
+        resolution: float | None = None,
     ) -> None:
         super().__init__(alpha, groups, conditional, noise_floor=noise_floor)
         self.target = checks.fraction("target", target)
@@ -137,6 +142,9 @@ class QuantileHead(Learning):
             raise ValueError("`finite_sample` needs groups that do not depend on the threshold; omit `bins`.")
         if learn is not None and (self.bins is not None or self.finite_sample):
             raise ValueError("`learn` makes thresholds that depend on features; omit `bins` and `finite_sample`.")
+        self.resolution = None if resolution is None else checks.fraction("resolution", resolution)
+        if self.resolution is not None and (self.finite_sample or learn is not None or fractional or self.resolution < 1e-9):
+            raise ValueError("`resolution` (at least 1e-9) counts scores; omit `finite_sample`, `learn` and `fractional`.")
         if init is not None and not (isinstance(init, int | float) and abs(init) < math.inf):
             raise ValueError(f"`init` must be a finite threshold, got {init!r}.")
         self.init = None if init is None else float(init)
@@ -177,8 +185,10 @@ class QuantileHead(Learning):
             features: what groups are learned from, ``(n, d)``, where the head was made with ``learn``.
         """
         batch = self.check_batch(scores, groups, weight, base, clusters, features)
+        if self.resolution is not None and (base is not None or clusters is not None):
+            raise ValueError("a head with `resolution` counts scores; omit `base` and `clusters`, or make it without.")
         if batch.rows:
-            self.keep(batch.clone(), batch.scores)
+            self.keep(batch.clone() if self.resolution is None else ScoreCounts.of(batch, self.resolution), batch.scores)
 
     @checked_once
     def check_batch(
@@ -204,7 +214,8 @@ class QuantileHead(Learning):
 
     def _rows_stay(self, rows: QuantileStatistics, solver: str = "exact", *_: Any, **__: Any) -> bool:
         """Do sums over the rows tell everything? See :func:`torchgmc.distributed.rows_stay`."""
-        if solver != "exact" or self.bins is not None or self.finite_sample or self.learns or rows.cluster.shape[1]:
+        counted = self.bins is not None or self.finite_sample or self.learns or self.resolution is not None
+        if solver != "exact" or counted or rows.cluster.shape[1]:
             return False
         own = rows if self.statistics is None else self.statistics
         counts = torch.tensor([len(pattern_ids(own.member)[1]), int(own.base.isnan().sum()), own.rows])
@@ -217,7 +228,8 @@ class QuantileHead(Learning):
         """Find the thresholds.
 
         Over several processes, rows of more than 32,768 examples stay where they are; they are sent to every process with
-        ``bins``, ``finite_sample``, ``learn``, clusters, other solvers, or more than 1,024 combinations of groups.
+        ``bins``, ``finite_sample``, ``learn``, clusters, other solvers, or more than 1,024 combinations of groups. With
+        ``resolution`` the counts are sent.
 
         Args:
             solver: ``"exact"`` (line searches on the pinball loss), ``"paper"`` (Algorithm 1) or ``"fresh"`` (Algorithm 2).
@@ -257,7 +269,7 @@ class QuantileHead(Learning):
             s = [(seen.scores[:, None] <= q).double() - self.target for q in (start, fresh)]
             self.write_rules(found, (after - start, *s), seen, self.s_range())
         details = {
-            "examples": int(over_ranks(torch.tensor(examples.rows))),
+            "examples": int(over_ranks(examples.counts().sum())),
             "alpha_asked": self.alpha,
             "alpha_met": float(report.violations_after.abs().max()),
         }
@@ -326,7 +338,7 @@ class QuantileHead(Learning):
         (self.shift if own else self.base).fill_(lift)
         self.offsets.copy_(-snapped)
         steps, history = 1, [before.violations().abs().max(), problem.violations().abs().max()]
-        fixed, noise_of, _ = self._noise(problem, level, examples.cluster)
+        fixed, noise_of, _ = self._noise(problem, level, examples)
         small = small_groups(self.groups, examples.group_sizes(), self.target)
         message = noise.explain(found.k, self.noise_floor, small)
         if len(edges):
@@ -339,7 +351,7 @@ class QuantileHead(Learning):
         worst = int(after.abs().argmax())
         place = divmod(worst, after.shape[1])
         state = reached(after, self.alpha, noise_of)
-        details = {"slack": found.k, "noise": noise_of, "variance": self._noise(problem, level, examples.cluster)[2]}
+        details = {"slack": found.k, "noise": noise_of, "variance": self._noise(problem, level, examples)[2]}
         if state == "no" and not len(edges):
             message = f"{problem.explain(*place)} {message}"
         message = f"worst |violation| {float(after.abs().max()):.4g} in {problem.label(*place)}. {message}"
@@ -351,18 +363,18 @@ class QuantileHead(Learning):
         """The common threshold and the offsets, and the slack they were found with."""
         residual = examples.scores - examples.base if own else examples.scores
         member, weight, total = examples.member.double(), examples.weight, over_ranks(examples.weight.sum())
+        square = examples.squared()
         cell, patterns = pattern_ids(examples.member)
         every, first = collected(patterns.double())
         if len(every) > len(patterns):  # other ranks have some too
             place, patterns = pattern_ids(every.to(patterns.dtype))
             cell = place[first:][cell]
-        fold = deal_clusters(noise.FOLDS, examples.cluster, *examples.content())
-        spread = torch.zeros(noise.FOLDS, examples.rows, dtype=torch.float64, device=weight.device)
-        spread[fold, torch.arange(examples.rows, device=weight.device)] = weight
+        spread = examples.dealt(noise.FOLDS)
         mass = over_ranks(spread.new_zeros(noise.FOLDS, len(patterns)).index_add_(1, cell, spread))
-        together = total_of(weight[:, None], examples.cluster)[:, 0]
-        count = float(total.square() / over_ranks(together.square().sum()))  # examples (or clusters), after weighting
-        data = Folded(residual, cell, spread, mass, patterns, count, span_of(residual, len(patterns)))
+        together = total_of(weight[:, None], examples.cluster)[:, 0].square() if examples.cluster.shape[1] else square
+        count = float(total.square() / over_ranks(together.sum()))  # examples (or clusters), after weighting
+        span, merged = span_of(residual, len(patterns)), self.resolution is not None
+        data = Folded(residual, cell, spread, mass, patterns, count, span, merged)
         if not self.noise_floor:
             inside = mass.sum(0) @ patterns.double()
             alpha = self.goal() * (inside / total if self.conditional else torch.ones_like(inside))
@@ -377,9 +389,11 @@ class QuantileHead(Learning):
         middle = quantile_of_all(residual, weight, self.target)
         s = (residual <= middle).double() - self.target
         everyone = with_everyone(member)
-        sums = total_of(everyone * (weight * s)[:, None], examples.cluster)  # (m, a + 1)
-        mass = total_of(everyone * weight[:, None], examples.cluster)
-        squares, heavy = over_ranks(torch.stack([sums.square().sum(0), mass.square().sum(0)]))
+        sums = torch.stack([square * s.square(), square]) @ everyone.square()  # (2, a + 1)
+        if examples.cluster.shape[1]:
+            values = (total_of(everyone * part[:, None], examples.cluster) for part in (weight * s, weight))
+            sums = torch.stack([value.square().sum(0) for value in values])
+        squares, heavy = over_ranks(sums)
         error = noise.standard_errors(squares[:-1], heavy[:-1], total, squares[-1] / heavy[-1].clamp_min(1e-300))
         found = fit_offsets(data, self.target, error, examples.group_sizes(), noise.skewness_of(s, weight), 1.0)
         return found, found.k
@@ -414,15 +428,16 @@ class QuantileHead(Learning):
         self.mark_fitted(report, everyone)
         return self
 
-    def _noise(self, problem: QuantileProblem, level: float, cluster: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _noise(self, problem: QuantileProblem, level: float, examples: QuantileStatistics) -> tuple[Tensor, Tensor, Tensor]:
         """``(a, b)`` each: slack of each g where there is nothing to cross-validate, violation indistinguishable from 0, and n
         times its variance.
         """
-        share = problem.share
+        share, cluster, number = problem.share, examples.cluster, examples.counts()
+        square = examples.squared() / over_ranks(examples.weight.sum()).square()
         variance = self.target * (1.0 - self.target)
         member = problem.member.square() if problem.member.is_floating_point() else problem.member
-        squares = cell_sums(member, share.square()[:, None], problem.place, problem.bins)[:, :, 0]
-        count = cell_sums(problem.member, torch.ones_like(share)[:, None], problem.place, problem.bins)[:, :, 0]
+        squares = cell_sums(member, square[:, None], problem.place, problem.bins)[:, :, 0]
+        count = cell_sums(problem.member, number[:, None], problem.place, problem.bins)[:, :, 0]
         skewness = (1.0 - 2.0 * self.target) / math.sqrt(variance)
         squares, count = over_ranks(torch.stack([squares * variance, count]))
         if cluster.shape[1]:  # from sums over clusters, and their number
@@ -436,7 +451,7 @@ class QuantileHead(Learning):
         return (
             noise.slacks(noise.FIXED, error, count, skewness),
             noise.bound(level, error, count, skewness),
-            over_ranks(torch.tensor(len(share))) * squares,
+            over_ranks(number.sum()) * squares,
         )
 
     def _write_log(self, log: tuple[Tensor, Tensor, Tensor]) -> None:
@@ -447,6 +462,8 @@ class QuantileHead(Learning):
         self, examples: QuantileStatistics, edges: Tensor, unit: float, solver: str, eta: float | None, max_iter: int | None
     ) -> Report:
         """Algorithm 1 or 2."""
+        if solver == "fresh" and self.resolution is not None:
+            raise ValueError("solver='fresh' divides the examples, which a head with `resolution` does not keep; omit it.")
         start, z = self._begin(examples, unit)
         problem = self._problem(examples, z, edges, unit)
         problem.check_groups()

@@ -1,7 +1,7 @@
 r"""Quantiles of conformity scores per group and per level set of the threshold: s = 1{score <= q} - target."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -9,8 +9,10 @@ from torch import Tensor
 
 from torchgmc.distributed import extremes
 from torchgmc.distributed import total as over_ranks
+from torchgmc.engine.clusters import deal_clusters
 from torchgmc.engine.solver import entry
 from torchgmc.engine.statistics import PerExample
+from torchgmc.groups.cells import pattern_ids
 from torchgmc.heads.levelsets.problem import LevelProblem
 
 
@@ -38,6 +40,72 @@ class QuantileStatistics(PerExample):
     def has_base(self) -> bool:
         """Has each example, on all ranks, its own start?"""
         return not int(over_ranks(self.base.isnan().sum()))
+
+    def counts(self) -> Tensor:
+        """Examples that each row stands for, float64 ``(n,)``."""
+        return torch.ones_like(self.weight)
+
+    def dealt(self, folds: int) -> Tensor:
+        """Weight of each row in each fold, ``(folds, n)``."""
+        found = self.weight.new_zeros(folds, self.rows)
+        found[deal_clusters(folds, self.cluster, *self.content()), torch.arange(self.rows, device=found.device)] = self.weight
+        return found
+
+
+@dataclass
+class ScoreCounts(QuantileStatistics):
+    """Scores rounded up, counted: all of one value and one combination of groups are a row, in an order by content.
+
+    ``weight``: sum of their weights. ``squares``: sum of the squares of these. ``count``: how many they are. ``(n,)`` each.
+    """
+
+    layout: ClassVar[dict[str, str]] = {**QuantileStatistics.layout, "squares": "weight n", "count": "weight n"}
+    squares: Tensor
+    count: Tensor
+
+    @classmethod
+    def of(cls, batch: QuantileStatistics, resolution: float) -> "ScoreCounts":
+        """A batch whose scores are rounded up by at most this part of their size."""
+        bits = math.ceil(-math.log2(resolution))
+        scores = round_up(batch.scores, bits)
+        return cls(**(vars(batch) | {"scores": scores}), squares=batch.squared(), count=batch.counts())._counted()
+
+    def joined(self, others: list["ScoreCounts"]) -> "ScoreCounts":
+        """The same rows become one."""
+        return super().joined(others)._counted()
+
+    def _counted(self) -> "ScoreCounts":
+        place, _ = pattern_ids(self.member)
+        order = self.scores.argsort(stable=True)
+        order = order[place[order].argsort(stable=True)]
+        new = (place[order].diff() != 0) | (self.scores[order].diff() != 0)
+        kind = torch.cat([new.new_zeros(min(1, len(order)), dtype=torch.int64), new.cumsum(0)])
+        first = torch.cat([new.new_ones(min(1, len(order))), new]).nonzero()[:, 0]
+        sums = self.weight.new_zeros(3, len(first))
+        sums.index_add_(1, kind, torch.stack([self.weight, self.squares, self.count])[:, order])
+        kept = self.pick(order[first])
+        return replace(kept, weight=sums[0], squares=sums[1], count=sums[2])
+
+    def forget(self, factor: float) -> "ScoreCounts":
+        """The same examples with this part of their weight."""
+        return replace(self, weight=self.weight * factor, squares=self.squares * factor**2)
+
+    def squared(self) -> Tensor:
+        """Sums of squared weights."""
+        return self.squares
+
+    def counts(self) -> Tensor:
+        """Examples counted."""
+        return self.count
+
+    def dealt(self, folds: int) -> Tensor:
+        """Each example of a row goes to a fold by chance, so that batches and ranks do not matter: only their counts do."""
+        generator = torch.Generator().manual_seed(int(self.count.sum()))
+        left, parts = self.count.cpu(), []
+        for fold in range(folds - 1):
+            parts.append(torch.binomial(left, torch.full_like(left, 1.0 / (folds - fold)), generator))
+            left = left - parts[-1]
+        return torch.stack([*parts, left]).to(self.weight.device) * (self.weight / self.count)
 
 
 class QuantileProblem(LevelProblem):
@@ -118,6 +186,19 @@ class QuantileProblem(LevelProblem):
             f"{self.label(who, what)} has {count} examples. The coverage may jump over the target there (equal scores, few "
             "examples), or a step may carry examples into another level set. Try a larger `alpha`, fewer `bins`, or more data."
         )
+
+
+def round_up(scores: Tensor, bits: int) -> Tensor:
+    """The next number, at or above each score, float64, of which only so many bits after the first are not 0.
+
+    Example:
+        >>> round_up(torch.tensor([0.0, 1.0, 1.1, 1.9, -1.9], dtype=torch.float64), 2)
+        tensor([ 0.0000,  1.0000,  1.2500,  2.0000, -1.7500], dtype=torch.float64)
+    """
+    step = 1 << (52 - bits)
+    whole = (scores + 0.0).view(torch.int64)  # 0 is positive; the size of a number grows with its bits
+    up = ((whole + (scores > 0) * (step - 1)) & -step).view(torch.float64)
+    return up.clamp_max(torch.finfo(torch.float64).max)
 
 
 def grid_unit(scores: Tensor) -> float:

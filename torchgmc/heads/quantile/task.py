@@ -16,6 +16,7 @@ TASK = Task(
         NOISE_FLOOR,
         Option("init", NUMBER, "Threshold to start from; by default a quantile of all scores."),
         Option("range", PAIR, "Range that the level sets divide; by default that of the scores."),
+        Option("resolution", NUMBER, "Count scores rounded up by this part of their size, e.g. 0.001, and keep no rows."),
         LEARN,
     ),
     arrays={"base": "Array of thresholds to start from."} | FEATURES,
