@@ -207,7 +207,9 @@ ZOO = [
     Entry("probability-noise", lambda: gmc.ProbabilityHead(None, OTHERS, bins=4), lambda n, s: without_all(events(n, s))),
     Entry("probability-oversure", lambda: gmc.ProbabilityHead(None, OTHERS, bins=None), lambda n, s: without_all(oversure(n, s))),
     Entry("quantile-noise", lambda: gmc.QuantileHead(0.8, None, OTHERS), lambda n, s: without_all(residuals(n, s))),
-    Entry("quantile-counts", lambda: gmc.QuantileHead(0.8, None, OTHERS, resolution=0.01), lambda n, s: without_all(residuals(n, s))),
+    Entry(
+        "quantile-counts", lambda: gmc.QuantileHead(0.8, None, OTHERS, resolution=0.01), lambda n, s: without_all(residuals(n, s))
+    ),
     Entry("distribution-noise", lambda: gmc.DistributionHead(LISTS, None, OTHERS), lambda n, s: without_all(prompts(n, s))),
     Entry("tree-noise", lambda: gmc.TreeHead(TREE, 0.9, None), documents),
     Entry(
