@@ -133,7 +133,7 @@ def rows_of(draw: Draw, calibration: Draw | None = None) -> Rows:
     n, more = len(draw.s), dict(draw.options)
     cluster = more.pop("cluster", torch.zeros(n, 0, dtype=torch.int64))
     if calibration is not None:
-        more["variance"] = variance_of(calibration)
+        more |= {"variance": variance_of(calibration), "tail": calibration.s.abs().amax(0)}
     return Rows.of(draw.s, draw.who, torch.ones(n).double(), cluster, more.pop("bounds"), **more)  # type: ignore[arg-type]
 
 

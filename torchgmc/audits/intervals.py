@@ -5,7 +5,8 @@ Three claims follow from one set of rows, each with confidence 1 - delta (statis
 - *bound*: the farthest that each g can be from the target. The largest of them bounds the worst g without any correction for
   the number of g, since the worst one is not random: that is the certificate;
 - *intervals*, which hold for all g at once: each end has a share of delta, 1 / (2 G) unless variances known in advance tell
-  which ends need more (:meth:`torchgmc.audits.betting.Units.shares`);
+  which ends need more (:meth:`torchgmc.audits.betting.Units.shares`); what no example shows is allowed for once
+  (:mod:`torchgmc.audits.far`), where calibration knows how far values lie;
 - *labels*, which are all right at once: "holds" at delta / G, "violated" at delta / (2 G) per side. No interval contradicts a
   label: one that is not "violated" reaches into the band.
 """
@@ -17,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchgmc.audits import asymptotic, betting, binomial
+from torchgmc.audits import asymptotic, betting, binomial, far
 from torchgmc.engine.clusters import codes, total
 from torchgmc.engine.folds import shuffled
 
@@ -54,7 +55,7 @@ class Rows:
     ``(n, 0)``. ``bounds``: range of s, two of ``(u,)``. ``two_valued``: s takes the two ends of its range only. ``levels``: s
     is 0 outside a level set, whatever the range. ``relative``: the target is everybody's mean, which was not subtracted from s.
     ``largest``: upper bound of a cluster's weight, if known in advance. ``variance``: n times the squared standard error of
-    each mass-weighted estimate, from other data, ``(a, u)``.
+    each mass-weighted estimate, and ``tail``: the largest abs(s), from other data, ``(a, u)`` and ``(u,)``.
     """
 
     s: Tensor
@@ -68,6 +69,7 @@ class Rows:
     relative: bool = False
     largest: float | None = None
     variance: Tensor | None = None
+    tail: Tensor | None = None
 
     @classmethod
     def of(cls, s: Tensor, who: Tensor, weight: Tensor, cluster: Tensor, bounds: Bounds, **options: Any) -> "Rows":
@@ -240,10 +242,14 @@ class Rows:
         shape, count = estimate.shape, estimate.numel()
         tests, low, high = self._tests(conditional)
         share = torch.full((2, count), delta / (2 * count), dtype=torch.float64, device=estimate.device)
+        joint = None
         if method == "exact" and isinstance(tests, betting.Units):
             share = delta * tests.shares(delta)
+            if self.tail is not None and not conditional and not self.relative:
+                joint = far.ends(tests, self.tail.to(low).repeat(shape[0]) / (high - low), delta)
         levels = torch.stack([torch.full_like(share, delta), share], -1)  # (2, G, 2)
-        ends = low[None, :, None] + (high - low)[None, :, None] * tests.ends(levels)
+        found = tests.ends(levels) if joint is None else torch.cat([tests.ends(levels[..., :1]), joint[..., None]], -1)
+        ends = low[None, :, None] + (high - low)[None, :, None] * found
         sure = torch.zeros(3, count, dtype=torch.bool, device=estimate.device)  # within alpha; label holds; violated
         if alpha is not None:
             # H: at least alpha; H: at most -alpha; both at delta and delta / G. Then the reverse, at delta / (2 G).

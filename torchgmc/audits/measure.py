@@ -187,7 +187,8 @@ def _evidence(
         raise ValueError("s is infinite for some examples, so there is no mean to audit; check the scores and the risk.")
     low, high = known if known is not None else _seen(tally.s[defined])
     options: dict[str, Any] = {"two_valued": head.two_valued, "levels": tally.column is not None, "relative": head.relative}
-    options |= {"largest": cluster_size, "variance": variance}
+    tail = head.tail if variance is not None and len(head.tail) == tally.s.shape[1] else None
+    options |= {"largest": cluster_size, "variance": variance, "tail": tail}
     rows = Rows.of(tally.s, tally.who, tally.weight, tally.cluster, (low, high), **options)
     rows.check_range()
     if cluster_size is not None and tally.cluster.shape[1]:

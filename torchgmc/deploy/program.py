@@ -61,7 +61,7 @@ class Flat(nn.Module):
         self.head.report = None
         for name, buffer in list(self.head.named_buffers(recurse=False)):  # torch.export warns of views, e.g. transposed tables
             setattr(self.head, name, buffer.detach().clone(memory_format=torch.contiguous_format))
-        self.head.variance = self.head.variance.new_zeros(0)
+        self.head.variance = self.head.tail = self.head.variance.new_zeros(0)
         self.head.largest_cluster = torch.zeros_like(self.head.largest_cluster)
         self.source = None if grouped else calibrated.group_source
         self.main = names.index("input_ids") if "input_ids" in names else 0

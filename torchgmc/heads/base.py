@@ -39,6 +39,8 @@ FITTING = frozenset({"alpha", "noise_floor", "init", "resolution", "patterns", "
 COLUMNS = ("groups", "features")
 #: torch's name for the entry of a state dict that `get_extra_state` returns.
 ABOUT = "_extra_state"
+#: Buffers of what audits know from calibration.
+KNOWN = ("variance", "tail")
 #: Name of the row for everyone.
 EVERYONE = "everyone"
 #: Arguments of `prepare` if nobody calls it.
@@ -80,6 +82,7 @@ class Head(Float64Module):
     fitted: Tensor
     with_everyone: Tensor
     variance: Tensor
+    tail: Tensor
     largest_cluster: Tensor
     #: Arguments of ``__init__`` that rebuild the head; their values are written to saved files.
     settings: ClassVar[tuple[str, ...]] = ("alpha", "groups", "conditional", "jitter")
@@ -150,8 +153,10 @@ class Head(Float64Module):
         self.register_buffer("with_everyone", torch.tensor(self.common and self.grouped))
         self.promises_everyone = self.common and self.grouped  # mirrors the buffer
         # For audits: n times the squared standard error of each violation in calibration (empty: unknown), in the order of
-        # `test_functions`, and the largest weight of a cluster (0: there were none). Exported programs do not hold them.
+        # `test_functions`, the largest |s| of each direction (empty: unknown), rounded up, and the largest weight of a
+        # cluster (0: there were none). Exported programs do not hold them.
         self.register_buffer("variance", torch.zeros(0, dtype=torch.float64))
+        self.register_buffer("tail", torch.zeros(0, dtype=torch.float64))
         self.register_buffer("largest_cluster", torch.tensor(0.0, dtype=torch.float64))
         self.is_fitted = False  # mirrors the buffer: forward may read it without looking at a tensor's value
         self.report: Optional[Report] = None
@@ -506,10 +511,13 @@ class Head(Float64Module):
     def mark_fitted(self, report: Report | None, everyone: bool = False) -> None:
         """The buffers hold a fitted state; ``everyone``: its tables have a last row for everyone.
 
-        ``report.details["variance"]`` may hold n times the squared standard error of each E[1_A s]: audits then bet better.
+        ``report.details["variance"]`` may hold n times the squared standard error of each E[1_A s], ``"tail"`` the largest |s|
+        of each direction: audits then bet better.
         """
-        known = None if report is None else report.details.get("variance")
-        self.variance = self.variance[:0] if known is None else known.detach().double().flatten().to(self.fitted.device)
+        about = {} if report is None else report.details
+        known = [about.get(name, self.variance[:0]).detach().double().flatten().to(self.fitted.device) for name in KNOWN]
+        part, power = torch.frexp(known[1])
+        self.variance, self.tail = known[0], torch.ldexp((32.0 * part).ceil() / 32.0, power)  # nobody's own value
         self.largest_cluster.fill_(largest_cluster(self.statistics))
         self.with_everyone.fill_(everyone)
         self.promises_everyone = everyone
@@ -530,7 +538,7 @@ class Head(Float64Module):
         self.is_fitted = False
         self.with_everyone.fill_(self.common and self.grouped)
         self.promises_everyone = self.common and self.grouped
-        self.variance = self.variance[:0]
+        self.variance, self.tail = self.variance[:0], self.tail[:0]
         self.largest_cluster.zero_()
         self.noise_version = hashing.VERSION
         self.report = None
@@ -788,7 +796,7 @@ class Head(Float64Module):
             buffer = self._buffers[name]
             if not isinstance(value, Tensor) or buffer is None:
                 continue
-            grows = bool(value.dim()) and (name in self.growing or name == "variance")
+            grows = bool(value.dim()) and name in (*self.growing, *KNOWN)
             shape = (len(value), *buffer.shape[1:]) if grows else tuple(buffer.shape)
             if tuple(value.shape) != shape:
                 return f"{name!r} has the shape {tuple(value.shape)}, and this head's {shape} (size mismatch)"
@@ -819,8 +827,9 @@ class Head(Float64Module):
                 state_dict[prefix + new] = state_dict.pop(prefix + old)
         if prefix + "fitted" in state_dict:  # files of version 0.1 have no promise for everyone, nor later buffers
             state_dict.setdefault(prefix + "with_everyone", torch.tensor(False))
-            state_dict.setdefault(prefix + "variance", self.variance[:0])
             state_dict.setdefault(prefix + "largest_cluster", torch.zeros_like(self.largest_cluster))
+            for name in KNOWN:
+                state_dict.setdefault(prefix + name, self.variance[:0])
             for name in self.added:
                 state_dict.setdefault(prefix + name, torch.zeros_like(getattr(self, name)))
         state_dict.pop(prefix + "seen", None)  # keys of the calibration data, which files of version 0.1 held
@@ -828,7 +837,7 @@ class Head(Float64Module):
         if why:
             args[-1].append(f"the state{' of ' + repr(prefix.rstrip('.')) if prefix else ''} cannot be loaded: {why}.")
             return
-        for name in (*self.growing, "variance"):
+        for name in (*self.growing, *KNOWN):
             if prefix + name in state_dict:
                 old = getattr(self, name)
                 setattr(self, name, old.new_empty(state_dict[prefix + name].shape[0], *old.shape[1:]))

@@ -235,7 +235,9 @@ class GMCHead(Head):
         message = solution.report.message + (noise.too_small(small) if solver == "exact" else "")
         self.mark_fitted(replace(solution.report, details=details))
         with torch.no_grad():
-            after = self._table(self(rows.f0, x), rows)
+            f = self(rows.f0, x)
+            after, s = self._table(f, rows), self._value(f, rows)
+        details["tail"] = (s @ self.directions.to(s).T if self.directed else s).abs().amax(0)
         state = solution.report.reached
         if tolerance is not None:
             state = reached(after, self.alpha, tolerance)
