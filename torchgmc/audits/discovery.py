@@ -15,7 +15,7 @@ from torchgmc.audits.moments import Moments
 from torchgmc.audits.tabular import Tabular
 from torchgmc.engine import checks, rules, trees
 from torchgmc.engine.clusters import check as check_clusters
-from torchgmc.engine.clusters import codes, deal_clusters, total
+from torchgmc.engine.clusters import deal_clusters
 from torchgmc.engine.folds import shuffled
 from torchgmc.groups.columns import as_mapping, factorize, num_rows, read
 from torchgmc.groups.groups import Groups
@@ -168,7 +168,7 @@ def find_groups(
             groups = Groups.from_columns(
                 data, depth, bins=bins, quantiles=quantiles, min_size=min_size, small="drop", missing=missing
             ).to(values.device)
-        figures = _counted(_moments(groups, values, w, cluster), low, high, delta)
+        figures = _counted(Moments.of(groups.sums, values, w, cluster), low, high, delta)
         searched, held, name = len(groups), 0, groups.name
     else:
         if bins or quantiles or depth > 8:
@@ -214,24 +214,7 @@ def _counted(moments: Moments, low: float, high: float, delta: float) -> list[Te
     empty = moments.mass <= 0  # all of its rows have weight 0
     mine = [figure.masked_fill(empty, value) for figure, value in zip((own, *ends), (0.0, low, high), strict=True)]
     part = moments.estimates(False), *moments.intervals(False, (low, high), delta / 2)
-    return [figure[:, 0] for figure in (moments.count, moments.mass / moments.total, *mine, *part)]
-
-
-def _moments(groups: Groups, s: Tensor, w: Tensor, cluster: Tensor) -> Moments:
-    """Moments of every group by counting; column vectors of shape ``(a, 1)``.
-
-    The weight W_c of a cluster's members in A is at most that of the cluster, so that the sum of W_c^2 over clusters, which
-    Hoeffding's inequality needs, is at most that of w W over the rows of A. Variances are not known from sums over rows.
-    """
-    weighted, together = w * s, w
-    if cluster.shape[1]:
-        together = total(w[:, None], cluster)[codes(cluster)[0], 0]
-    table = torch.stack([weighted, weighted.square(), w, w * together, (w > 0).double()], 1)
-    first, second, mass, square, count = (column[:, None] for column in groups.sums(table).unbind(1))
-    if bool((together > w).any()):
-        second = torch.full_like(second, math.inf)
-    everyone, every_square, every_count = table[:, 2:].sum(0)[:, None].unbind(0)
-    return Moments(first, second, mass, square, count, everyone, every_square, every_count, w.amax()[None])
+    return [moments.count, moments.mass / moments.total, *mine, *part]
 
 
 def _by_trees(

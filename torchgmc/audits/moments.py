@@ -1,20 +1,20 @@
 """Sums over examples, and intervals that need nothing else: for searches over more groups than rows can be kept of."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-#: Range of s: two numbers, or a tensor (u,) each.
-Bounds = tuple[float, float] | tuple[Tensor, Tensor]
+from torchgmc.engine.clusters import codes, total
 
 
 @dataclass
 class Moments:
-    """Sums over examples from which estimates and intervals of all g follow; batches add up.
+    """Sums over examples from which estimates and intervals of all groups follow.
 
-    All of shape ``(a, u)`` but the totals, ``(u,)``.
+    All of shape ``(a,)`` but the totals, which are single numbers.
     """
 
     first: Tensor  # sum of w 1_A s
@@ -28,24 +28,29 @@ class Moments:
     largest: Tensor  # largest w
 
     @classmethod
-    def of(cls, who: Tensor, s: Tensor, weight: Tensor) -> "Moments":
-        """Moments of one batch.
+    def of(cls, sums: Callable[[Tensor], Tensor], s: Tensor, w: Tensor, cluster: Tensor) -> "Moments":
+        """Moments of every group.
 
-        ``who``: membership, ``(n, a)``. ``s``: values of the mapping, ``(n, u)``; ignored where the weight is 0. ``weight``:
-        ``(n, u)``.
+        The weight W_c of a cluster's members in A is at most that of the cluster, so that the sum of W_c^2 over clusters, which
+        Hoeffding's inequality needs, is at most that of w W over the rows of A. Variances are not known from sums over rows.
+
+        ``sums``: from columns ``(n, k)`` to their sums over the rows of each group, ``(a, k)``. ``s``: values of the mapping,
+        ``(n,)``. ``w``: weights, ``(n,)``. ``cluster``: int64 ``(n, 1)``, or ``(n, 0)``.
         """
-        w, member = weight.double(), who.double().T
-        value = torch.where(w > 0, s.double(), torch.zeros((), dtype=torch.float64, device=s.device))
-        terms = (w * value, (w * value).square(), w, w.square(), (w > 0).double())
-        largest = w.amax(0) if len(w) else w.new_zeros(w.shape[1])
-        own, every = [member @ term for term in terms], [term.sum(0) for term in terms[2:]]
-        return cls(own[0], own[1], own[2], own[3], own[4], every[0], every[1], every[2], largest)
+        weighted, together = w * s, w
+        if cluster.shape[1]:
+            together = total(w[:, None], cluster)[codes(cluster)[0], 0]
+        table = torch.stack([weighted, weighted.square(), w, w * together, (w > 0).double()], 1)
+        first, second, mass, square, count = sums(table).unbind(1)
+        if cluster.shape[1] and bool((together > w).any()):
+            second = torch.full_like(second, math.inf)
+        return cls(first, second, mass, square, count, *table[:, 2:].sum(0).unbind(), w.amax())
 
     def estimates(self, conditional: bool) -> Tensor:
         """Violation of each g, mass-weighted or conditional on the group."""
-        return self.first / (self.mass if conditional else self.total.expand_as(self.mass))
+        return self.first / (self.mass if conditional else self.total)
 
-    def intervals(self, conditional: bool, bounds: Bounds, delta: float) -> tuple[Tensor, Tensor]:
+    def intervals(self, conditional: bool, bounds: tuple[float, float], delta: float) -> tuple[Tensor, Tensor]:
         r"""Low and high ends of intervals that all hold at once with probability 1 - delta.
 
         A union bound over every g and over several bounds, of which the tightest on each side counts, leaves each
@@ -61,17 +66,17 @@ class Moments:
         R is the width of the range of s. Mass-weighted, the sample is all n examples with 1_A s; conditional, it is the members
         of A. Weights are treated as fixed.
 
-        ``conditional``: of the group's own deviation, or of the mass-weighted one. ``bounds``: range of s, known in advance:
-        two numbers, or two tensors ``(u,)``. ``delta``: 1 - confidence.
+        ``conditional``: of the group's own deviation, or of the mass-weighted one. ``bounds``: range of s, known in advance.
+        ``delta``: 1 - confidence.
         """
-        bottom, top = (torch.as_tensor(b, dtype=torch.float64, device=self.first.device) for b in bounds)
+        bottom, top = bounds
         width = top - bottom
         share = delta / ((2 if conditional else 3) * self.first.numel())
         if conditional:
             n, total, square = self.count, self.mass, self.square
         else:
-            n, total, square = (t.expand_as(self.mass) for t in (self.total_count, self.total, self.total_square))
-            bottom, top = bottom.clamp_max(0.0), top.clamp_min(0.0)  # others have 1_A s = 0
+            n, total, square = self.total_count, self.total, self.total_square
+            bottom, top = min(bottom, 0.0), max(top, 0.0)  # others have 1_A s = 0
         mean = self.first / total
         scale = n / total  # weights with mean 1
         variance = ((scale.square() * self.second - n * mean.square()) / (n - 1)).clamp_min(0.0)
@@ -79,7 +84,7 @@ class Moments:
         half = (2 * variance * log / n).sqrt() + 7 * (top - bottom) * scale * self.largest * log / (3 * (n - 1))
         half = torch.where(n > 1, half, torch.inf)
         hoeffding = (top - bottom) * (square * math.log(2 / share) / 2).sqrt() / total
-        equal = (self.total_square * self.total_count <= self.total.square() * (1 + 1e-9)).expand_as(mean)
+        equal = self.total_square * self.total_count <= self.total.square() * (1 + 1e-9)
         place = chernoff((mean - bottom) / (top - bottom), n, math.log(2 / share))
         low = torch.where(equal, bottom + (top - bottom) * place[0], mean - hoeffding)
         high = torch.where(equal, bottom + (top - bottom) * place[1], mean + hoeffding)
@@ -87,7 +92,7 @@ class Moments:
         if conditional:
             return low, high
         # A tenth of this bound's share for P(A), whose interval matters little where the deviation is near 0.
-        bottom = torch.as_tensor(bounds[0], dtype=torch.float64, device=self.first.device)
+        bottom = bounds[0]
         own = chernoff((self.first / self.mass - bottom) / width, self.count, math.log(2 / (0.9 * share)))
         least, most = (bottom + width * end for end in own)
         few, many = chernoff(self.count / n, n, math.log(2 / (0.1 * share)))

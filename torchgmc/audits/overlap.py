@@ -2,7 +2,7 @@
 
 import hashlib
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -82,10 +82,6 @@ class Sketch:
         """The same examples under scrambled keys, for a file; the limit is rounded down, so that it names nobody."""
         limit = self.limit if math.isinf(self.limit) else float(f"{self.limit * 0.999:.2e}")
         return Sketch(_scramble(self.keys[self.keys <= limit], salt), limit, salt)
-
-    def to(self, device: torch.device) -> "Sketch":
-        """On another device."""
-        return replace(self, keys=self.keys.to(device))
 
 
 def example_keys(*parts: Tensor) -> Tensor:
