@@ -8,7 +8,7 @@ from torch import Tensor
 
 from torchgmc.audits.intervals import Rows
 from torchgmc.audits.measures import Estimate, Measures, difference, measure, ratio
-from torchgmc.audits.tabular import Tabular
+from torchgmc.audits.tabular import Tabular, row_name
 from torchgmc.engine import checks
 from torchgmc.engine.files import plain, write_json
 
@@ -345,7 +345,7 @@ class Audit(Tabular):
     def __str__(self) -> str:
         rows = self.rows()
         shown = rows[:MAX_SHOWN]  # the largest estimates come first
-        names = [r["group"] + (" / " + r["what"] if r["what"] else "") for r in shown]
+        names = [row_name(r["group"], r["what"]) for r in shown]
         width = min(max([28, *map(len, names)]), 60)
         head = f"{'group':{width}s} {'mass':>7s} {'risk':>8s} {'estimate':>9s}  {'interval':^19s}  verdict"
         lines = [

@@ -293,15 +293,14 @@ def _search(rejects: Any, middle: Tensor, spread: Tensor, u: Tensor, level: Tens
     return torch.stack([outer[:, :count], outer[:, count:]])
 
 
-def _left(device: torch.device) -> Tensor:
-    """Share of the units left before each block: blocks become shorter, as the price of the test moves faster at the end."""
-    return (1.0 - torch.arange(BLOCKS + 1, device=device, dtype=torch.float64) / BLOCKS).square()
-
-
 def _blocks(place: Tensor, size: Tensor) -> Tensor:
-    """Block of the unit in each place of sequences of this size."""
+    """Block of the unit in each place of sequences of this size.
+
+    Blocks become shorter, as the price of the test moves faster at the end.
+    """
     size = size.clamp_min(1)
     block = (BLOCKS * (1.0 - (1.0 - place / size).clamp(0.0, 1.0).sqrt())).long().clamp(0, BLOCKS - 1)
-    start = (1.0 - _left(place.device))[:, None] * size  # which rounding must not contradict
+    left = (1.0 - torch.arange(BLOCKS + 1, device=place.device, dtype=torch.float64) / BLOCKS).square()  # before each block
+    start = (1.0 - left)[:, None] * size  # which rounding must not contradict
     column = torch.arange(place.shape[1], device=place.device).expand_as(place)
     return block + (start[block + 1, column] <= place).long() - (start[block, column] > place).long()

@@ -1,6 +1,6 @@
 """Audits of several heads side by side."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -53,29 +53,32 @@ class Comparison(Tabular):
     def __str__(self) -> str:
         names = list(self.audits)
         wide = [max(len(name), 19) for name in names]
-        lines = [" ".join([f"{'group':28s}", *(f"{name:>{w}s}" for name, w in zip(names, wide, strict=True))])]
+
+        def line(label: str, cells: Iterable[str]) -> str:
+            return " ".join([f"{label[:28]:28s}", *(f"{text:>{w}s}" for text, w in zip(cells, wide, strict=True))])
+
+        lines = [line("group", names)]
         labels = list(map(row_name, self.table["group"], self.table["what"]))
         for k, label in enumerate(labels[:MAX_SHOWN]):  # the largest estimates come first
             cells = [(self.table[f"{name} estimate"][k], self.table[f"{name} verdict"][k]) for name in names]
-            shown = ["-" if value is None else f"{value:+.4f} {verdict:9s}" for value, verdict in cells]
-            lines.append(" ".join([f"{label[:28]:28s}", *(f"{text:>{w}s}" for text, w in zip(shown, wide, strict=True))]))
+            lines.append(line(label, ["-" if value is None else f"{value:+.4f} {verdict:9s}" for value, verdict in cells]))
         if len(labels) > MAX_SHOWN:
             lines.append(f"... and {len(labels) - MAX_SHOWN} more with smaller estimates: all are in `comparison.table`.")
-        rows = list(dict.fromkeys(key for values in self.summary.values() for key in values))
-        for row in rows:
-            shown = [_text(self.summary[name].get(row)) for name in names]
-            lines.append(" ".join([f"{row[:28]:28s}", *(f"{text:>{w}s}" for text, w in zip(shown, wide, strict=True))]))
-        return "\n".join(lines)
+        return "\n".join([*lines, *(line(row, shown) for row, shown in self._summary().items())])
+
+    def _summary(self) -> dict[str, list[str]]:
+        """The summary as it is shown: of each figure its value for every head."""
+        rows = dict.fromkeys(key for values in self.summary.values() for key in values)
+        return {row: [_text(values.get(row)) for values in self.summary.values()] for row in rows}
 
     def _repr_html_(self) -> str:
         """Summary for notebooks."""
         from html import escape
 
-        rows = list(dict.fromkeys(key for values in self.summary.values() for key in values))
         heads = "".join(f"<th>{escape(name)}</th>" for name in self.audits)
         body = "".join(
-            f"<tr><td>{escape(row)}</td>" + "".join(f"<td>{_text(s.get(row))}</td>" for s in self.summary.values()) + "</tr>"
-            for row in rows
+            f"<tr><td>{escape(row)}</td>" + "".join(f"<td>{text}</td>" for text in shown) + "</tr>"
+            for row, shown in self._summary().items()
         )
         return f"<table><tr><th></th>{heads}</tr>{body}</table>"
 

@@ -197,7 +197,7 @@ class Rows:
         low, high = (end.repeat(self.who.shape[1]) for end in self._range(conditional))
         sizes, which = self._sizes(conditional)
         if self.relative:
-            sizes, which, row, g, value = self._pairs(conditional, sizes, which)
+            sizes, row, g, value = self._pairs(conditional)
             largest = None if self.largest is None else self.largest**2
         else:
             row, g, value = self._events()
@@ -213,7 +213,7 @@ class Rows:
             spread = spread / (most * (high - low)).square()
         return betting.Units.of(sizes, which, rest, g, row, a, spread, self.two_valued or self.levels), low, high
 
-    def _pairs(self, conditional: bool, sizes: Tensor, which: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    def _pairs(self, conditional: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Pairs of clusters, of which (1_A - 1_A')(s - s')/2 has the mean E[1_A s] - P(A) E[s], whatever the law."""
         whole = total(self.weight[:, None] * self.counts[:, :1], self.cluster)  # (m, 1)
         member = total(self.weight[:, None] * (self.who * self.counts[:, :1]), self.cluster)
@@ -223,12 +223,9 @@ class Rows:
         (n, m), (a, b), (p, q), (x, y) = (t[:even].view(-1, 2, t.shape[1]).unbind(1) for t in (whole, member, values, both))
         across = (a[:, :, None] * q[:, None] + b[:, :, None] * p[:, None]).flatten(1)
         value = (x * m + n * y - across) / 2  # (m / 2, G)
-        if conditional:
-            sizes, which = (a * m + n * b) / 2, which
-        else:
-            sizes, which = n * m, which
+        sizes = (a * m + n * b) / 2 if conditional else n * m
         row, g = (value != 0).nonzero().unbind(1)
-        return sizes, which, row, g, value[row, g]
+        return sizes, row, g, value[row, g]
 
     # -- verdicts ------------------------------------------------------------------------------------------------------
 
