@@ -34,11 +34,9 @@ def application(wanted: str = "") -> typer.Typer:
     """Every command, or only the one that is wanted; some are made from the heads there are."""
     app = typer.Typer(name="torchgmc", cls=Commands, add_completion=False, rich_markup_mode=None, invoke_without_command=True)
     app.callback()(root)
-    families = {
+    known: dict[str, tuple[Callable[[], Any], str]] = {
         "calibrate": (calibrate.commands, "Fit a head on the arrays of a file and save it."),
         "observe": (merge.observing, "Write what a head keeps of a file, for merge."),
-    }
-    single: dict[str, tuple[Callable[[], Callable[..., None]], str]] = {
         "merge": (lambda: options.command(merge.merge), "Add up the statistics of several files and fit the head."),
         "audit": (audit.command, "Measure a head's promise on held-out data: a gate for CI."),
         "monitor": (monitor.command, "Watch a head's promise over batches after deployment: an alarm."),
@@ -47,13 +45,13 @@ def application(wanted: str = "") -> typer.Typer:
         "demo": (lambda: of_paper("demo"), "Train a small model on drawn data, calibrate it, write a report."),
         "reproduce": (lambda: of_paper("reproduce"), "Run the paper's experiments and compare with its figures."),
     }
-    names = {wanted} if wanted in {*families, *single} else {*families, *single}
-    for name, (make, line) in families.items():
-        if name in names:
-            app.add_typer(make(), name=name, short_help=line)
-    for name, (command, line) in single.items():
-        if name in names:
-            app.command(name, cls=options.Command, short_help=line)(command())
+    for name in [wanted] if wanted in known else known:
+        make, line = known[name]
+        made = make()
+        if isinstance(made, typer.Typer):  # a command for each task
+            app.add_typer(made, name=name, short_help=line)
+        else:
+            app.command(name, cls=options.Command, short_help=line)(made)
     return app
 
 

@@ -16,7 +16,7 @@ import torch
 import typer
 
 import torchgmc as gmc
-from torchgmc.cli import options, show
+from torchgmc.cli import fitting, options, show
 from torchgmc.cli.source import Source, further_arrays, load_head, open_source, task_of, tasks
 from torchgmc.cli.tables import SUFFIXES, Array
 from torchgmc.cli.writers import check_file, check_name, write_rows
@@ -54,12 +54,12 @@ def apply(
     source = source.without(
         "labels", "weight", "clusters", *set(task.arrays).difference(task.in_use), *(["scores"] if counted else [])
     )
-    total, name = source.count(), name or task.output
-    results = _results(fitted, source, total)
+    name = name or task.output
+    results = _results(fitted, source)
     if names and task.result_names is not None:
         known = np.array(task.result_names(fitted))  # one width for all, whatever a block holds
         results = (known[ids] for ids in results)
-    shape = write_rows(out, name, results, total)
+    shape = write_rows(out, name, results, source.count)
     if as_json:
         show.print_json({"torchgmc": gmc.__version__, "array": name, "shape": list(shape), "files": {"out": str(out)}})
     else:
@@ -75,20 +75,16 @@ def command() -> Callable[..., None]:
 
 
 @torch.inference_mode()
-def _results(head: gmc.Head, source: Source, total: int) -> Iterator[Array]:
+def _results(head: gmc.Head, source: Source) -> Iterator[Array]:
     scores = head.arguments[0]
-    with show.progress("apply", total) as advance:
-        for block, batch in source.blocks(head):
-            try:
-                member = batch.get(head.member_argument)
-                more = {role: batch[role] for role in source.task.in_use if role in batch}
-                if head.takes == "groups":
-                    result = head(member, **more).expand(block.stop - block.start)
-                else:
-                    # A token that cannot occur has the logit -inf; nothing else may be infinite.
-                    checks.finite(scores, batch[scores].clamp_min(-1e30) if head.takes == "logits" else batch[scores])
-                    result = head(batch[scores], member, **more)
-            except (ValueError, TypeError, RuntimeError) as error:
-                raise source.locate(block, error) from error
+    with fitting.blocks(head, source, "apply") as found:
+        for block, batch in found:
+            member = batch.get(head.member_argument)
+            more = {role: batch[role] for role in source.task.in_use if role in batch}
+            if head.takes == "groups":
+                result = head(member, **more).expand(block.stop - block.start)
+            else:
+                # A token that cannot occur has the logit -inf; nothing else may be infinite.
+                checks.finite(scores, batch[scores].clamp_min(-1e30) if head.takes == "logits" else batch[scores])
+                result = head(batch[scores], member, **more)
             yield result.numpy()
-            advance(block.stop - block.start)

@@ -92,9 +92,8 @@ def _values(name: str, column: Any, start: int) -> Array:
     shape = [width]
     while types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
         inner = column.flatten()
-        if width and len(inner) % width:
-            raise ValueError(f"{name!r} holds lists of different lengths; every row must have the same length.")
-        if not types.is_fixed_size_list(kind) and len({*column.value_lengths().to_pylist()}) > 1:
+        ragged = not types.is_fixed_size_list(kind) and len({*column.value_lengths().to_pylist()}) > 1
+        if ragged or (width and len(inner) % width):
             raise ValueError(f"{name!r} holds lists of different lengths; every row must have the same length.")
         shape.append(len(inner) // width if width else 0)
         column, kind, width = inner, inner.type, len(inner)

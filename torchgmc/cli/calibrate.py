@@ -55,7 +55,7 @@ def calibrate(
     if solving.strict and alpha is None:
         raise ValueError(UNGATED)
     head, source = begin(kind, data, alpha, own, grouping, chunk)
-    held = fitting.held_out(source.count(), checking)
+    held = fitting.held_out(source.count, checking)
     fitting.fit(head, source, solving, held)
     audit = None if held is None else fitting.audit(head, source, checking.delta, held)
     gmc.save(head, out, fitting.notes(source), checking.remember, source.named)

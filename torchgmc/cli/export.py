@@ -59,10 +59,9 @@ def _from_file(head: gmc.Head, notes: dict[str, Any], example: Path, scores: str
     source = open_source(head, notes, example, {"scores": scores}, groups, ("scores",), ROWS).without(
         "labels", "weight", "clusters"
     )
-    source.count()
     for _, found in source.blocks(head):
         return tuple(found[key] for key in (head.arguments[0], head.member_argument) if key in found)
-    raise AssertionError("count() found rows")
+    raise ValueError(f"{str(example)!r} has no rows.")
 
 
 def _made_up(head: gmc.Head, notes: dict[str, Any]) -> tuple[Tensor, ...]:

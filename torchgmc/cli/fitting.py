@@ -1,7 +1,7 @@
 """A head fitted and audited block by block, and what its file keeps about the data."""
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -31,43 +31,17 @@ def held_out(total: int, how: options.HoldingOut) -> Rows | None:
 
 def fit(head: gmc.Head, source: Source, how: options.Solving, held: Rows | None) -> None:
     """``head.fit_batches`` of a file, without the rows held out."""
-    with show.progress("observe", source.count()) as advance, _located(source) as looking_at:
-
-        def batches() -> Iterator[dict[str, Tensor]]:
-            for block, arguments in source.blocks(head):
-                looking_at(block)
-                batch = {name: value for name, value in arguments.items() if name in head.arguments}
-                yield batch if held is None else _pick(batch, ~held[block.start : block.stop])
-                looking_at(None)
-                advance(block.stop - block.start)
-
-        head.fit_batches(batches(), how.solver, how.eta, how.max_iter)
+    with blocks(head, source, "observe") as found:
+        batches = (_observed(head, _pick(arguments, None if held is None else ~held, block)) for block, arguments in found)
+        head.fit_batches(batches, how.solver, how.eta, how.max_iter)
 
 
 def observe(head: gmc.Head, source: Source, how: options.Steps) -> None:
     """``head.observe`` of every block of a file."""
     head.prepare(how.solver, how.eta, how.max_iter)
-    with show.progress("observe", source.count()) as advance, _located(source) as looking_at:
-        for block, arguments in source.blocks(head):
-            looking_at(block)
-            head.observe(**{name: value for name, value in arguments.items() if name in head.arguments})
-            looking_at(None)
-            advance(block.stop - block.start)
-
-
-@contextmanager
-def _located(source: Source) -> Iterator[Callable[[Block | None], None]]:
-    """An error raised while the head looks at a block says which rows these are."""
-    here: Block | None = None
-
-    def look(block: Block | None) -> None:
-        nonlocal here
-        here = block
-
-    try:
-        yield look
-    except (ValueError, TypeError) as error:
-        raise error if here is None else source.locate(here, error) from error
+    with blocks(head, source, "observe") as found:
+        for _, arguments in found:
+            head.observe(**_observed(head, arguments))
 
 
 def audit(head: gmc.Head, source: Source, delta: float, held: Rows | None = None, **view: Any) -> gmc.Audit:
@@ -80,25 +54,44 @@ def audit(head: gmc.Head, source: Source, delta: float, held: Rows | None = None
         held: rows to audit; all if None.
         view: ``alpha``, ``conditional`` and ``method`` of :func:`torchgmc.audit`.
     """
-    total = source.count()
-    with show.progress("audit", total) as advance, _located(source) as looking_at:
-
-        def batches() -> Iterator[dict[str, Tensor]]:
-            for block, arguments in source.blocks(head):
-                rows = None if held is None else held[block.start : block.stop]
-                if rows is None or rows.any():
-                    looking_at(block)
-                    yield arguments if rows is None else _pick(arguments, rows)
-                    looking_at(None)
-                advance(block.stop - block.start)
-
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message=".*also used to calibrate")  # it is the note of the audit, shown
-            return gmc.audit(head, batches(), delta, **view)
+    with blocks(head, source, "audit") as found, warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*also used to calibrate")  # it is the note of the audit, shown
+        some = (part for part in found if held is None or held[part[0].start : part[0].stop].any())
+        return gmc.audit(head, (_pick(arguments, held, block) for block, arguments in some), delta, **view)
 
 
-def _pick(batch: dict[str, Tensor], rows: Rows) -> dict[str, Tensor]:
-    keep = torch.from_numpy(rows)
+@contextmanager
+def blocks(head: gmc.Head, source: Source, task: str) -> Iterator[Iterator[tuple[Block, dict[str, Tensor]]]]:
+    """Blocks of a file and what they give the head, with a bar; an error raised while one is looked at says which rows it has."""
+    here: Block | None = None
+
+    def each() -> Iterator[tuple[Block, dict[str, Tensor]]]:
+        nonlocal here
+        for block, arguments in source.blocks(head):
+            here = block
+            yield block, arguments
+            here = None
+            advance(block.stop - block.start)
+
+    try:
+        with show.progress(task, source.count) as advance:
+            yield each()
+    except (ValueError, TypeError, RuntimeError) as error:
+        if here is None:
+            raise
+        raise source.locate(here, error) from error
+
+
+def _observed(head: gmc.Head, arguments: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Those that ``observe`` takes."""
+    return {name: value for name, value in arguments.items() if name in head.arguments}
+
+
+def _pick(batch: dict[str, Tensor], rows: Rows | None, block: Block) -> dict[str, Tensor]:
+    """The rows of a block that are among these rows of the file; all if None."""
+    if rows is None:
+        return batch
+    keep = torch.from_numpy(rows[block.start : block.stop])
     return {name: value[keep] for name, value in batch.items()}
 
 

@@ -43,7 +43,7 @@ def observe(
     head, source = begin(kind, data, alpha, own, grouping, chunk, like)
     fitting.observe(head, source, solving)
     gmc.save(head, out, fitting.notes(source), groups=source.named, statistics=True)
-    show.say(f"{source.count()} rows of {str(data)!r} observed, written to {str(out)!r}.")
+    show.say(f"{source.count} rows of {str(data)!r} observed, written to {str(out)!r}.")
 
 
 def merge(

@@ -175,7 +175,7 @@ def cuts(given: Sequence[str]) -> dict[str, list[float]]:
         try:
             found[name.strip()] = [float(word) for word in words(edges)]
         except ValueError:
-            raise ValueError(f"--cut must be a column and its edges, as in age=30,50, got {text!r}.") from None
-        if not found[name.strip()]:
+            edges = ""
+        if not words(edges):
             raise ValueError(f"--cut must be a column and its edges, as in age=30,50, got {text!r}.")
     return found

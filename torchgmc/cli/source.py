@@ -138,8 +138,9 @@ class Source:
         matrices, plain = ([], []) if member is None else (list(member.matrices), member.columns)
         return list(dict.fromkeys([*numbers.values(), *matrices])), list(dict.fromkeys([*labels, *plain]))
 
+    @cached_property
     def count(self) -> int:
-        """Number of rows; an error if there are none."""
+        """Number of rows; an error if there are none. Of a text file, one pass."""
         numbers, labels = self.columns
         if not numbers and not labels:
             raise ValueError(f"{str(self.path)!r} has none of the required arrays; it has {listing(self.names)}.")
@@ -231,7 +232,7 @@ class Source:
     def locate(self, block: Block, error: Exception) -> ValueError:
         """The error of a head about a block, with the file's name and, if there are other blocks, the rows."""
         place = f"{str(self.path)!r}"
-        if block.start or block.stop < self.table.count(self.columns[0] or self.columns[1]):
+        if block.start or block.stop < self.count:
             place += f", rows {block.start} to {block.stop - 1}"
         return ValueError(f"{place}: {error}")
 
@@ -333,9 +334,9 @@ def open_source(
     """
     if unknown not in ("error", "none"):
         raise ValueError(f"--unknown must be error or none, got {unknown!r}.")
-    kind, task, table = type(head), task_of(type(head)), open_table(data)
-    arrays = find_arrays(table, task, given, notes.get("arrays", {}), wanted)
-    return Source(table, kind, arrays, membership_of(head, notes, table, options.words(groups)), rows, unknown)
+    table = open_table(data)
+    arrays = find_arrays(table, task_of(type(head)), given, notes.get("arrays", {}), wanted)
+    return Source(table, type(head), arrays, membership_of(head, notes, table, options.words(groups)), rows, unknown)
 
 
 def membership_of(head: gmc.Head, notes: dict[str, Any], table: Table, given: list[str]) -> Membership | None:
