@@ -2,7 +2,6 @@
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -69,8 +68,8 @@ def masked_logits(
     order = sorted(range(len(encoded)), key=lambda i: (len(encoded[i]), i))
     batches = [order[k : k + batch_size] for k in range(0, len(order), batch_size)]
     device = next(model.parameters()).device
-    with evaluating(model), _bar(progress) as track:
-        for rows in track(batches, text):
+    with evaluating(model):
+        for rows in _tracked(batches, text) if progress and sys.stderr.isatty() else batches:
             width = len(encoded[rows[-1]])
             pad = tokenizer.pad_token_id or 0
             ids = torch.tensor([encoded[i] + [pad] * (width - len(encoded[i])) for i in rows], device=device)
@@ -122,21 +121,22 @@ def calibrate_masked_lm(
     _check_sentences(sentences)
     if len(sentences) == 0:
         raise ValueError("`sentences` is empty; pass at least one sentence to calibrate on.")
+    names: Sequence[str] | None = None
     if isinstance(groups, Groups):
         check_groups(groups, len(sentences), None if head is None else head.groups)
         names, groups = groups.names, groups.membership
-        if head is None and attributes is not None and alpha is not None:
-            head, attributes, alpha = DistributionHead(attributes_from_words(tokenizer, attributes), alpha, names), None, None
     find: TokenGroups | Tensor = groups if isinstance(groups, TokenGroups | Tensor) else TokenGroups(tokenizer, groups)
-    if isinstance(find, Tensor) and find.shape[:1] != (len(sentences),):
+    if isinstance(find, TokenGroups):
+        names = find.names
+    elif find.shape[:1] != (len(sentences),):
         raise ValueError(f"`groups` must have one row per sentence, {len(sentences)}, got shape {tuple(find.shape)}.")
     if head is None:
-        if attributes is None or alpha is None or isinstance(find, Tensor):
+        if attributes is None or alpha is None or names is None:
             raise ValueError("pass a `head`, or `attributes`, `alpha` and the words of each group in `groups` to make one.")
-        head = DistributionHead(attributes_from_words(tokenizer, attributes), alpha, find.names)
+        head = DistributionHead(attributes_from_words(tokenizer, attributes), alpha, names)
     elif attributes is not None or alpha is not None:
         raise ValueError("`attributes` and `alpha` are already set by `head`; do not pass them too.")
-    if not isinstance(find, Tensor) and find.names != head.groups:
+    if isinstance(find, TokenGroups) and find.names != head.groups:
         raise ValueError(f"`groups` names {find.names}, but the head was made for {head.groups}.")
     device = next(model.parameters()).device
     find = find.to(device)
@@ -217,17 +217,11 @@ def _logits_of(output: Any) -> tuple[Tensor, Callable[[Tensor], Any]]:
     raise TypeError(f"the output of a language model must have `logits` (n, t, vocabulary), got {type(output).__name__}.")
 
 
-@contextmanager
-def _bar(wanted: bool) -> Iterator[Callable[[Sequence[Any], str], Iterable[Any]]]:
-    """A bar on stderr, or the items as they are."""
-    if wanted and sys.stderr.isatty():
-        try:
-            from rich.console import Console
-            from rich.progress import Progress
-        except ModuleNotFoundError:
-            pass
-        else:
-            with Progress(console=Console(stderr=True)) as bars:
-                yield lambda items, text: bars.track(items, description=text)
-            return
-    yield lambda items, text: items
+def _tracked(items: Sequence[Any], text: str) -> Iterable[Any]:
+    """The items, with a bar on stderr if rich is installed."""
+    try:
+        from rich.console import Console
+        from rich.progress import track
+    except ModuleNotFoundError:
+        return items
+    return track(items, text, console=Console(stderr=True))

@@ -1,5 +1,6 @@
 """Words as a tokenizer writes them: which tokens are a word, and where a word begins and ends in a row of tokens."""
 
+import itertools
 import unicodedata
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
@@ -78,11 +79,8 @@ class TokenGroups(nn.Module):
         final = torch.zeros(len(node) + 1, len(self.names), dtype=torch.bool)  # the last row is "no word here"
         for sequence, columns in found.items():
             final[node[sequence], sorted(columns)] = True
-        self.starts: list[int] = [0]
-        for entries in level:
-            self.starts.append(self.starts[-1] + len(entries))
-        flat = [pair for entries in level for pair in entries]
-        table = torch.tensor(flat, dtype=torch.int64).reshape(-1, 2)
+        self.starts: list[int] = list(itertools.accumulate(map(len, level), initial=0))
+        table = torch.tensor(list(itertools.chain(*level)), dtype=torch.int64).reshape(-1, 2)
         self.register_buffer("first", first)
         self.register_buffer("keys", table[:, 0].clone())
         self.register_buffer("nodes", table[:, 1].clone())
@@ -202,21 +200,11 @@ class _Pieces:
         self.tokens: list[str] = [str(token) for token in tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))]
         self.special = set(tokenizer.all_special_ids)
         plain = [token for i, token in enumerate(self.tokens) if i not in self.special]
-        if any(token.startswith("Ġ") for token in plain):
-            self.kind, self.marker = "bytes", "Ġ"
-        elif any(token.startswith("▁") for token in plain):
-            self.kind, self.marker = "sentencepiece", "▁"
-        else:
-            self.kind, self.marker = "wordpiece", ""
+        marks = {"Ġ": "bytes", "▁": "sentencepiece"}
+        self.kind = next((marks[mark] for mark in marks if any(token.startswith(mark) for token in plain)), "wordpiece")
         text = [("" if i in self.special else self._text(token)) for i, token in enumerate(self.tokens)]
-        inside = [bool(t) and _is_word(t[0]) for t in text]
-        if self.kind == "wordpiece":
-            self.joins = [
-                i not in self.special and token.startswith("##") and one
-                for i, (token, one) in enumerate(zip(self.tokens, inside, strict=True))
-            ]
-        else:
-            self.joins = inside
+        begins = [token.startswith("##") or self.kind != "wordpiece" for token in self.tokens]  # may it go on with a word?
+        self.joins = [bool(t) and _is_word(t[0]) and may for t, may in zip(text, begins, strict=True)]
         self.ends = [bool(t) and _is_word(t[-1]) for t in text]
 
     def _text(self, token: str) -> str:
