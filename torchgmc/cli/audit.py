@@ -41,12 +41,7 @@ class Judging:
     """By what the data are judged; see :func:`torchgmc.audit`."""
 
     alpha: Annotated[float | None, options.told("Use this alpha instead of the head's.", "NUMBER")] = None
-    conditional: Annotated[
-        bool | None,
-        options.told(
-            "Judge each group's own deviation, or the deviation weighted by its share.", None, "--conditional/--mass-weighted"
-        ),
-    ] = None
+    conditional: options.Conditional = None
     method: Annotated[
         str, options.told("Intervals: exact for any number of examples, or asymptotic for many.", "|".join(METHODS))
     ] = "exact"

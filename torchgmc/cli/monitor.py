@@ -35,12 +35,7 @@ def monitor(
     own: dict[str, Any],
     state: Annotated[Path | None, options.told("Evidence so far: read if it exists, and written.", "FILE")] = None,
     alpha: Annotated[float | None, options.told("Largest deviation allowed; the head's if omitted.", "NUMBER")] = None,
-    conditional: Annotated[
-        bool | None,
-        options.told(
-            "Watch each group's own deviation, or the deviation weighted by its share.", None, "--conditional/--mass-weighted"
-        ),
-    ] = None,
+    conditional: options.Conditional = None,
     cluster_size: options.ClusterSize = None,
     delta: Annotated[float, options.told("Probability that a false alarm is ever raised.", "NUMBER")] = 0.01,
     groups: options.GroupColumns = None,

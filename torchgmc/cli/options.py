@@ -35,6 +35,10 @@ Alpha = Annotated[
 GroupColumns = Annotated[str | None, _GROUPS("Group columns: text, integers, booleans, or a membership matrix.", "NAME[,...]")]
 Unknown = Annotated[str, _GROUPS("Unseen group values: stop, or leave such rows out of the column's groups.", "error|none")]
 Delta = Annotated[float, _AUDIT("1 minus the joint confidence of all intervals.", "NUMBER")]
+Conditional = Annotated[
+    bool | None,
+    told("Judge each group's own deviation, or the deviation weighted by its share.", None, "--conditional/--mass-weighted"),
+]
 Report = Annotated[Path | None, _AUDIT("Write a report, .html.", "FILE")]
 ClusterSize = Annotated[
     float | None, _AUDIT("Largest number of rows of a cluster; by default that of the calibration data.", "NUMBER")
