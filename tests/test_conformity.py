@@ -70,7 +70,7 @@ def test_three_lines_from_a_classifier_to_sets_that_cover_every_group():
     [
         (lambda: conformity.absolute_residual(torch.rand(3, 1), torch.rand(3)), "the same shape \\(n,\\)"),
         (lambda: conformity.cqr(torch.rand(3), torch.rand(2), torch.rand(3)), "`high` \\(2,\\)"),
-        (lambda: conformity.interval(torch.rand(3), torch.rand(1)), "`threshold` must have one entry per prediction"),
+        (lambda: conformity.interval(torch.rand(3), torch.rand(1)), "same shape, got `threshold` \\(1,\\), `prediction` \\(3,\\)"),
         (lambda: conformity.lac(torch.rand(3), torch.zeros(3).long()), "shape \\(n, C\\)"),
         (lambda: conformity.aps(torch.full((3, 2), 0.5), torch.zeros(3)), "class ids"),
         (lambda: conformity.lac(torch.full((3, 2), 0.5), torch.tensor([0, 1, 2])), "from 0 to 1, got 2"),

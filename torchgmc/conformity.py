@@ -41,7 +41,7 @@ def absolute_residual(prediction: Tensor, y: Tensor) -> Tensor:
         >>> absolute_residual(torch.tensor([1.0, 2.0]), torch.tensor([1.5, 0.0]))
         tensor([0.5000, 2.0000])
     """
-    prediction, y = _check_rows(prediction=prediction, y=y)
+    prediction, y = _check_alike(prediction=prediction, y=y)
     return (y - prediction).abs()
 
 
@@ -52,8 +52,9 @@ def interval(prediction: Tensor, threshold: Tensor) -> tuple[Tensor, Tensor]:
         >>> interval(torch.tensor([1.0, 2.0]), torch.tensor([0.5, 1.0]))
         (tensor([0.5000, 1.0000]), tensor([1.5000, 3.0000]))
     """
-    threshold, prediction = _like(threshold, prediction)
-    return prediction - threshold, prediction + threshold
+    threshold, prediction = _check_alike(False, threshold=threshold, prediction=prediction)
+    move = threshold.to(prediction.dtype)
+    return prediction - move, prediction + move
 
 
 def cqr(low: Tensor, high: Tensor, y: Tensor) -> Tensor:
@@ -67,7 +68,7 @@ def cqr(low: Tensor, high: Tensor, y: Tensor) -> Tensor:
         >>> cqr(torch.zeros(3), torch.ones(3), torch.tensor([-0.5, 0.25, 2.0]))
         tensor([ 0.5000, -0.2500,  1.0000])
     """
-    low, high, y = _check_rows(low=low, high=high, y=y)
+    low, high, y = _check_alike(low=low, high=high, y=y)
     return torch.maximum(low - y, y - high)
 
 
@@ -78,14 +79,9 @@ def cqr_interval(low: Tensor, high: Tensor, threshold: Tensor) -> tuple[Tensor, 
         >>> cqr_interval(torch.zeros(1), torch.ones(1), torch.tensor([0.25]))
         (tensor([-0.2500]), tensor([1.2500]))
     """
-    low, high = checks.ordinary("low", low), checks.ordinary("high", high)
-    if high.shape != low.shape or high.device != low.device:
-        raise ValueError(f"`high` must match `low`, {tuple(low.shape)} on {low.device}, got {tuple(high.shape)} on {high.device}.")
-    if checks.numbers("high", high).dtype == torch.bool:
-        raise TypeError(f"`high` must hold numbers, got {high.dtype}.")
-    _not_nan(high=high)
-    threshold, low = _like(threshold, low)
-    return low - threshold, high + threshold
+    threshold, low, high = _check_alike(False, threshold=threshold, low=low, high=high)
+    move = threshold.to(low.dtype)
+    return low - move, high + move
 
 
 def lac(probs: Tensor, labels: Tensor) -> Tensor:
@@ -310,7 +306,8 @@ def of_label(scores: Tensor, labels: Tensor) -> Tensor:
     return scores.gather(1, labels.long()[:, None])[:, 0]
 
 
-def _check_rows(**given: Tensor) -> Sequence[Tensor]:
+def _check_alike(rows: bool = True, **given: Tensor) -> Sequence[Tensor]:
+    """Numbers of one shape, ``(n,)`` if they must be ``rows``, on one device and without NaN."""
     tensors = {name: checks.numbers(name, checks.ordinary(name, value)) for name, value in given.items()}
     for name, value in tensors.items():
         if value.dtype == torch.bool:
@@ -319,27 +316,11 @@ def _check_rows(**given: Tensor) -> Sequence[Tensor]:
         listed = ", ".join(f"`{name}` on {value.device}" for name, value in tensors.items())
         raise ValueError(f"all arguments must be on one device, got {listed}.")
     shapes = {name: tuple(t.shape) for name, t in tensors.items()}
-    if any(len(shape) != 1 for shape in shapes.values()) or len(set(shapes.values())) > 1:
+    if len(set(shapes.values())) > 1 or (rows and any(len(shape) != 1 for shape in shapes.values())):
         listed = ", ".join(f"`{name}` {shape}" for name, shape in shapes.items())
         raise ValueError(
-            f"all arguments must have the same shape (n,), got {listed}; pass one number per example (squeeze a "
-            f"trailing dimension)."
+            f"all arguments must have the same shape{' (n,)' if rows else ''}, got {listed}; pass one number per example "
+            "(squeeze a trailing dimension)."
         )
     _not_nan(**tensors)
     return list(tensors.values())
-
-
-def _like(threshold: Tensor, prediction: Tensor) -> tuple[Tensor, Tensor]:
-    threshold, prediction = checks.ordinary("threshold", threshold), checks.ordinary("prediction", prediction)
-    checks.numbers("threshold", threshold)
-    checks.numbers("prediction", prediction)
-    if prediction.dtype == torch.bool:
-        raise TypeError(f"the prediction must hold numbers, got {prediction.dtype}.")
-    if threshold.device != prediction.device:
-        raise ValueError(f"`threshold` is on {threshold.device} but the prediction is on {prediction.device}; use `.to(...)`.")
-    if threshold.shape != prediction.shape:
-        raise ValueError(
-            f"`threshold` must have one entry per prediction, shape {tuple(prediction.shape)}, got {tuple(threshold.shape)}."
-        )
-    _not_nan(threshold=threshold, prediction=prediction)
-    return threshold.to(prediction.dtype), prediction
