@@ -49,10 +49,16 @@ def deviation(
     first = next(iter(audits.values()))
     alpha = first.alpha if alpha is None else checks.positive("alpha", alpha, "It is the half-width of the band.")
     top = None if top is None else checks.count("top", top, 1)
-    rows = {name: _rows(audit) for name, audit in audits.items()}
-    order, left_out = _order(rows, top)
+    rows = {  # by group and what, without groups that have no examples
+        name: {(row["group"], row["what"]): row for row in audit.rows() if math.isfinite(row["estimate"])}
+        for name, audit in audits.items()
+    }
+    mass = {key: row["mass"] for found in rows.values() for key, row in found.items()}
+    worst = {key: max(abs(found[key]["estimate"]) for found in rows.values() if key in found) for key in mass}
+    kept = sorted(worst, key=lambda key: -worst[key])[:top]
+    order = sorted(kept, key=lambda key: (key[1], -mass[key], key[0]))  # largest group first, whoever is shown
+    left_out = len(worst) - len(kept)
     theme = DARK if dark else LIGHT
-    mass = {key: value["mass"] for found in rows.values() for key, value in found.items()}
     labels = [f"{safe(folded(row_name(*key)))}  ({share(mass[key])})" for key in order]
     at, tall = _places(labels)
     height = max(3.4, 1.7 + tall * (0.30 + 0.15 * len(audits)))
@@ -169,26 +175,3 @@ def _row_names(axes: Any, names: list[str], at: list[float], tall: float) -> Non
     axes.set_yticks(at, names)
     axes.set_ylim(tall - 0.5, -0.5)
     axes.tick_params(axis="y", length=0)
-
-
-def _rows(audit: Audit) -> dict[tuple[str, str], dict[str, float]]:
-    """Rows of an audit's table by (group, what); groups without examples are left out."""
-    table = audit.table
-    numbers = {name: table[name] for name in ("mass", "estimate", "low", "high")}
-    rows = {
-        (group, what): {name: float(column[i]) for name, column in numbers.items()}
-        for i, (group, what) in enumerate(zip(table["group"], table["what"], strict=True))
-    }
-    return {key: row for key, row in rows.items() if math.isfinite(row["estimate"])}
-
-
-def _order(rows: Mapping[str, Mapping[tuple[str, str], Mapping[str, float]]], top: int | None) -> tuple[list[tuple[str, str]], int]:
-    """The worst (group, what) of the audits, largest group first, whoever is shown; and how many were left out."""
-    mass: dict[tuple[str, str], float] = {}
-    worst: dict[tuple[str, str], float] = {}
-    for found in rows.values():
-        for key, row in found.items():
-            mass[key] = row["mass"]
-            worst[key] = max(worst.get(key, 0.0), abs(row["estimate"]))
-    kept = sorted(worst, key=lambda key: -worst[key])[: len(worst) if top is None else top]
-    return sorted(kept, key=lambda key: (key[1], -mass[key], key[0])), len(worst) - len(kept)

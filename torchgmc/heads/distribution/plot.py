@@ -10,7 +10,7 @@ from torch import Tensor
 
 from torchgmc.engine import checks
 from torchgmc.heads.distribution.head import DistributionHead
-from torchgmc.plots.style import DARK, LIGHT, SMALL, new_figure, safe, set_legend, set_title, shorten
+from torchgmc.plots.style import DARK, LIGHT, SMALL, finished, new_figure, safe, shorten
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -84,9 +84,7 @@ def words(
         axes.grid(axis="x", color=theme.faint, lw=0.8)
         if k >= head.num_groups - columns:
             axes.set_xlabel("mean probability")
-    set_title(figure, title, theme)
-    set_legend(figure, panels[0], theme)
-    return figure
+    return finished(figure, panels[0], theme, title, "x")
 
 
 @torch.no_grad()

@@ -9,7 +9,7 @@ import torch
 from torchgmc.audits.audit import Audit
 from torchgmc.audits.binomial import Counts
 from torchgmc.engine import checks
-from torchgmc.plots.style import DARK, LIGHT, SMALL, folded, new_figure, safe, set_legend, set_title
+from torchgmc.plots.style import DARK, LIGHT, SMALL, finished, folded, new_figure, safe
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -73,6 +73,4 @@ def reliability(audit: Audit, *, top: int = 6, title: str | None = None, dark: b
         axes.set_ylabel("observed")
     for axes in panels[max(0, len(shown) - columns) : len(shown)]:
         axes.set_xlabel("predicted")
-    set_title(figure, title, theme)
-    set_legend(figure, panels[0], theme)
-    return figure
+    return finished(figure, panels[0], theme, title)
