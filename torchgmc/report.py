@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from torchgmc import plots
 from torchgmc.audits.audit import Audit
 from torchgmc.audits.comparison import Comparison, by_name
 from torchgmc.audits.measures import Measures
@@ -23,11 +24,10 @@ from torchgmc.audits.page import Picture, Section, write_html
 from torchgmc.audits.tabular import Table, row_name
 from torchgmc.engine import checks
 from torchgmc.engine.files import write_file
+from torchgmc.heads.base import Head
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-    from torchgmc.heads.base import Head
 
 __all__ = ["Picture", "Section", "Table", "fitted", "picture", "remake", "write", "write_file", "write_html"]
 
@@ -75,8 +75,6 @@ def write(
         >>> audit.certificate in page
         True
     """
-    from torchgmc.heads.base import Head
-
     audits = {} if audit is None else by_name(audit, "audit")
     checks.kind("head", head, Head | None, "the head that was audited, or None")
     for name, value in {"title": title, "lead": lead, "certificate": certificate}.items():
@@ -122,8 +120,6 @@ def picture(draw: Picture | Callable[[bool], Figure], text: str) -> Picture:
     """A figure for light and for dark pages, with its caption."""
     if isinstance(draw, Picture):
         return draw
-    from torchgmc import plots
-
     light, dark = (plots.png(draw(dark)) for dark in (False, True))
     return Picture(light, text, dark)
 
@@ -138,9 +134,8 @@ def fitted(head: Head, audit: Audit | None = None) -> Section:
         state = "" if fit.converged else "Alpha was not reached on the calibration data. "
         paragraphs.append(f"{state}{fit.iterations} {unit} in {fit.seconds:.2f} s: {fit.message}")
         if len(fit.history) > 2:
-            drawings["Worst violation on the calibration data after each step"] = lambda dark: _plots().convergence(
-                fit, head.alpha, dark=dark
-            )
+            caption = "Worst violation on the calibration data after each step"
+            drawings[caption] = lambda dark: plots.convergence(fit, head.alpha, dark=dark)
     pictures = [picture(draw, text) for text, draw in drawings.items()] if _can_draw() else []
     return Section("What was fitted", paragraphs, head.tables(audit), pictures)
 
@@ -227,7 +222,7 @@ def _deviations(audits: Mapping[str, Audit]) -> Section:
     ]
     caption = "Points: measured on the held-out examples. Lines: intervals that all hold at once. Band: the promise."
     rows = max(10, 36 // len(audits))  # a figure that fits a screen or two; the tables have every row
-    pictures = [picture(lambda dark: _plots().deviation(audits, top=rows, dark=dark), caption)] if _can_draw() else []
+    pictures = [picture(lambda dark: plots.deviation(audits, top=rows, dark=dark), caption)] if _can_draw() else []
     return Section("Side by side" if len(audits) > 1 else "Deviation from the promise", text, [_summary(audits)], pictures)
 
 
@@ -330,9 +325,3 @@ def _number(value: Any) -> str:
 
 def _can_draw() -> bool:
     return find_spec("matplotlib") is not None
-
-
-def _plots() -> Any:
-    from torchgmc import plots
-
-    return plots
