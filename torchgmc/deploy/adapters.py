@@ -180,8 +180,7 @@ class Adapter:
         if not isinstance(output, Mapping):
             raise TypeError(f"cannot put the result back into a {type(output).__name__}; override Adapter.replace.")
         if any(base.__name__ == "ModelOutput" for base in type(output).__mro__):
-            fields = dict(output)
-            made: Any = type(output)(**fields)
+            made: Any = type(output)(**dict(output))
             if self.log_probs:
                 made[field] = result
             made["calibrated"] = result
@@ -342,9 +341,8 @@ class Adapter:
                 raise ValueError(f"the targets differ in size: pass Adapter(ignore_index=255) for what is added to {name!r}.")
             fill = self.ignore_index if name == target and ragged else 0
             columns[name] = [_padded(part, sizes.tolist(), fill or 0) for part in parts]
-        made = [{name: columns[name][k] for name in names} for k in range(len(samples))]
-        rows = made if isinstance(first, Mapping) else [tuple(row.values()) for row in made]
-        return torch.utils.data.default_collate(rows)
+        found = {name: torch.utils.data.default_collate(parts) for name, parts in columns.items()}
+        return found if isinstance(first, Mapping) else list(found.values())
 
     def apply(
         self, head: nn.Module, scores: Tensor, member: Tensor | None, inputs: Mapping[str, Tensor], **softness: Any
@@ -384,9 +382,8 @@ class Adapter:
             return scores
         rows = torch.arange(len(scores), device=scores.device)
         inputs = named(batch.args, batch.kwargs)
-        ids = inputs.get("input_ids")
         if self.position == "mask":
-            here = torch.eq(ids, self.mask_token_id)  # type: ignore[arg-type]  # checked in __init__
+            here = torch.eq(inputs["input_ids"], self.mask_token_id)  # type: ignore[arg-type]  # checked in __init__
             if not bool(here.any(1).all()):
                 raise ValueError(f"`mask_token_id` = {self.mask_token_id} does not occur in every text of the batch.")
             return scores[rows, here.to(torch.uint8).argmax(1)]
@@ -407,11 +404,9 @@ def beside(scores: Tensor, thresholds: Tensor) -> Tensor:
 
 def _padded(part: Tensor, shape: Sequence[int], fill: int) -> Tensor:
     """The tensor at the beginning of a larger one; a mask that holds more than 0 and 1 then becomes a float."""
-    if tuple(shape) == tuple(part.shape):
-        return part.float() if fill and part.dtype == torch.bool else part
-    wide = part.new_full(tuple(shape), fill, dtype=torch.float32 if part.dtype == torch.bool and fill else part.dtype)
-    wide[tuple(slice(0, size) for size in part.shape)] = part.to(wide.dtype)
-    return wide
+    part = part.float() if fill and part.dtype == torch.bool else part
+    room = [more for size, own in zip(shape[::-1], part.shape[::-1], strict=True) for more in (0, size - own)]
+    return nn.functional.pad(part, room, value=fill)
 
 
 def like_scores(masks: Tensor, scores: Tensor) -> Tensor:

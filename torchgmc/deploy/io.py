@@ -90,8 +90,7 @@ def save(
         body["statistics"] = _statistics(head, _salt(body, remember), secret, tensors)
     text = json.dumps(body)
     metadata = {_KEY: text, "checksum": _checksum(text, tensors)}
-    target = checks.path("path", path)
-    return write_file(target, to_bytes(tensors, metadata))
+    return write_file(path, to_bytes(tensors, metadata))
 
 
 def load(path: str | os.PathLike[str], secret: str | None = None, **options: Any) -> Head:
@@ -181,10 +180,8 @@ def _check_names(head: Head, groups: Any) -> Groups:
     if not isinstance(groups, Groups):
         raise TypeError(f"`groups` must be Groups, made by `Groups.from_columns`, got {type(groups).__name__}.")
     if list(groups.names) != head.groups:
-        raise ValueError(
-            f"`groups` must be the head's groups, {', '.join(head.groups[:4])}{', ...' if head.num_groups > 4 else ''}, got "
-            f"{', '.join(groups.names[:4])}{', ...' if len(groups) > 4 else ''}."
-        )
+        own, got = (checks.listing(names, 4) for names in (head.groups, groups.names))
+        raise ValueError(f"`groups` must be the head's groups, {own}, got {got}.")
     return groups
 
 

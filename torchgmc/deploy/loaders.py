@@ -74,10 +74,6 @@ def progress(trainer: "Trainer", batches: Iterable[Any], name: str) -> Iterable[
 
 def checkpoints_of_now(trainer: "Trainer") -> list[str]:
     """Files that hold the weights of this very step, on any logger's folder."""
-    found: dict[str, None] = {}
-    for callback in trainer.checkpoint_callbacks:
-        if getattr(callback, "_last_global_step_saved", -1) == trainer.global_step:
-            for path in (getattr(callback, "_last_checkpoint_saved", ""), getattr(callback, "last_model_path", "")):
-                if path and os.path.isfile(path) and not os.path.islink(path):
-                    found[path] = None
-    return list(found)
+    now = [one for one in trainer.checkpoint_callbacks if getattr(one, "_last_global_step_saved", -1) == trainer.global_step]
+    paths = dict.fromkeys(getattr(one, name, "") for one in now for name in ("_last_checkpoint_saved", "last_model_path"))
+    return [path for path in paths if path and os.path.isfile(path) and not os.path.islink(path)]
