@@ -10,12 +10,11 @@ from torchgmc.engine import checks
 from torchgmc.engine.extras import require
 from torchgmc.groups.groups import check_groups
 from torchgmc.heads.base import Head
+from torchgmc.penalty import MAPPINGS, residual
 
 Metric: Any = require("torchmetrics", extra="lightning").Metric
 
 __all__ = ["GroupViolation", "for_head"]
-
-MAPPINGS = ("residual", "centered")
 
 
 class GroupViolation(Metric):  # type: ignore[misc]  # a class of an optional package
@@ -71,27 +70,19 @@ class GroupViolation(Metric):  # type: ignore[misc]  # a class of an optional pa
 
         Args:
             preds: ``(n,)`` or ``(n, u)``, or whatever your own mapping takes.
-            target: the same shape, for ``"residual"``.
+            target: the same shape, or class ids of ``preds (n, u)``, for ``"residual"``.
             groups: membership ``(n, a)``; omit it for one group of everyone.
             weight: ``(n,)``.
         """
-        if not callable(self.mapping):
-            checks.numbers("preds", checks.ordinary("preds", preds))
-            if target is not None:
-                checks.numbers("target", checks.ordinary("target", target))
         if callable(self.mapping):
             s = self.mapping(preds, target)  # type: ignore[arg-type]  # its author knows whether it takes None
-        elif self.mapping == "centered":
-            s = preds
-        elif target is None or target.shape != preds.shape:
-            raise ValueError(
-                f"`target` must have the same shape as `preds`, {tuple(preds.shape)}, got "
-                f"{None if target is None else tuple(target.shape)}."
-            )
         else:
-            if target.device != preds.device:
-                raise ValueError(f"`target` is on {target.device} but `preds` is on {preds.device}; move them to one device.")
-            s = preds.double() - target.double()
+            s = checks.numbers("preds", checks.ordinary("preds", preds)).double()
+        if self.mapping == "residual":
+            target = None if target is None else checks.numbers("target", checks.ordinary("target", target))
+            if target is not None and target.device != s.device:
+                raise ValueError(f"`target` is on {target.device} but `preds` is on {s.device}; move them to one device.")
+            s = residual(s, target)
         self.accumulate(s, groups, weight)
 
     def accumulate(self, s: Tensor, groups: Any = None, weight: Tensor | None = None) -> None:
