@@ -78,9 +78,8 @@ def stack(heads: Sequence[Head]) -> dict[str, Tensor]:
         other = [name for name in ours if name not in head.fit_only and _flat(ours[name]) != _flat(theirs[name])]
         if other:
             raise ValueError(f"`heads` must have the same forward, but heads[{i}] was made with a different `{other[0]}`.")
-    return {
-        name: torch.stack(_equal_length([dict(head.named_buffers())[name] for head in heads])) for name, _ in first.named_buffers()
-    }
+    buffers = [dict(head.named_buffers()) for head in heads]
+    return {name: torch.stack(_equal_length([one[name] for one in buffers])) for name in buffers[0]}
 
 
 def _flat(value: Any) -> list[Any]:

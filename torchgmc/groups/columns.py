@@ -241,10 +241,6 @@ def _is_missing(label: Any) -> bool:
     return isinstance(label, float | np.floating) and bool(label != label)
 
 
-def _is_float(label: Any) -> bool:
-    return isinstance(label, float | np.floating)
-
-
 def _is_number(label: Any) -> bool:
     return isinstance(label, int | float | np.number | np.bool_)
 
@@ -292,7 +288,7 @@ def fit_labels(
 
 def refuse_floats(name: str, array: npt.NDArray[Any], known: Sequence[Any]) -> None:
     """Raise for numbers with a fraction: they are not labels."""
-    if array.dtype.kind == "f" or (any(map(_is_float, known)) and all(map(_is_number, known))):
+    if array.dtype.kind == "f" or (any(isinstance(v, float | np.floating) for v in known) and all(map(_is_number, known))):
         remedy = f"cut it with `bins={{{name!r}: [...]}}` (edges) or `quantiles={{{name!r}: 4}}`, or turn it into integers"
         raise ColumnError(name, "floats", "holds decimal numbers, which are not labels", f"; {remedy} or strings.")
 
