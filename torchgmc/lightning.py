@@ -156,8 +156,7 @@ class CalibrationCallback(Callback):
         twin.reset()
         with torch.random.fork_rng(devices=[]), evaluating(pl_module):
             for batch in itertools.islice(iter(loader), 1):
-                source = self.groups.to(pl_module.device) if isinstance(self.groups, nn.Module) else self.groups
-                twin.observe(**self._observation(trainer, pl_module, batch, source))
+                twin.observe(**self._observation(trainer, pl_module, batch))
 
     def on_validation_start(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
         """A restored head follows the module to its device."""
@@ -177,12 +176,11 @@ class CalibrationCallback(Callback):
         """Calibrate on demand, e.g. after loading the best weights; returns the fitted head."""
         loader = self._find_loader(trainer, pl_module) if dataloader is None else dataloader
         pl_module.__dict__.pop("forward", None)
-        head, device = self._head.to(pl_module.device), pl_module.device
-        source = self.groups.to(device) if isinstance(self.groups, nn.Module) else self.groups
+        head = self._head.to(pl_module.device)
 
         def batches() -> Iterator[dict[str, Any]]:
             for batch in progress(trainer, loader if self.sharded else shard(loader), self.name):
-                yield self._observation(trainer, pl_module, batch, source)
+                yield self._observation(trainer, pl_module, batch)
 
         with evaluating(pl_module):
             head.fit_batches(batches(), **self.options)
@@ -207,15 +205,17 @@ class CalibrationCallback(Callback):
             pl_module.__dict__["forward"] = model.forward
         return model
 
-    def _observation(self, trainer: "Trainer", pl_module: "LightningModule", batch: Any, source: Any) -> Any:
+    def _observation(self, trainer: "Trainer", pl_module: "LightningModule", batch: Any) -> Any:
         """Arguments of ``observe`` for one batch."""
         together = {} if self.clusters is None else {"clusters": _entry(batch, "clusters", self.clusters)}
         batch = trainer.strategy.batch_to_device(batch, pl_module.device, 0)
-        divided = self._divide(batch, source)
+        divided = self._divide(batch, pl_module.device)
         with torch.inference_mode(), trainer.precision_plugin.forward_context():
-            output = _Plain.call(pl_module, *divided.args, **divided.kwargs)
+            output = _Plain(pl_module)(*divided.args, **divided.kwargs)
         found = self._arguments(pl_module, batch, divided, output)
-        return {key: _ordinary(value) for key, value in found.items()} | together
+        # Statistics may not keep a tensor made in inference mode.
+        kept = {key: value.clone() if isinstance(value, Tensor) and value.is_inference() else value for key, value in found.items()}
+        return kept | together
 
     def _arguments(self, pl_module: "LightningModule", batch: Any, divided: Batch, output: Any) -> dict[str, Any]:
         """What the head takes of a batch and the module's output."""
@@ -227,7 +227,7 @@ class CalibrationCallback(Callback):
                 found["features"] = self.features(first_input(divided.args, divided.kwargs))
         return found
 
-    def _divide(self, batch: Any, source: Any) -> Batch:
+    def _divide(self, batch: Any, device: torch.device) -> Batch:
         if isinstance(batch, Mapping):
             inputs = INPUTS if self.adapter.inputs is None else self.adapter.inputs
             shown = [inputs] if isinstance(inputs, str | int) else inputs
@@ -237,11 +237,11 @@ class CalibrationCallback(Callback):
         if not self._head.needs_groups and not self._head.may_take_groups:
             return divided
         groups = divided.groups
-        if isinstance(source, str):
-            groups = _entry(batch, "groups", source)
-        elif source is not None:
+        if isinstance(self.groups, str):
+            groups = _entry(batch, "groups", self.groups)
+        elif self.groups is not None:
             with torch.no_grad():
-                groups = source(first_input(divided.args, divided.kwargs))
+                groups = self.groups.to(device)(first_input(divided.args, divided.kwargs))
         if groups is None and self._head.needs_groups:
             seen = f"the keys {', '.join(map(repr, batch))}" if isinstance(batch, Mapping) else f"{len(batch)} entries"
             raise ValueError(
@@ -284,11 +284,11 @@ class CalibrationCallback(Callback):
         """Add a batch to the monitor."""
         if not self.monitor or trainer.sanity_checking:
             return
-        divided = self._divide(batch, self.groups)
+        divided = self._divide(batch, pl_module.device)
         output, self._captured = self._captured, None
         if output is None:  # validation_step did not call the module itself
             with trainer.precision_plugin.forward_context():
-                output = _Plain.call(pl_module, *divided.args, **divided.kwargs)
+                output = _Plain(pl_module)(*divided.args, **divided.kwargs)
         self.metric.update(**self._arguments(pl_module, batch, divided, output))
 
     def on_validation_epoch_end(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
@@ -353,9 +353,7 @@ class CalibrationCallback(Callback):
         saved = checkpoint.get("callbacks", {}).get(self.state_key)
         if saved is not None:
             self.load_state_dict(saved)
-            self._head.to(pl_module.device)
-            if self._head.is_fitted:
-                self.attach(pl_module)
+            self.setup(trainer, pl_module, "")
 
 
 class MonitorCallback(Callback):
@@ -400,7 +398,7 @@ class MonitorCallback(Callback):
         """Add a batch."""
         self.monitor.head.to(pl_module.device)
         self.monitor.to(pl_module.device)
-        self.monitor.update(**self._reader._observation(trainer, pl_module, batch, self._reader.groups))
+        self.monitor.update(**self._reader._observation(trainer, pl_module, batch))
 
     def on_test_epoch_end(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
         """Log the evidence, and warn after an alarm."""
@@ -409,8 +407,8 @@ class MonitorCallback(Callback):
         log.log(logging.WARNING if self.monitor.alarm else logging.INFO, "%s", self.monitor.message)
 
 
-def _callbacks(path: Path) -> dict[str, Any]:
-    """States of the callbacks in a checkpoint; read without unpickling code."""
+def _saved(path: Path) -> dict[str, Any]:
+    """States of calibration callbacks in a checkpoint, by their names; read without unpickling code."""
     if not path.is_file():
         raise FileNotFoundError(f"no file {str(path)!r} to load a head from.")
     try:
@@ -420,7 +418,9 @@ def _callbacks(path: Path) -> dict[str, Any]:
     except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
         raise ValueError(f"{path.name!r} is not a readable checkpoint: {str(error).splitlines()[0]}") from error
     found = content.get("callbacks", {}) if isinstance(content, dict) else {}
-    return found if isinstance(found, dict) else {}
+    named = {str(key): state for key, state in found.items()} if isinstance(found, dict) else {}
+    first = "CalibrationCallback["
+    return {key[len(first) : -1]: state for key, state in named.items() if key.startswith(first)}
 
 
 def head_from_checkpoint(path: str | os.PathLike[str], name: str = "calibration", **options: Any) -> Head:
@@ -432,14 +432,13 @@ def head_from_checkpoint(path: str | os.PathLike[str], name: str = "calibration"
         options: arguments that a file cannot hold, as for :func:`torchgmc.load`.
     """
     checks.text("name", name)
-    saved = _callbacks(checks.path("path", path))
-    key = f"CalibrationCallback[{name}]"
-    if key not in saved:
+    saved = _saved(checks.path("path", path))
+    if name not in saved:
         raise ValueError(
             f"{Path(path).name!r} holds no head named {name!r}; `name` must be the name of one of its callbacks, "
             f"{', '.join(map(repr, saved)) or 'none'}."
         )
-    state = saved[key]
+    state = saved[name]
     try:
         body, tensors = {**state, "config": json.loads(state["config"])}, dict(state["state"])
     except (TypeError, KeyError, ValueError, RecursionError) as error:
@@ -466,16 +465,14 @@ def restore(
         >>> module = Segmenter.load_from_checkpoint("last.ckpt")  # doctest: +SKIP
         >>> mask = gmc.lightning.restore(module, "last.ckpt")(images, groups)  # doctest: +SKIP
     """
-    saved = {key: state for key, state in _callbacks(checks.path("path", path)).items() if key.startswith("CalibrationCallback[")}
+    saved = _saved(checks.path("path", path))
     if not saved:
         raise ValueError(f"{Path(path).name!r} holds no head of a CalibrationCallback.")
-    for key, state in saved.items():
-        name = key.removeprefix("CalibrationCallback[").removesuffix("]")
+    for name, state in saved.items():
         head = head_from_checkpoint(path, name, **options).to(module.device)
         about = json.loads(state.get("attached", "{}"))
         own = adapter or Adapter(**about.get("adapter", {}))
-        key_of_groups = groups or about.get("groups") or (own.groups if isinstance(own.groups, str) else None)
-        _remember(module, name, CalibratedModel(_Plain(module), head, key_of_groups, adapt(module, head, own)))
+        CalibrationCallback(head, adapter=own, groups=groups or about.get("groups"), name=name).attach(module)
     found: CalibratedModel = module.__dict__["calibrated"]
     return found
 
@@ -503,12 +500,7 @@ class _Plain(nn.Module):
         self.module = module
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self.call(self.module, *args, **kwargs)
-
-    @staticmethod
-    def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        """Forward of the class."""
-        return type(module).forward(module, *args, **kwargs)
+        return type(self.module).forward(self.module, *args, **kwargs)
 
 
 def _warn_of_training_data(trainer: "Trainer", loader: Iterable[Any]) -> None:
@@ -527,11 +519,6 @@ def _entry(batch: Any, argument: str, key: str) -> Any:
         keys = ", ".join(map(repr, batch)) if isinstance(batch, Mapping) else f"a {type(batch).__name__}, no keys"
         raise ValueError(f"`{argument}` = {key!r} is not a key of the batch, which has {keys}.")
     return batch[key]
-
-
-def _ordinary(value: Any) -> Any:
-    """A tensor made in inference mode, as one that statistics may keep."""
-    return value.clone() if isinstance(value, Tensor) and value.is_inference() else value
 
 
 def _check_schema(state: dict[str, Any]) -> None:
