@@ -66,9 +66,8 @@ class SplitConformal(QuantileHead):
                 f"n >= {finite.needed(self.target, True)}."
             )
         q = weighted_quantile(residual, examples.weight, rank / number * float(examples.weight.sum()))
-        own = not bool(examples.base.isnan().any())
-        q = _above(q, examples) if own else q
-        (self.shift if own else self.base).fill_(q)
+        q = _above(q, examples)
+        (self.shift if examples.has_base() else self.base).fill_(q)
         _finish(self, examples, torch.full_like(residual, q), f"one threshold: {q:.4g}; groups are not fitted.")
         return self
 
@@ -104,9 +103,7 @@ class MondrianConformal(QuantileHead):
         count = torch.bincount(cell, minlength=len(patterns))
         rank = finite.conformal_rank(count, self.target)
         place = (count.cumsum(0) - count + rank - 1).clamp_max(len(order) - 1)
-        table = torch.where(rank <= count, residual[order][place], math.inf)
-        if not bool(examples.base.isnan().any()):
-            table = _above(table, examples)
+        table = _above(torch.where(rank <= count, residual[order][place], math.inf), examples)
         self.known, self.table = patterns.to(self.offsets.device), table[:, None].to(self.offsets.device)
         infinite = int(table.isinf().sum())
         message = f"{len(table)} combinations of groups, each fitted separately; {infinite} are too small for a finite threshold."
@@ -117,13 +114,12 @@ class MondrianConformal(QuantileHead):
 def _residuals(head: QuantileHead) -> tuple[QuantileStatistics, Tensor]:
     """Examples, and their scores over the start of each."""
     examples: QuantileStatistics = head.seen("score")
-    own = not bool(examples.base.isnan().any())
-    return examples, examples.scores - examples.base if own else examples.scores
+    return examples, examples.scores - examples.base if examples.has_base() else examples.scores
 
 
 def _above(q: Any, examples: QuantileStatistics) -> Any:
-    """A threshold over starts that ``forward`` rounds: two steps of the grid higher, so that no covered score is lost."""
-    return q + 2.0 * quantiles.grid_unit(examples.scores)
+    """A threshold over starts, which ``forward`` rounds, is two steps of the grid higher, so that no covered score is lost."""
+    return q + 2.0 * quantiles.grid_unit(examples.scores) if examples.has_base() else q
 
 
 def _finish(head: QuantileHead, examples: QuantileStatistics, found: Tensor, message: str) -> None:
@@ -131,11 +127,11 @@ def _finish(head: QuantileHead, examples: QuantileStatistics, found: Tensor, mes
     began = time.perf_counter()
     unit = quantiles.grid_unit(examples.scores)
     _, start = head._begin(examples, unit)
-    own = not bool(examples.base.isnan().any())
     everyone = head.lacks_everyone(examples.member)
     before = head._problem(examples, start, head.edges.to(start.device), unit, everyone)
     before.check_groups()
-    after = head._problem(examples, (found + (examples.base if own else 0.0))[:, None], before.edges, unit, everyone).violations()
+    at = found + examples.base if examples.has_base() else found
+    after = head._problem(examples, at[:, None], before.edges, unit, everyone).violations()
     head.unit.fill_(unit)
     state = reached(after, head.alpha, torch.zeros_like(after))
     history = torch.stack([before.violations().abs().max(), after.abs().max()]).cpu()

@@ -10,7 +10,7 @@ from torchgmc.engine.solver import Report, reached
 from torchgmc.groups.cells import pattern_ids
 from torchgmc.heads import finite
 from torchgmc.heads.threshold.head import ThresholdHead
-from torchgmc.heads.threshold.problem import CurveProblem
+from torchgmc.heads.threshold.problem import CurveProblem, SampleProblem
 
 
 class ConformalRiskControl(ThresholdHead):
@@ -40,10 +40,7 @@ class ConformalRiskControl(ThresholdHead):
     @pooled
     def calibrate(self, solver: str = "exact", eta: float | None = None, max_iter: int | None = None) -> "ConformalRiskControl":
         """Find the threshold; accepts the options of a head's ``calibrate`` and ignores them."""
-        problem = self._problem()
-        assert self.statistics is not None
-        _check_lattice(problem)
-        assert isinstance(problem, CurveProblem)
+        problem = _on_a_grid(self)
         n = (int(self.statistics.examples) - self.statistics.excluded).double()  # (C,)
         best = _controlled(self, problem.curve.sum(0) / problem.total[:, None], n)
         for column in (best < 0).nonzero().flatten().tolist():
@@ -52,22 +49,29 @@ class ConformalRiskControl(ThresholdHead):
                 f"no threshold keeps the {self.risk.name} of class {column} at {self.target}: n = {int(n[column])} images and "
                 f"the bound 1/(n+1) + n/(n+1) risk is above it everywhere. It needs n >= {need} and a reachable risk."
             )
-        lattice = problem.lattice
-        base = lattice.points(best.device)[best]  # (C,)
+        base = problem.lattice.points(best.device)[best]  # (C,)
         self._write(base, torch.zeros_like(self.offsets))
-        everyone = self.lacks_everyone(problem.member)
-        start = problem.violations_at(torch.full_like(problem.mass, self.init), everyone)
-        after = problem.violations_at(base.expand_as(problem.mass), everyone)
-        history = torch.stack([start.abs().max(), after.abs().max()]).cpu()
         message = f"one threshold per class: {', '.join(f'{v:.4g}' for v in base.tolist())}; groups are not fitted."
-        state = reached(after, self.alpha, torch.zeros_like(after))
-        self.mark_fitted(self._finish(Report(state == "alpha", 1, start, after, history, 0.0, message)), everyone)
+        _measure(self, problem, base.expand_as(problem.mass), 1, message)
         return self
 
 
-def _check_lattice(problem: object) -> None:
+def _on_a_grid(head: ThresholdHead) -> CurveProblem:
+    """What was observed, where thresholds lie on a grid."""
+    problem = head._problem()
     if not isinstance(problem, CurveProblem):
         raise ValueError("conformal risk control works on a grid of thresholds; `resolution` must be a number.")
+    return problem
+
+
+def _measure(head: ThresholdHead, problem: CurveProblem | SampleProblem, found: Tensor, steps: int, message: str) -> None:
+    """The report: violations at the start, and at the thresholds found, in so many steps, of each cell or example and class."""
+    everyone = head.lacks_everyone(problem.member)
+    start = torch.full_like(problem.mass, head.init)
+    before, after = (problem.violations_at(thresholds, everyone) for thresholds in (start, found))
+    history = torch.stack([before.abs().max(), after.abs().max()]).cpu()[: steps + 1]
+    within = reached(after, head.alpha, torch.zeros_like(after)) == "alpha"
+    head.mark_fitted(head._finish(Report(within, steps, before, after, history, 0.0, message)), everyone)
 
 
 def _controlled(head: ThresholdHead, rising: Tensor, n: Tensor) -> Tensor:
@@ -112,11 +116,7 @@ class MondrianRiskControl(ThresholdHead):
     @pooled
     def calibrate(self, solver: str = "exact", eta: float | None = None, max_iter: int | None = None) -> "MondrianRiskControl":
         """Find the thresholds; accepts the options of a head's ``calibrate`` and ignores them."""
-        problem = self._problem()
-        _check_lattice(problem)
-        assert isinstance(problem, CurveProblem)
-        everyone = self.lacks_everyone(problem.member)
-        before = problem.violations_at(torch.full_like(problem.mass, self.init), everyone)
+        problem = _on_a_grid(self)
         cell, patterns = pattern_ids(problem.member > 0)
         curve = problem.curve.new_zeros(len(patterns), *problem.curve.shape[1:]).index_add_(0, cell, problem.curve)
         mass = problem.mass.new_zeros(len(patterns), problem.mass.shape[1]).index_add_(0, cell, problem.mass)
@@ -124,12 +124,9 @@ class MondrianRiskControl(ThresholdHead):
         lam = torch.where(best < 0, self.safe_end, problem.lattice.points(best.device)[best.clamp_min(0)])
         self.known, self.table = patterns.to(self.base.device), lam.to(self.base.device)
         self._write(self.base, self.offsets)
-        after = problem.violations_at(finite.look_up(problem.member, patterns, lam, self.safe_end), everyone)
-        history = torch.stack([before.abs().max(), after.abs().max()]).cpu()
         few = int((best < 0).any(1).sum())
         message = f"{len(lam)} combinations of groups, each fitted separately; {few} are too small for a threshold."
-        state = reached(after, self.alpha, torch.zeros_like(after))
-        self.mark_fitted(self._finish(Report(state == "alpha", 1, before, after, history, 0.0, message)), everyone)
+        _measure(self, problem, finite.look_up(problem.member, patterns, lam, self.safe_end), 1, message)
         return self
 
 
@@ -164,10 +161,6 @@ class Unprocessed(ThresholdHead):
     def calibrate(self, solver: str = "exact", eta: float | None = None, max_iter: int | None = None) -> "Unprocessed":
         """Measure the violations; nothing is fitted."""
         problem = self._problem()
-        everyone = self.lacks_everyone(problem.member)
-        table = problem.violations_at(torch.full_like(problem.mass, self.init), everyone)
         self._write(self.base.new_full((self.columns,), self.init), torch.zeros_like(self.offsets))
-        within = reached(table, self.alpha, torch.zeros_like(table)) == "alpha"
-        history = table.abs().max()[None].cpu()
-        self.mark_fitted(self._finish(Report(within, 0, table, table, history, 0.0, "nothing was fitted.")), everyone)
+        _measure(self, problem, torch.full_like(problem.mass, self.init), 0, "nothing was fitted.")
         return self
