@@ -127,17 +127,16 @@ def to_numbers(name: str, values: Array, start: int = 0) -> Array:
     return np.array(converted, dtype=np.float64).reshape(values.shape)
 
 
-def same_length(path: Path, lengths: dict[str, int]) -> int:
+def same_length(path: Path, shapes: dict[str, tuple[int, ...]]) -> int:
     """The number of rows that the arrays share."""
+    for name, shape in shapes.items():
+        if not shape:
+            raise ValueError(f"{name!r} of {str(path)!r} is a single number; it must have one entry per example.")
+    lengths = {name: shape[0] for name, shape in shapes.items()}
     if len(set(lengths.values())) > 1:
         listed = ", ".join(f"{name!r} {length}" for name, length in lengths.items())
         raise ValueError(f"the arrays of {str(path)!r} must each have one row per example, but their lengths differ: {listed}.")
     return next(iter(lengths.values()), 0)
-
-
-def _check_rows(path: Path, name: str, shape: tuple[int, ...]) -> None:
-    if not shape:
-        raise ValueError(f"{name!r} of {str(path)!r} is a single number; it must have one entry per example.")
 
 
 def columns_of(name: str, header: Sequence[str]) -> list[int]:
@@ -174,31 +173,25 @@ class NpzTable:
                     f"{str(path)!r} was written by torch.save and holds a pickle, which we never load; use .safetensors."
                 )
             self._members = {member.removesuffix(".npy"): member for member in members if member.endswith(".npy")}
-        self.names = list(self._members)
-        self._headers = {name: self._header(name) for name in self.names}
-
-    def _header(self, name: str) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-        with zipfile.ZipFile(self.path) as archive, archive.open(self._members[name]) as file:
-            return _read_header(file)
+            self.names = list(self._members)
+            self._headers = {name: _read_header(archive.open(member)) for name, member in self._members.items()}
 
     def count(self, names: Sequence[str]) -> int:
         """The number of rows that these arrays share."""
         for name in names:
-            shape, _, dtype = self._headers[name]
-            if dtype.hasobject:
+            if self._headers[name][2].hasobject:
                 raise ValueError(
                     f"array {name!r} of {str(self.path)!r} holds Python objects (a pickle), which we never load; save "
                     "numbers or strings."
                 )
-            _check_rows(self.path, name, shape)
-        return same_length(self.path, {name: self._headers[name][0][0] for name in names})
+        return same_length(self.path, {name: self._headers[name][0] for name in names})
 
     def blocks(self, numbers: Sequence[str], labels: Sequence[str] = (), rows: int | None = None) -> Iterator[Block]:
         """The rows in order."""
         names = list(dict.fromkeys([*numbers, *labels]))
         total = self.count(names)
-        size = sum(_row_bytes(*self._headers[name]) for name in names)
-        step = block_rows(size, rows)
+        headers = [self._headers[name] for name in names]
+        step = block_rows(sum(math.prod(shape[1:]) * dtype.itemsize for shape, _, dtype in headers), rows)
         with reading(self.path), contextlib.ExitStack() as opened:
             archive = opened.enter_context(zipfile.ZipFile(self.path))
             streams = {name: _Rows(opened.enter_context(archive.open(self._members[name]))) for name in names}
@@ -218,10 +211,6 @@ def _read_header(file: Any) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
     except ValueError as error:
         raise zipfile.BadZipFile(f"a member is not an array: {error}") from error
     return shape, fortran, dtype
-
-
-def _row_bytes(shape: tuple[int, ...], _: bool, dtype: np.dtype[Any]) -> int:
-    return math.prod(shape[1:]) * dtype.itemsize
 
 
 class _Rows:
@@ -268,9 +257,7 @@ class TensorTable:
 
     def count(self, names: Sequence[str]) -> int:
         """The number of rows that these tensors share."""
-        for name in names:
-            _check_rows(self.path, name, self._shapes[name])
-        return same_length(self.path, {name: self._shapes[name][0] for name in names})
+        return same_length(self.path, {name: self._shapes[name] for name in names})
 
     def blocks(self, numbers: Sequence[str], labels: Sequence[str] = (), rows: int | None = None) -> Iterator[Block]:
         """The rows in order; bfloat16, which numpy does not know, becomes float32."""
