@@ -245,11 +245,10 @@ def _exchange(kind: str, text: bytes, size: int = 0) -> list[tuple[str, bytes]]:
     """What every rank says at this point. Raises if one says that it failed, or stands at another point of the program."""
     header = torch.tensor([_KINDS.index(kind), len(text), size], dtype=torch.int64, device=_device())
     headers = torch.stack(_all_gather(header)).tolist()
-    texts = _gather(
-        torch.frombuffer(bytearray(text), dtype=torch.uint8) if text else torch.empty(0, dtype=torch.uint8),
-        [n for _, n, _ in headers],
-    )
-    answers = [(_KINDS[code], bytes(row.cpu().numpy())) for (code, _, _), row in zip(headers, texts, strict=True)]
+    width = max(length for _, length, _ in headers)  # texts are padded to the longest
+    padded = torch.frombuffer(bytearray(text.ljust(max(width, 1))), dtype=torch.uint8).to(header.device)
+    texts = [bytes(row.cpu().numpy()) for row in _all_gather(padded)] if width else [b""] * len(headers)
+    answers = [(_KINDS[code], row[:length]) for (code, length, _), row in zip(headers, texts, strict=True)]
     kinds = [answer for answer, _ in answers]
     if "failure" in kinds and kind != "failure":
         failed = [f"rank {rank}: {text.decode(errors='replace')}" for rank, (k, text) in enumerate(answers) if k == "failure"]
@@ -261,16 +260,6 @@ def _exchange(kind: str, text: bytes, size: int = 0) -> list[tuple[str, bytes]]:
             "call `fit` (or `calibrate`) equally often; to fit on one rank only, use `torchgmc.distributed.local()`."
         )
     return answers
-
-
-def _gather(row: Tensor, sizes: list[int]) -> list[Tensor]:
-    """The bytes of every rank, whose numbers are known: padded to the longest."""
-    width = max(sizes)
-    if width == 0:
-        return [row] * len(sizes)
-    padded = torch.zeros(width, dtype=torch.uint8, device=_device())
-    padded[: len(row)] = row.to(padded.device)
-    return [got[:size] for got, size in zip(_all_gather(padded), sizes, strict=True)]
 
 
 def _all_gather(row: Tensor) -> list[Tensor]:
