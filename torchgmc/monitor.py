@@ -385,16 +385,11 @@ class ShiftMonitor(Watch):
             cells = self._cells(values, self._member(groups, values))
             if cells.shape[1] != len(self.shares):
                 raise ValueError("`groups` must have the same columns as the reference.")
-            shares = self.shares
+            n, shares = len(cells), self.shares
+            everyone, weight = torch.ones_like(cells[:, :1], dtype=torch.bool), checks.weights(None, n, cells)
+            cluster = check_clusters(None, n, cells.device)
             # Each cell is a separate g: x = 1{inside} - share, within [-share, 1 - share].
-            rows = self._rows(
-                cells - shares,
-                torch.ones(len(cells), 1, dtype=torch.bool, device=cells.device),
-                torch.ones(len(cells), dtype=torch.float64, device=cells.device),
-                torch.zeros(len(cells), 0, dtype=torch.int64, device=cells.device),
-                (-shares, 1.0 - shares),
-            )
-            self._add(rows if len(cells) else None)
+            self._add(self._rows(cells - shares, everyone, weight, cluster, (-shares, 1.0 - shares)))
 
     @staticmethod
     def _scores(scores: Any) -> Tensor:
