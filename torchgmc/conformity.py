@@ -122,7 +122,7 @@ def aps(probs: Tensor, labels: Tensor, randomized: bool = False, version: int = 
         >>> aps(torch.tensor([[0.5, 0.25, 0.25]]), torch.tensor([1]))
         tensor([0.7500])
     """
-    return of_label(_cumulative(probs, randomized, version), labels)
+    return of_label(class_scores(probs, "aps", randomized, version=version), labels)
 
 
 def aps_set(probs: Tensor, threshold: Tensor, randomized: bool = False, version: int = hashing.VERSION) -> Tensor:
@@ -132,14 +132,7 @@ def aps_set(probs: Tensor, threshold: Tensor, randomized: bool = False, version:
         >>> aps_set(torch.tensor([[0.5, 0.3, 0.2]]), torch.tensor([0.85]))
         tensor([[ True,  True, False]])
     """
-    return _cumulative(probs, randomized, version) <= _rows(threshold, probs)[:, None]
-
-
-def _cumulative(probs: Tensor, randomized: bool, version: int) -> Tensor:
-    """APS score of every class, (n, C)."""
-    if version not in hashing.VERSIONS:
-        raise ValueError(f"`version` must be one of {', '.join(map(str, hashing.VERSIONS))}, got {version!r}.")
-    return unchecked_scores(check_probs(probs), "aps", randomized, 1.0, 1, version)
+    return class_scores(probs, "aps", randomized, version=version) <= _rows(threshold, probs)[:, None]
 
 
 def class_scores(
@@ -170,6 +163,8 @@ def class_scores(
         tensor([[0.6000, 0.5000, 0.7000]])
     """
     check_score(score, randomized, penalty, free)
+    if version not in hashing.VERSIONS:
+        raise ValueError(f"`version` must be one of {', '.join(map(str, hashing.VERSIONS))}, got {version!r}.")
     return unchecked_scores(check_probs(probs), score, randomized, penalty, free, version)
 
 
