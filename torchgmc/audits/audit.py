@@ -8,7 +8,7 @@ from torch import Tensor
 
 from torchgmc.audits.intervals import Rows
 from torchgmc.audits.measures import Estimate, Measures, difference, measure, ratio
-from torchgmc.audits.tabular import Tabular, row_name
+from torchgmc.audits.tabular import Tabular, ranked, row_name
 from torchgmc.engine import checks
 from torchgmc.engine.files import plain, write_json
 
@@ -282,12 +282,11 @@ class Audit(Tabular):
         alpha = self._asked() if alpha is None else checks.positive("alpha", alpha, "It is the largest violation allowed.")
         checks.fraction("chance", chance)
         rows = self._evidence().rows
-        middle, *others = (
+        middle, low, high = (
             rows.needed(alpha, self.delta, self.conditional, chance, self.method, shift) for shift in (0.0, -1.28, 1.28)
         )
         if middle is None:
             return None
-        low, high = others
         return Needed(middle, chance, min(middle, low or middle), None if high is None else max(middle, high))
 
     def _evidence(self) -> "Evidence":
@@ -398,18 +397,9 @@ class Evidence:
         """Columns of an audit's table, worst g first."""
         rows, found = self.rows, self.rows.judge(alpha, delta, conditional, method)
         mass, count = (rows.mass, rows.count) if self.cells is None or conditional else self.cells
-        order = found.estimate.flatten().abs().argsort(descending=True, stable=True)
-        places = [divmod(index, len(self.what)) for index in order.tolist()]
-        columns = {"mass": mass / rows.total, "count": count, "risk": rows.estimates(True) + self.target}
-        columns |= {name: getattr(found, name) for name in ("estimate", "low", "high", "bound")}
-        table: dict[str, list[Any]] = {
-            "group": [self.groups[row] for row, _ in places],
-            "what": [self.what[column] for _, column in places],
-        }
-        table |= {key: value.flatten()[order].tolist() for key, value in columns.items()}
-        table["count"] = [int(c) for c in table["count"]]
-        table["verdict"] = [("undecided", "holds", "violated")[code] for code in found.verdict.flatten()[order].tolist()]
-        for key, values in self.columns.items():
-            listed = values.tolist()
-            table[key] = [listed[row] for row, _ in places]
+        columns = {"mass": mass / rows.total, "count": count.long(), "risk": rows.estimates(True) + self.target}
+        columns |= {name: getattr(found, name) for name in ("estimate", "low", "high", "bound", "verdict")}
+        columns |= {key: values[:, None].expand_as(count) for key, values in self.columns.items()}
+        table = ranked(found.estimate, self.groups, self.what, columns)
+        table["verdict"] = [("undecided", "holds", "violated")[code] for code in table["verdict"]]
         return table

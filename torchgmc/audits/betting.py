@@ -25,8 +25,6 @@ from torch import Tensor
 
 from torchgmc.audits.binomial import outermost
 
-__all__ = ["BLOCKS", "Histogram", "Units"]
-
 #: Stretches over which a bet is fixed.
 BLOCKS = 128
 #: Most of the capital that one z can take.

@@ -22,8 +22,6 @@ from torchgmc.audits import asymptotic, betting, binomial, far
 from torchgmc.engine.clusters import codes, total
 from torchgmc.engine.folds import shuffled
 
-__all__ = ["METHODS", "Bounds", "Judged", "Rows"]
-
 #: Range of s: two numbers, or a tensor (u,) each.
 Bounds = tuple[float, float] | tuple[Tensor, Tensor]
 METHODS = ("exact", "asymptotic")
@@ -365,11 +363,8 @@ class Rows:
         variance = torch.zeros_like(low)
         if self.variance is not None:
             variance = self.variance.flatten() * self.total.repeat(count) / (size.flatten() * (high - low).square())
-        return (
-            betting.Histogram(table.view(nodes + 1, columns, count).transpose(1, 2).flatten(1), variance.nan_to_num(0.0)),
-            low,
-            high,
-        )
+        table = table.view(nodes + 1, columns, count).transpose(1, 2).flatten(1)
+        return betting.Histogram(table, variance.nan_to_num(0.0)), low, high
 
     def _normal(self, conditional: bool, estimate: Tensor) -> asymptotic.Normal:
         """What each cluster adds to each estimate: its influence."""

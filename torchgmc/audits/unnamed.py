@@ -12,7 +12,7 @@ from torch import Tensor
 from torchgmc.audits import overlap
 from torchgmc.audits.intervals import Rows
 from torchgmc.audits.measure import content, largest_seen
-from torchgmc.audits.tabular import Tabular, row_name
+from torchgmc.audits.tabular import Tabular, ranked, row_name
 from torchgmc.engine import checks
 from torchgmc.engine.clusters import check as check_clusters
 from torchgmc.groups.groups import Groups, check_groups
@@ -141,13 +141,10 @@ def _explained(
     ends = torch.stack([1.0 - a / b for a in (last.low, last.high) for b in (first.low, first.high)])
     unsure = (first.low <= 0) & (first.high >= 0)
     share = [part.masked_fill(unsure, math.nan) for part in (1.0 - last.estimate / first.estimate, ends.amin(0), ends.amax(0))]
-    order = last.estimate.flatten().abs().argsort(descending=True, stable=True)
-    places = [divmod(k, len(what)) for k in order.tolist()]
-    table: dict[str, list[Any]] = {"group": [names[k] for k, _ in places], "what": [what[k] for _, k in places]}
     keys = [f"{key}{end}" for key in ("before", "after", "explained") for end in ("", " low", " high")]
     judged = [figure for j in (first, last) for figure in (j.estimate, j.low, j.high)]
     figures = [after.count.long(), after.mass / after.total, *judged, *share]
-    return table | {key: figure.flatten()[order].tolist() for key, figure in zip(("count", "mass", *keys), figures, strict=True)}
+    return ranked(last.estimate, names, what, dict(zip(("count", "mass", *keys), figures, strict=True)))
 
 
 def _mean_s(head: "Head", batch: Mapping[str, Any]) -> Tensor:
