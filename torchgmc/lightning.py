@@ -17,12 +17,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
+from torch import distributed as dist
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
+from torchgmc import distributed
 from torchgmc.deploy import io
 from torchgmc.deploy.adapters import INPUTS, Adapter, Batch, adapt
 from torchgmc.deploy.attach import CalibratedModel, ManyHeads, first_input
-from torchgmc.deploy.loaders import checkpoints_of_now, figure, progress, shard
 from torchgmc.engine import checks
 from torchgmc.engine.extras import require
 from torchgmc.engine.modes import evaluating
@@ -31,6 +32,7 @@ from torchgmc.monitor import Monitor
 
 if TYPE_CHECKING:
     from lightning.pytorch import Callback, LightningModule, Trainer
+    from matplotlib.figure import Figure
 else:
     Callback = require("lightning.pytorch", extra="lightning").Callback
 
@@ -169,7 +171,7 @@ class CalibrationCallback(Callback):
         loader = self._find_loader(trainer, pl_module)
         _warn_of_training_data(trainer, loader)
         self.calibrate(trainer, pl_module, loader)
-        for path in checkpoints_of_now(trainer):
+        for path in _checkpoints_of_now(trainer):
             trainer.save_checkpoint(path)
 
     def calibrate(self, trainer: "Trainer", pl_module: "LightningModule", dataloader: Iterable[Any] | None = None) -> Head:
@@ -179,7 +181,7 @@ class CalibrationCallback(Callback):
         head = self._head.to(pl_module.device)
 
         def batches() -> Iterator[dict[str, Any]]:
-            for batch in progress(trainer, loader if self.sharded else shard(loader), self.name):
+            for batch in _progress(trainer, loader if self.sharded else shard(loader), self.name):
                 yield self._observation(trainer, pl_module, batch)
 
         with evaluating(pl_module):
@@ -253,8 +255,7 @@ class CalibrationCallback(Callback):
     def _find_loader(self, trainer: "Trainer", pl_module: "LightningModule") -> Iterable[Any]:
         if self.dataloader is not None:
             return self.dataloader
-        datamodule = getattr(trainer, "datamodule", None)
-        for owner in (datamodule, pl_module):
+        for owner in (getattr(trainer, "datamodule", None), pl_module):
             make = getattr(owner, "calibration_dataloader", None)
             if make is not None:
                 found: Iterable[Any] = make()
@@ -318,7 +319,7 @@ class CalibrationCallback(Callback):
                 add = getattr(getattr(logger, "experiment", None), "add_figure", None)
                 if add is not None and report.violations_before.numel() <= MAX_LOGGED:
                     with contextlib.suppress(ImportError):  # without matplotlib there is no figure
-                        add(f"{self.name}/violations", figure(self._head), trainer.global_step)
+                        add(f"{self.name}/violations", _figure(self._head), trainer.global_step)
             logger.save()
 
     # -- checkpoints ---------------------------------------------------------------------------------------------------
@@ -336,7 +337,9 @@ class CalibrationCallback(Callback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """The head of a checkpoint into this callback's own."""
-        _check_schema(state_dict)
+        if state_dict.get("schema", 0) > io.SCHEMA:
+            found = f"the checkpoint's head has schema {state_dict['schema']}"
+            raise ValueError(f"{found}, but this version reads up to {io.SCHEMA}; upgrade torchgmc.")
         kind = self._head.kind()
         if state_dict["head"] != kind:
             raise ValueError(
@@ -521,8 +524,62 @@ def _entry(batch: Any, argument: str, key: str) -> Any:
     return batch[key]
 
 
-def _check_schema(state: dict[str, Any]) -> None:
-    if state.get("schema", 0) > io.SCHEMA:
-        raise ValueError(
-            f"the checkpoint's head has schema {state['schema']}, but this version reads up to {io.SCHEMA}; upgrade torchgmc."
-        )
+def shard(loader: Iterable[Any]) -> Iterable[Any]:
+    """This rank's share of a loader: over all ranks, every example once (DistributedSampler repeats some to even out).
+
+    The order is that of the first rank's sampler. Of a stream, which has no indices, each rank takes every world-th batch.
+    """
+    if not distributed.active():
+        return loader
+    share = slice(dist.get_rank(), None, dist.get_world_size())
+    if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
+        return itertools.islice(loader, share.start, None, share.step)
+    how: dict[str, Any]
+    if isinstance(loader.sampler, DistributedSampler):
+        how = {"batch_size": loader.batch_size, "sampler": range(len(loader.sampler.dataset))[share]}  # type: ignore[arg-type]
+    elif loader.batch_size is None and loader.batch_sampler is not None:
+        batches = [list(batch) for batch in loader.batch_sampler]
+        lengths = distributed.from_first(torch.tensor([len(batch) for batch in batches], dtype=torch.int64)).tolist()
+        indices = distributed.from_first(torch.tensor([i for batch in batches for i in batch], dtype=torch.int64))
+        how = {"batch_sampler": [part.tolist() for part in torch.split(indices, lengths)][share]}
+    else:
+        indices = distributed.from_first(torch.tensor(list(loader.sampler), dtype=torch.int64))
+        how = {"batch_size": loader.batch_size, "sampler": indices.tolist()[share]}
+    same = ("num_workers", "collate_fn", "pin_memory", "worker_init_fn", "multiprocessing_context")
+    return DataLoader(loader.dataset, **how, **{name: getattr(loader, name) for name in same})
+
+
+def _figure(head: Head) -> "Figure":
+    """Violations before and after, against the promised band."""
+    matplotlib = require("matplotlib.figure", extra="report")
+    report = head.report
+    assert report is not None
+    names = head.test_functions().all()
+    made: Figure = matplotlib.Figure(figsize=(8, 1.5 + 0.3 * len(names)), layout="constrained")
+    axes = made.add_subplot()
+    if head.alpha is not None:
+        axes.axvspan(-head.alpha, head.alpha, color="#009E73", alpha=0.16, lw=0, label=f"promised: within {head.alpha:g}")
+    for table, mark, color, label in (
+        (report.violations_before, "o", "#D55E00", "before"),
+        (report.violations_after, "s", "#0072B2", "after"),
+    ):
+        axes.plot(table.flatten().tolist(), range(len(names)), mark, color=color, label=label)
+    axes.set_yticks(range(len(names)), names)
+    axes.invert_yaxis()
+    axes.set_xlabel("violation")
+    axes.legend()
+    return made
+
+
+def _progress(trainer: "Trainer", batches: Iterable[Any], name: str) -> Iterable[Any]:
+    tqdm = require("tqdm", extra="lightning").tqdm
+    shown = trainer.is_global_zero and trainer.progress_bar_callback is not None
+    bar: Iterable[Any] = tqdm(batches, desc=name.capitalize(), disable=not shown, leave=False)
+    return bar
+
+
+def _checkpoints_of_now(trainer: "Trainer") -> list[str]:
+    """Files that hold the weights of this very step, on any logger's folder."""
+    now = [one for one in trainer.checkpoint_callbacks if getattr(one, "_last_global_step_saved", -1) == trainer.global_step]
+    paths = dict.fromkeys(getattr(one, name, "") for one in now for name in ("_last_checkpoint_saved", "last_model_path"))
+    return [path for path in paths if path and os.path.isfile(path) and not os.path.islink(path)]
