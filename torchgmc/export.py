@@ -141,10 +141,9 @@ def _dynamic(flat: Flat, tensors: tuple[Tensor, ...], others: bool) -> tuple[Any
     """The number of examples is free, always; so are image sizes (n, c, *size*) and text lengths (n, *length*) if asked."""
     dim = torch.export.Dim
     shapes: list[dict[int, Any]] = [{0: dim.DYNAMIC} for _ in tensors]
-    for shape, tensor in zip(shapes, flat.inputs(tensors), strict=False):
+    for shape, tensor in zip(shapes, flat.inputs(tensors) if others else (), strict=False):
         free = range(2, tensor.dim()) if tensor.is_floating_point() else range(1, tensor.dim())
-        if others:
-            shape |= dict.fromkeys(free, dim.AUTO)
+        shape |= dict.fromkeys(free, dim.AUTO)
     return (tuple(shapes),)  # of *tensors
 
 

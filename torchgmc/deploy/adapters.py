@@ -10,8 +10,6 @@ from torch import Tensor, nn
 from torchgmc.engine import checks
 from torchgmc.heads.base import Head
 
-__all__ = ["Adapter", "Batch", "adapt"]
-
 ACTIVATIONS = ("auto", "none", "sigmoid", "softmax")
 #: Fields of an output that hold scores, by convention: torchvision segmentation, transformers, other detectors.
 FIELDS = ("out", "logits", "prediction_logits", "scores")
@@ -76,11 +74,8 @@ class Adapter:
         ignore_index: int | None = None,
         pixel_weight: str | int | Callable[[Tensor], Tensor] | None = None,
     ) -> None:
-        place = None if callable(pixel_weight) else pixel_weight
-        for name, value in {
-            **{"field": field, "target": target, "groups": groups, "position": position},
-            "pixel_weight": place,
-        }.items():
+        places = {"field": field, "target": target, "groups": groups, "position": position}
+        for name, value in (places | {"pixel_weight": None if callable(pixel_weight) else pixel_weight}).items():
             if value is not None and (isinstance(value, bool) or not isinstance(value, str | int)):
                 raise TypeError(f"`{name}` must be a name or a number, got {value!r:.80}.")
         for name, number in {"channel": channel, "mask_token_id": mask_token_id, "ignore_index": ignore_index}.items():

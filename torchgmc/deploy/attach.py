@@ -16,8 +16,6 @@ from torchgmc.groups.columns import is_frame
 from torchgmc.groups.groups import Groups
 from torchgmc.heads.base import Head
 
-__all__ = ["Adapter", "CalibratedModel", "ManyHeads", "attach"]
-
 
 def attach(
     model: nn.Module,

@@ -21,8 +21,6 @@ from torchgmc.heads import finite
 from torchgmc.heads.base import ABOUT, read_about
 from torchgmc.heads.quantile.head import QuantileHead
 
-__all__ = ["Intervals", "PredictionSets"]
-
 INTERVALS = ("auto", "absolute", "normalised", "cqr")
 #: Names of the groups that are classes: "class 3", "classes 0, 4, 7".
 CLASSES = re.compile(r"class(?:es)? (\d+(?:, \d+)*)")
@@ -348,8 +346,7 @@ class PredictionSets(_Conformal):
         own = self.reader.num_groups if self.reader.grouped else 0
         self.class_names = head.groups[own:]
         count = len(self.class_names)
-        every = finite.all_patterns(own)
-        patterns = (pattern_ids(head.known[:, :own])[1] if every is None else every).to(device)
+        patterns = finite.wanted_patterns(head.groups[:own], head.known[:, :own], None)
         whose = torch.eye(count, dtype=torch.bool, device=device)
         wide = torch.cat([patterns.repeat_interleave(count, 0), whose.repeat(len(patterns), 1)], 1)
         table = head(wide).view(len(patterns), count)
