@@ -17,16 +17,17 @@ CSV_BLOCK = 1 << 20
 
 
 class ArrowTable:
-    """A header of columns, and batches of some of them."""
+    """A header of columns, and batches of some of them.
+
+    ``path``: of the file. ``row_bytes``: of a row in memory, about.
+    """
 
     path: Path
     header: list[str]
+    row_bytes: int
 
     def _batches(self, columns: list[str], rows: int) -> Iterator[Any]:
         """Record batches of about as many rows; a csv file has text in them."""
-        raise NotImplementedError  # abstract
-
-    def _row_bytes(self) -> int:
         raise NotImplementedError  # abstract
 
     @property
@@ -44,7 +45,7 @@ class ArrowTable:
         places = {name: columns_of(name, self.header) for name in (*numbers, *labels)}
         used = {j: k for k, j in enumerate(dict.fromkeys(j for found in places.values() for j in found))}
         columns = [self.header[j] for j in used]
-        start, size = 0, block_rows(self._row_bytes(), rows)
+        start, size = 0, block_rows(self.row_bytes, rows)
         with reading(self.path):
             for part in _in_parts(self._batches(columns, size), size):
                 arrays: dict[str, Array] = {}
@@ -110,13 +111,10 @@ class ParquetTable(ArrowTable):
             self.header = list(file.schema_arrow.names)
             groups = [file.metadata.row_group(i) for i in range(file.metadata.num_row_groups)]
             self._count = int(file.metadata.num_rows)
-            self._size = int(sum(group.total_byte_size for group in groups) // max(1, self._count))
+            self.row_bytes = int(sum(group.total_byte_size for group in groups) // max(1, self._count))
 
     def _open(self) -> Any:
         return require("pyarrow.parquet", extra="tables").ParquetFile(self.path, pre_buffer=False)  # or the file is kept
-
-    def _row_bytes(self) -> int:
-        return self._size
 
     def count(self, names: Sequence[str]) -> int:
         """The number of rows, which the file states."""
@@ -135,7 +133,7 @@ class CsvTable(ArrowTable):
         with path.open(encoding="utf-8-sig", newline="") as file:
             lines = csv.reader(file, strict=True)
             self.header = [name.strip() for name in next(lines, [])]
-            self._skip = lines.line_num
+            self._skip, self.row_bytes = lines.line_num, 64 * len(self.header)
             line = file.readline()
         self._empty = not line
         self._block = max(CSV_BLOCK, 4 * len(line.encode()))  # a line must fit in
@@ -144,9 +142,6 @@ class CsvTable(ArrowTable):
             raise ValueError(f"{str(path)!r} is empty; its first line must name the columns.")
         if twice:
             raise ValueError(f"{str(path)!r} has two columns named {twice[0]!r}.")
-
-    def _row_bytes(self) -> int:
-        return 64 * len(self.header)
 
     def _batches(self, columns: list[str], rows: int) -> Iterator[Any]:
         if self._empty:

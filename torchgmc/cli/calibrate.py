@@ -100,21 +100,19 @@ def finish(head: gmc.Head, audit: gmc.Audit | None, files: dict[str, Path], stri
     if not showing.as_json:
         show.print_fit(head, audit, files, showing.most)
     else:
-        show.print_json(_content(head, audit, files))
+        show.print_json(
+            {
+                "torchgmc": gmc.__version__,
+                "task": task_of(type(head)).name,
+                "head": type(head).__name__,
+                "groups": head.groups if head.grouped else None,
+                "fit": show.fit_content(head),
+                "audit": None if audit is None else audit.to_dict(),
+                "files": {name: str(path) for name, path in files.items()},
+            }
+        )
     if (audit is not None and audit.violated) or (strict and not fit.converged):
         raise typer.Exit(1)
-
-
-def _content(head: gmc.Head, audit: gmc.Audit | None, files: dict[str, Path]) -> dict[str, Any]:
-    return {
-        "torchgmc": gmc.__version__,
-        "task": task_of(type(head)).name,
-        "head": type(head).__name__,
-        "groups": head.groups if head.grouped else None,
-        "fit": show.fit_content(head),
-        "audit": None if audit is None else audit.to_dict(),
-        "files": {name: str(path) for name, path in files.items()},
-    }
 
 
 def roles_of(kind: type[gmc.Head]) -> dict[str, str]:

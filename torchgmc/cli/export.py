@@ -56,10 +56,8 @@ def export(
 
 
 def _from_file(head: gmc.Head, notes: dict[str, Any], example: Path, scores: str | None, groups: str | None) -> tuple[Tensor, ...]:
-    source = open_source(head, notes, example, {"scores": scores}, groups, ("scores",), ROWS).without(
-        "labels", "weight", "clusters"
-    )
-    for _, found in source.blocks(head):
+    source = open_source(head, notes, example, {"scores": scores}, groups, ("scores",), ROWS)
+    for _, found in source.without("labels", "weight", "clusters").blocks(head):
         return tuple(found[key] for key in (head.arguments[0], head.member_argument) if key in found)
     raise ValueError(f"{str(example)!r} has no rows.")
 

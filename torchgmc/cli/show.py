@@ -90,12 +90,9 @@ def print_audit(audit: gmc.Audit, most: int) -> None:
         table.add_row(_plain(row_name(row["group"], row["what"])), *numbers, verdict)
     page.print(_plain(title), table, sep="\n")
     _print_rest(page, len(audit.table["group"]) - most)
-    page.print(_plain(audit.certificate), soft_wrap=True)
-    page.print(_plain(audit.explanation), soft_wrap=True)
-    if audit.cost:
-        page.print(_plain(", ".join(f"{name} {value:.4f}" for name, value in audit.cost.items())), soft_wrap=True)
-    if audit.note:
-        page.print(_plain(audit.note), soft_wrap=True)
+    cost = ", ".join(f"{name} {value:.4f}" for name, value in audit.cost.items())
+    for text in filter(None, (audit.certificate, audit.explanation, cost, audit.note)):
+        page.print(_plain(text), soft_wrap=True)
 
 
 def print_measures(measures: Measures, most: int) -> None:

@@ -129,11 +129,8 @@ class Source:
     @property
     def columns(self) -> tuple[list[str], list[str]]:
         """What is read as numbers, and what as labels."""
-        numbers, labels = dict(self.arrays), []
-        if self.task.label_names is not None and "labels" in numbers:
-            labels.append(numbers.pop("labels"))
-        if "clusters" in numbers:
-            labels.append(numbers.pop("clusters"))
+        numbers, texts = dict(self.arrays), ("clusters",) if self.task.label_names is None else ("labels", "clusters")
+        labels = [numbers.pop(role) for role in texts if role in numbers]
         member = self.membership
         matrices, plain = ([], []) if member is None else (list(member.matrices), member.columns)
         return list(dict.fromkeys([*numbers.values(), *matrices])), list(dict.fromkeys([*labels, *plain]))

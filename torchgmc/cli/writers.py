@@ -61,8 +61,7 @@ def _write_npz(part: Path, name: str, blocks: Iterator[Array], shape: tuple[int,
     header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
     with zipfile.ZipFile(part, "w") as archive, archive.open(f"{name}.npy", "w", force_zip64=True) as file:
         np.lib.format.write_array_header_2_0(file, header)
-        for block in blocks:
-            file.write(np.ascontiguousarray(block).tobytes())
+        file.writelines(block.tobytes() for block in blocks)
 
 
 def _write_tensor(part: Path, name: str, blocks: Iterator[Array], shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
@@ -71,8 +70,7 @@ def _write_tensor(part: Path, name: str, blocks: Iterator[Array], shape: tuple[i
     header = text.encode() + b" " * (-len(text.encode()) % 8)
     with part.open("wb") as file:
         file.write(struct.pack("<Q", len(header)) + header)
-        for block in blocks:
-            file.write(np.ascontiguousarray(block).tobytes())
+        file.writelines(block.tobytes() for block in blocks)
 
 
 def _write_parquet(part: Path, name: str, blocks: Iterator[Array], shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
