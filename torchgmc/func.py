@@ -101,8 +101,7 @@ def apply(heads: Sequence[Head], *inputs: Any, chunk_size: int | None = None, **
         chunk_size: heads at a time; all of them by default.
     """
     state = stack(heads)
-    if chunk_size is not None:
-        checks.count("chunk_size", chunk_size, 1)
+    checks.count("chunk_size", chunk_size, 1)
 
     def one(buffers: dict[str, Tensor]) -> Tensor:
         found: Tensor = torch.func.functional_call(heads[0], buffers, inputs, options)

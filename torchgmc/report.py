@@ -200,13 +200,8 @@ def _facts(audit: Audit | None) -> list[tuple[str, str]]:
         ("examples audited", f"{audit.num_examples:,}"),
     ]
     if audit.evidence is not None and audit.alpha is not None and not audit.certified:
-        need = audit.examples_needed()
-        found.append(
-            (
-                f"examples to certify {audit.alpha:g}",
-                "not possible: the measured deviation already exceeds alpha" if need is None else str(need),
-            )
-        )
+        need = audit.examples_needed() or "not possible: the measured deviation already exceeds alpha"
+        found.append((f"examples to certify {audit.alpha:g}", str(need)))
     return found
 
 

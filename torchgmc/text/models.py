@@ -50,8 +50,7 @@ def masked_logits(
     """
     _check_sentences(sentences)
     batch_size = checks.count("batch_size", batch_size, 32)
-    if max_length is not None:
-        checks.count("max_length", max_length, 1)
+    checks.count("max_length", max_length, 1)
     checks.text("text", text)
     mask = getattr(tokenizer, "mask_token_id", None)
     if mask is None:

@@ -93,12 +93,11 @@ def bias_table(head: DistributionHead, logits: Tensor, groups: Tensor, weight: T
     average = weights / weights.sum()
     plain = torch.log_softmax(logits.float() if logits.dtype != torch.float64 else logits, -1)
     masses = {"before": plain[:, head.ids].double().exp() @ head.directions.T, "after": head.measure(logits, member)[0]}
-    rows = [(a, k) for a in range(head.num_groups) for k in range(len(head.attributes))]
     lists = list(head.attributes)
-    table: dict[str, list[Any]] = {"group": [head.groups[a] for a, _ in rows], "list": [lists[k] for _, k in rows]}
+    table: dict[str, list[Any]] = {"group": [name for name in head.groups for _ in lists], "list": lists * head.num_groups}
     for when, p in masses.items():
         mean = average @ p  # (u,)
         bias = (member.double() * average[:, None]).T @ (p - mean)  # (a, u)
-        table[when] = [float(bias[a, k]) for a, k in rows]
-        table[f"P(U) {when}"] = [float(mean[k]) for _, k in rows]
+        table[when] = bias.flatten().tolist()
+        table[f"P(U) {when}"] = mean.tolist() * head.num_groups
     return table

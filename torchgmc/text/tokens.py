@@ -62,8 +62,7 @@ class TokenGroups(nn.Module):
 
     def _build(self, found: dict[tuple[int, ...], set[int]], pieces: "_Pieces") -> None:
         """A tree of pieces, level by level: the first by its token, the others by (node before, token)."""
-        width = len(pieces.tokens) + 1  # the last is not a piece: it pads rows
-        self.width = width
+        self.width = width = len(pieces.tokens) + 1  # the last is not a piece: it pads rows
         self.longest = max(map(len, found))
         node: dict[tuple[int, ...], int] = {}
         for sequence in sorted(found):
