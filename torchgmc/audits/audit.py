@@ -1,5 +1,6 @@
 """Audit: is the promise kept on held-out data, for every g at once, and with what certainty?"""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -8,7 +9,7 @@ from torch import Tensor
 
 from torchgmc.audits.intervals import Rows
 from torchgmc.audits.measures import Estimate, Measures, difference, measure, ratio
-from torchgmc.audits.tabular import Tabular, ranked, row_name
+from torchgmc.audits.tabular import Tabular, row_name
 from torchgmc.engine import checks
 from torchgmc.engine.files import plain, write_json
 
@@ -125,7 +126,7 @@ class Audit(Tabular):
         promises = "promises" if any(self.table["what"]) else "groups"
         how = "" if self.method == "exact" else " (asymptotic method, for many examples)"
         wish = "" if self.alpha is None else f"alpha {self.alpha:g}; "
-        found = [] if self.evidence is None or self.evidence.relative else sorted({*self.evidence.target.tolist()})
+        found = [] if self.evidence is None or self.evidence.rows.relative else sorted({*self.evidence.target.tolist()})
         target = f" {found[0]:g}" if len(found) == 1 and found[0] else ""  # a single number, not 0, nor everybody's mean
         return (
             f"With {100 * (1 - self.delta):g} % confidence{how}, the {kind} of each of {many} {promises} is within "
@@ -388,11 +389,6 @@ class Evidence:
     cells: tuple[Tensor, Tensor] | None = None
     columns: dict[str, Tensor] = field(default_factory=dict)
 
-    @property
-    def relative(self) -> bool:
-        """The target is everybody's mean, itself estimated."""
-        return self.rows.relative
-
     def table(self, alpha: float | None, delta: float, conditional: bool, method: str = "exact") -> dict[str, list[Any]]:
         """Columns of an audit's table, worst g first."""
         rows, found = self.rows, self.rows.judge(alpha, delta, conditional, method)
@@ -403,3 +399,11 @@ class Evidence:
         table = ranked(found.estimate, self.groups, self.what, columns)
         table["verdict"] = [("undecided", "holds", "violated")[code] for code in table["verdict"]]
         return table
+
+
+def ranked(estimate: Tensor, groups: Sequence[str], what: Sequence[str], columns: Mapping[str, Tensor]) -> dict[str, list[Any]]:
+    """Columns of a table with a row for each g, largest |estimate| first; all have the shape ``(a, u)`` of the estimate."""
+    order = estimate.flatten().abs().argsort(descending=True, stable=True)
+    places = [divmod(index, len(what)) for index in order.tolist()]
+    table: dict[str, list[Any]] = {"group": [groups[row] for row, _ in places], "what": [what[column] for _, column in places]}
+    return table | {key: value.flatten()[order].tolist() for key, value in columns.items()}

@@ -23,8 +23,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchgmc.audits.binomial import outermost
-
 #: Stretches over which a bet is fixed.
 BLOCKS = 128
 #: Most of the capital that one z can take.
@@ -289,6 +287,17 @@ def _search(rejects: Any, middle: Tensor, spread: Tensor, u: Tensor, level: Tens
         share = torch.arange(1, steps + 1, device=middle.device, dtype=torch.float64) / (steps + 1)
         tried = inner[..., None] + (outer - inner)[..., None] * share
     return torch.stack([outer[:, :count], outer[:, count:]])
+
+
+def outermost(inner: Tensor, tried: Tensor, outer: Tensor, rejected: Tensor) -> tuple[Tensor, Tensor]:
+    """Where rejections from the outside in break off: the last place that is not rejected, and the first that is.
+
+    ``inner``, ``outer``: ends of the search, ``(...)``; the outer one needs no test. ``tried``: places from the inner to the
+    outer end, ``(..., k)``. ``rejected``: bool, ``(..., k)``.
+    """
+    place = tried.shape[-1] + 1 - rejected.flip(-1).long().cumprod(-1).sum(-1, keepdim=True)
+    path = torch.cat([inner[..., None], tried, outer[..., None]], -1)
+    return path.gather(-1, place - 1)[..., 0], path.gather(-1, place)[..., 0]
 
 
 def _blocks(place: Tensor, size: Tensor) -> Tensor:

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from torchgmc.audits.betting import outermost
+
 #: Tails are computed to about nine digits; the level is lowered by more than that.
 CAREFUL = 1.0 - 1e-7
 TINY = 1e-300
@@ -82,14 +84,3 @@ class Counts:
             found = self.rejects(tried.flatten(1), sides, levels).view_as(tried)
             inner, outer = outermost(inner, tried, outer, found)
         return torch.stack([outer[:, :count], outer[:, count:]])
-
-
-def outermost(inner: Tensor, tried: Tensor, outer: Tensor, rejected: Tensor) -> tuple[Tensor, Tensor]:
-    """Where rejections from the outside in break off: the last place that is not rejected, and the first that is.
-
-    ``inner``, ``outer``: ends of the search, ``(...)``; the outer one needs no test. ``tried``: places from the inner to the
-    outer end, ``(..., k)``. ``rejected``: bool, ``(..., k)``.
-    """
-    place = tried.shape[-1] + 1 - rejected.flip(-1).long().cumprod(-1).sum(-1, keepdim=True)
-    path = torch.cat([inner[..., None], tried, outer[..., None]], -1)
-    return path.gather(-1, place - 1)[..., 0], path.gather(-1, place)[..., 0]

@@ -44,7 +44,8 @@ class Moments:
         first, second, mass, square, count = sums(table).unbind(1)
         if cluster.shape[1] and bool((together > w).any()):
             second = torch.full_like(second, math.inf)
-        return cls(first, second, mass, square, count, *table[:, 2:].sum(0).unbind(), w.amax())
+        everyone, every_square, every_count = table[:, 2:].sum(0).unbind()
+        return cls(first, second, mass, square, count, everyone, every_square, every_count, w.amax())
 
     def estimates(self, conditional: bool) -> Tensor:
         """Violation of each g, mass-weighted or conditional on the group."""

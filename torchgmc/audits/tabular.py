@@ -1,10 +1,8 @@
 """Results that are a table, and tables for display."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
-
-from torch import Tensor
 
 from torchgmc.engine.extras import require
 
@@ -12,14 +10,6 @@ from torchgmc.engine.extras import require
 def row_name(group: str, what: str) -> str:
     """Name of a row: the group, with what it is about if that is one of several things."""
     return f"{group} / {what}" if what else group
-
-
-def ranked(estimate: Tensor, groups: Sequence[str], what: Sequence[str], columns: Mapping[str, Tensor]) -> dict[str, list[Any]]:
-    """Columns of a table with a row for each g, largest |estimate| first; all have the shape ``(a, u)`` of the estimate."""
-    order = estimate.flatten().abs().argsort(descending=True, stable=True)
-    places = [divmod(index, len(what)) for index in order.tolist()]
-    table: dict[str, list[Any]] = {"group": [groups[row] for row, _ in places], "what": [what[column] for _, column in places]}
-    return table | {key: value.flatten()[order].tolist() for key, value in columns.items()}
 
 
 class Tabular:

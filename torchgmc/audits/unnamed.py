@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from torchgmc.audits import overlap
+from torchgmc.audits.audit import ranked
 from torchgmc.audits.intervals import Rows
 from torchgmc.audits.measure import content, largest_seen
-from torchgmc.audits.tabular import Tabular, ranked, row_name
+from torchgmc.audits.tabular import Tabular, row_name
 from torchgmc.engine import checks
 from torchgmc.engine.clusters import check as check_clusters
 from torchgmc.groups.groups import Groups, check_groups

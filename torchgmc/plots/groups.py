@@ -77,7 +77,7 @@ def deviation(
         axes.errorbar([v["estimate"] for v in value], place, xerr=bars, label=safe(name), **look)
     _row_names(axes, labels, at, tall)
     own = "the group's own" if first.conditional else "weighted by the group's share"
-    relative = first.evidence is not None and first.evidence.relative
+    relative = first.evidence is not None and first.evidence.rows.relative
     axes.set_xlabel(
         f"deviation from {'the mean over all' if relative else 'the target'} ({own})"
         + (f"\n{left_out} more rows deviate less" if left_out else "")
