@@ -7,6 +7,7 @@ format. The file is written completely or not at all, also when the command is i
 """
 
 import inspect
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,7 +20,7 @@ import torchgmc as gmc
 from torchgmc.cli import fitting, options, show
 from torchgmc.cli.source import Source, further_arrays, load_head, open_source, task_of, tasks
 from torchgmc.cli.tables import SUFFIXES, Array
-from torchgmc.cli.writers import check_file, check_name, write_rows
+from torchgmc.cli.writers import check_file, write_rows
 from torchgmc.engine import checks
 
 
@@ -40,8 +41,8 @@ def apply(
     Example: torchgmc apply head.safetensors new.npz --out calibrated.npz
     """
     check_file("--out", out, head, data, suffixes=(".npz", ".csv") if names else SUFFIXES)
-    if name is not None:
-        check_name("--name", name)
+    if name is not None and not re.fullmatch(r"\w[\w.-]*", name):  # in an archive, that of a member, which may be unpacked
+        raise ValueError(f"--name must be letters, digits, `_`, `-` and `.`, got {name!r}.")
     fitted, notes = load_head(head)
     task = task_of(type(fitted))
     if names and task.result_names is None:

@@ -58,7 +58,7 @@ def calibrate(
     held = fitting.held_out(source.count, checking)
     fitting.fit(head, source, solving, held)
     audit = None if held is None else fitting.audit(head, source, checking.delta, held)
-    gmc.save(head, out, fitting.notes(source), checking.remember, source.named)
+    gmc.save(head, out, source.notes(), checking.remember, source.named)
     files = {"head": out}
     if checking.report is not None:
         about = {"command": show.command(), "data": source.path.name}

@@ -1,4 +1,4 @@
-"""A head fitted and audited block by block, and what its file keeps about the data."""
+"""A head fitted and audited block by block."""
 
 import warnings
 from collections.abc import Iterator
@@ -93,14 +93,3 @@ def _pick(batch: dict[str, Tensor], rows: Rows | None, block: Block) -> dict[str
         return batch
     keep = torch.from_numpy(rows[block.start : block.stop])
     return {name: value[keep] for name, value in batch.items()}
-
-
-def notes(source: Source) -> dict[str, Any]:
-    """What `audit`, `apply` and `export` need, besides the groups, to read another file in the same way."""
-    found: dict[str, Any] = {
-        "arrays": dict(source.arrays),
-        "scores": {"shape": list(source.row), "dtype": str(source.example.dtype)},
-    }
-    if source.membership is not None and source.membership.matrices:
-        found["groups"] = source.membership.to_dict()
-    return found

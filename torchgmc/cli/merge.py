@@ -42,7 +42,7 @@ def observe(
     check_file("--out", out, data, suffixes=(".stats",))
     head, source = begin(kind, data, alpha, own, grouping, chunk, like)
     fitting.observe(head, source, solving)
-    gmc.save(head, out, fitting.notes(source), groups=source.named, statistics=True)
+    gmc.save(head, out, source.notes(), groups=source.named, statistics=True)
     show.say(f"{source.count} rows of {str(data)!r} observed, written to {str(out)!r}.")
 
 

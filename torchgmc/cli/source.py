@@ -152,6 +152,14 @@ class Source:
         """The groups, if all are made of columns: a head's file then keeps how."""
         return None if self.membership is None or self.membership.matrices else self.membership.groups
 
+    def notes(self) -> dict[str, Any]:
+        """What `audit`, `apply` and `export` need, besides the groups, to read another file in the same way."""
+        scores = {"shape": list(self.row), "dtype": str(self.example.dtype)}
+        found: dict[str, Any] = {"arrays": dict(self.arrays), "scores": scores}
+        if self.membership is not None and self.membership.matrices:
+            found["groups"] = self.membership.to_dict()
+        return found
+
     def without(self, *roles: str) -> Source:
         """The same source without some arrays."""
         return replace(self, arrays={role: name for role, name in self.arrays.items() if role not in roles})

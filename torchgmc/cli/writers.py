@@ -2,7 +2,6 @@
 
 import csv
 import json
-import re
 import struct
 import zipfile
 from collections.abc import Callable, Iterable, Iterator
@@ -32,12 +31,6 @@ def check_file(option: str, path: Path | None, *inputs: Path, suffixes: tuple[st
         raise ValueError(f"{option} {str(path)!r} must end in {' or '.join(suffixes)}.")
     if any(path.resolve() == other.resolve() for other in inputs):
         raise ValueError(f"{option} {str(path)!r} is also an input; choose another name.")
-
-
-def check_name(option: str, name: str) -> None:
-    """A plain name: in an archive it is that of a member, which a program may unpack."""
-    if not re.fullmatch(r"\w[\w.-]*", name):
-        raise ValueError(f"{option} must be letters, digits, `_`, `-` and `.`, got {name!r}.")
 
 
 def write_rows(path: Path, name: str, blocks: Iterable[Array], num_rows: int) -> tuple[int, ...]:
