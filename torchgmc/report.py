@@ -80,8 +80,7 @@ def write(
     for name, value in {"title": title, "lead": lead, "certificate": certificate}.items():
         checks.text(name, value)
     for name, mapping in {"settings": settings, "figures": figures}.items():
-        if mapping is not None and not isinstance(mapping, Mapping):
-            raise TypeError(f"`{name}` must be a mapping from names, got {type(mapping).__name__}.")
+        checks.kind(name, mapping, Mapping | None, "a mapping from names")
     if not isinstance(sections, Sequence) or not all(isinstance(part, Section) for part in sections):
         raise TypeError(f"`sections` must be a list of Section, got {sections!r:.80}.")
     target = checks.path("path", path)
@@ -208,7 +207,7 @@ def _facts(audit: Audit | None) -> list[tuple[str, str]]:
 def _deviations(audits: Mapping[str, Audit]) -> Section:
     first = next(iter(audits.values()))
     own = "the group's own risk minus the target" if first.conditional else "the group's share times (its risk - the target)"
-    if first.evidence is not None and first.evidence.relative:
+    if first.evidence is not None and first.evidence.rows.relative:
         own = own.replace("risk", "probability").replace("the target", "that of all")
     promised = "there is no alpha." if first.alpha is None else f"at most {first.alpha:g} is promised."
     text = [

@@ -84,8 +84,7 @@ class Adapter:
         many = isinstance(inputs, Sequence) and bool(inputs) and all(isinstance(key, str) for key in inputs)
         if inputs is not None and not isinstance(inputs, str | int) and not many:
             raise TypeError(f"`inputs` must be a key, a position or a list of keys, got {inputs!r:.80}.")
-        if conformity is not None and not callable(conformity):
-            raise TypeError(f"`conformity` must be a function of output and target, got {type(conformity).__name__}.")
+        checks.kind("conformity", conformity, Callable | None, "a function of output and target")
         if isinstance(position, str):
             checks.option("position", position, ("last", "mask"))
         if position == "mask" and mask_token_id is None:

@@ -177,8 +177,7 @@ def _read_statistics(head: Head, about: Any, tensors: Mapping[str, Tensor]) -> N
 
 def _check_names(head: Head, groups: Any) -> Groups:
     """The groups, if they are those of the head."""
-    if not isinstance(groups, Groups):
-        raise TypeError(f"`groups` must be Groups, made by `Groups.from_columns`, got {type(groups).__name__}.")
+    checks.kind("groups", groups, Groups, "Groups, made by `Groups.from_columns`")
     if list(groups.names) != head.groups:
         own, got = (checks.listing(names, 4) for names in (head.groups, groups.names))
         raise ValueError(f"`groups` must be the head's groups, {own}, got {got}.")
