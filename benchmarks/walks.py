@@ -17,10 +17,10 @@ Files, hops and returns when the house was reviewed (commit 16fa66e; with fewer 
 | fit | 11 -> 20 | 39 -> 68 | 9 -> 16 |
 | forward | 4 -> 7 | 5 -> 13 | 0 -> 4 |
 | audit | 10 -> 18 | 23 -> 62 | 1 -> 9 |
-| to_html | 9 -> 19 | 28 -> 52 | 7 -> 9 |
+| to_html | 9 -> 18 | 28 -> 50 | 7 -> 7 |
 | levels | 11 -> 21 | 41 -> 77 | 9 -> 19 |
 | export | 11 -> 15 | 26 -> 55 | 2 -> 11 |
-| calibrate | 26 -> 38 | 94 -> 167 | 0 -> 21 |
+| calibrate | 26 -> 38 | 94 -> 163 | 0 -> 20 |
 """
 
 import contextlib

@@ -93,6 +93,14 @@ def test_one_group_of_everyone_needs_no_groups():
     assert float(metric.compute()) == 0.5
 
 
+def test_class_ids_are_one_hot_rows():
+    probs, ids = torch.rand(20, 3).softmax(1), torch.arange(20) % 3
+    plain, by_id = GroupViolation(1, num_outputs=3), GroupViolation(1, num_outputs=3)
+    plain.update(probs, torch.nn.functional.one_hot(ids, 3))
+    by_id.update(probs, ids)
+    assert torch.equal(plain.violations(), by_id.violations())
+
+
 def test_errors():
     metric = GroupViolation(GROUPS)
     with pytest.raises(ValueError, match="`target` must have the same shape as `preds`"):
