@@ -31,8 +31,9 @@ def held_out(total: int, how: options.HoldingOut) -> Rows | None:
 
 def fit(head: gmc.Head, source: Source, how: options.Solving, held: Rows | None) -> None:
     """``head.fit_batches`` of a file, without the rows held out."""
+    kept = None if held is None else ~held
     with blocks(head, source, "observe") as found:
-        batches = (_observed(head, _pick(arguments, None if held is None else ~held, block)) for block, arguments in found)
+        batches = (_observed(head, _pick(arguments, kept, block)) for block, arguments in found)
         head.fit_batches(batches, how.solver, how.eta, how.max_iter)
 
 
