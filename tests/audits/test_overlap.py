@@ -1,5 +1,6 @@
 """An audit on the calibration data says so; an audit on new data does not."""
 
+import math
 import warnings
 
 import pytest
@@ -11,6 +12,7 @@ import torchgmc as gmc
 from gmctest.heads_zoo import ZOO, Entry
 from torchgmc.audits import overlap
 from torchgmc.audits.overlap import OverlapWarning, Sketch, share
+from torchgmc.engine.hashing import row_keys
 
 
 def plain_share(seen: list[tuple[float, ...]], audited: list[tuple[float, ...]]) -> float:
@@ -53,6 +55,24 @@ def test_sketch_does_not_depend_on_batches_order_or_dtype():
     assert torch.equal(total.keys, whole)
     assert torch.equal(Sketch.of(x.double(), y).keys, whole)
     assert whole.shape == (overlap.SIZE,) and bool((whole.diff() >= 0).all())
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.int64])
+def test_keys_leave_out_last_bits_as_a_plain_loop_does(dtype):
+    x = torch.cat([torch.randn(40, 20) * torch.randn(40, 20).exp(), torch.zeros(40, 2), -torch.zeros(40, 2)], 1).to(dtype)
+    plain = []
+    for row in x.tolist():
+        parts = [math.frexp(value) for value in row]
+        plain.append([round(1024 * mantissa) + 4096.0 * exponent for mantissa, exponent in parts])
+    assert torch.equal(overlap.example_keys(x), row_keys(torch.tensor(plain, dtype=torch.float64)))
+
+
+def test_the_smallest_keys_of_many_with_ties():
+    keys = torch.randint(900, (5000,), generator=torch.Generator().manual_seed(0))
+    found, plain = Sketch.of_keys(keys << 16), sorted(keys.tolist())[: overlap.SIZE]
+    assert found.keys.tolist() == plain and found.limit == plain[-1]
+    few = found + Sketch.of_keys(torch.tensor([1 << 60]))  # beyond the limit: it does not count
+    assert few.keys.tolist() == plain and few.limit == plain[-1]
 
 
 def test_keys_are_uniform_and_rarely_collide():

@@ -1,4 +1,5 @@
 import math
+import struct
 
 import torch
 
@@ -76,3 +77,27 @@ def test_keys_of_rows_do_not_depend_on_the_pieces_they_are_made_in():
     x, y = torch.randn(70_000, 5, generator=torch.Generator().manual_seed(0)), torch.arange(70_000)
     keys = hashing.row_keys(x, y)
     assert torch.equal(keys[60_000:60_010], hashing.row_keys(x[60_000:60_010], y[60_000:60_010])) and len(keys.unique()) == 70_000
+
+
+def test_mixing_int32_is_mixing_float64():
+    x = torch.arange(2**22)
+    found = hashing.mix_whole(x.to(torch.int32).numpy())
+    assert torch.equal(torch.from_numpy(found).double(), hashing.mix(x.double()))
+    more = torch.arange(2**31 - 5, 2**31 - 1)  # only the last 22 bits count
+    found = hashing.mix_whole(more.to(torch.int32).numpy())
+    assert torch.equal(torch.from_numpy(found).double(), hashing.mix((more % 2**22).double()))
+
+
+def test_keys_of_rows_are_those_of_whole_numbers_in_python():
+    def mix64(code: int, times: int = 1) -> int:
+        code = code * hashing.FIRST % 2**64
+        return (code ^ code >> 32) * hashing.SECOND * times % 2**64
+
+    x, y = torch.tensor([[0.5, -0.0, 3e-40], [1e300, -7.25, 0.1]], dtype=torch.float64), torch.tensor([3, -4])
+    weights, expected = hashing.places64(4, x.device).tolist(), []
+    for row in torch.cat([x, y[:, None]], 1).tolist():
+        bits = [struct.unpack("<Q", struct.pack("<d", value + 0.0))[0] for value in row]
+        key = mix64(sum(mix64(one, weight) for one, weight in zip(bits, weights, strict=True)))
+        expected.append(key - 2**64 * (key >= 2**63))
+    assert hashing.row_keys(x, y).tolist() == expected
+    assert hashing.row_keys(torch.tensor([[0.5, 2.0]])).tolist() == [6341129219527175273]  # as version 0.1 made them

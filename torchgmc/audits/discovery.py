@@ -282,8 +282,7 @@ def _values(s: Any, low: float, high: float) -> Tensor:
     if len(values) == 0:
         raise ValueError("`s` has no rows to search.")
     values = values.double()
-    checks.finite("s", values)
-    least, most = (float(v) for v in values.aminmax())
+    least, most = checks.finite("s", values)
     slack = 1e-6 * (high - low)  # float32 values at the ends
     if least < low - slack or most > high + slack:
         raise ValueError(f"`s` must lie in `bounds` = ({low:g}, {high:g}), but ranges from {least:g} to {most:g}; pass its range.")

@@ -62,8 +62,11 @@ class Sketch:
 
     @classmethod
     def _smallest(cls, keys: Tensor, limit: float) -> "Sketch":
-        keys = keys[keys <= limit].sort().values
-        return cls(keys, limit) if len(keys) <= SIZE else cls(keys[:SIZE], float(keys[SIZE - 1]))
+        keys = keys if limit == math.inf else keys[keys <= limit]
+        if len(keys) > SIZE:
+            limit = float(keys.kthvalue(SIZE).values)
+            keys = keys[keys <= limit]
+        return cls(keys.sort().values[:SIZE], limit)
 
     def __add__(self, other: "Sketch") -> "Sketch":
         """Sketch of both sets of examples; of two salted ones the salts must be equal."""
@@ -86,17 +89,16 @@ class Sketch:
 
 def example_keys(*parts: Tensor) -> Tensor:
     """A 64-bit key of each example from some of its scores and labels, int64 ``(n,)``; the work does not grow with pixels."""
-    columns = [_columns(part) for part in parts]
-    rows = max(1, (1 << 15) // max(1, sum(part.shape[1] for part in columns)))  # numbers that stay in the cache
-    found = []
-    for start in range(0, max(len(parts[0]), 1), rows):
-        x = torch.cat([part[start : start + rows].to(torch.float64) for part in columns], 1)
-        if x.shape[1] >= MANY:
-            fast = x.device.type == "cpu"  # numpy takes a quarter of the time
-            mantissa, exponent = map(torch.from_numpy, np.frexp(x.numpy())) if fast else torch.frexp(x)
-            x = mantissa.mul_(1024.0).round_().add_(exponent, alpha=4096)
-        found.append(hashing.row_keys(x))
-    return torch.cat(found)
+    some = [columns(part) for part in parts]
+    return hashing.row_keys(*some, change=_rounded if sum(part.shape[1] for part in some) >= MANY else None)
+
+
+def _rounded(x: Tensor) -> Tensor:
+    """Exponents and the first 10 bits of numbers, as whole numbers."""
+    x = x if x.dtype in (torch.float32, torch.float64) else x.to(torch.float64)
+    fast = x.device.type == "cpu"  # numpy takes a tenth of the time
+    mantissa, exponent = map(torch.from_numpy, np.frexp(x.numpy())) if fast else torch.frexp(x)
+    return mantissa.mul_(1024.0).round_().add_(exponent, alpha=4096)
 
 
 def _scramble(keys: Tensor, salt: int) -> Tensor:
@@ -154,7 +156,8 @@ def warning_text(seen: Sketch, audited: Sketch) -> str:
     )
 
 
-def _columns(part: Tensor) -> Tensor:
+def columns(part: Tensor) -> Tensor:
+    """The scores of each example that make its key, ``(n, k)``: a view."""
     flat = part.detach().flatten(1) if part.dim() > 1 else part.detach()[:, None]
     step = max(1, -(-flat.shape[1] // COLUMNS))
     return flat[:, ::step]

@@ -182,23 +182,26 @@ def numbers(name: str, value: Any) -> Tensor:
 
 def scores(name: str, given: Any) -> Tensor:
     """A floating-point tensor with examples first and only finite values."""
+    return bounded(name, given)[0]
+
+
+def bounded(name: str, given: Any) -> tuple[Tensor, float, float]:
+    """:func:`scores`, the least and the largest of them."""
     value = ordinary(name, given)
     if not value.is_floating_point():
         raise TypeError(f"`{name}` must be floating point, got {value.dtype}; convert it with `.float()`.")
     if value.dim() == 0:
         raise ValueError(f"`{name}` must have one entry per example, shape (n, ...), got a single number.")
-    finite(name, value)
-    return value
+    return value, *finite(name, value)
 
 
-def finite(name: str, value: Tensor) -> None:
-    """No NaN and no infinity; says where the first one is."""
+def finite(name: str, value: Tensor) -> tuple[float, float]:
+    """No NaN and no infinity; says where the first one is. Returns the least and the largest number, 0 and 1 of none."""
     if value.numel() == 0:
-        return
-    ordinary(name, value)
-    low, high = value.detach().aminmax()  # NaN propagates; one pass when all is well
-    if math.isfinite(float(low)) and math.isfinite(float(high)):
-        return
+        return 0.0, 1.0
+    low, high = (float(end) for end in ordinary(name, value).detach().aminmax())  # NaN propagates; one pass when all is well
+    if math.isfinite(low) and math.isfinite(high):
+        return low, high
     place = (~value.isfinite()).nonzero()[0].tolist()
     raise ValueError(
         f"`{name}` must be finite, but {name}{place} is {float(value.detach()[tuple(place)])}; "
@@ -253,8 +256,7 @@ def weights(value: Any, n: int, like: Tensor) -> Tensor:
     value = numbers("weight", value).to(like.device, torch.float64)
     if value.shape != (n,):
         raise ValueError(f"`weight` must have shape ({n},), one weight per example, got {tuple(value.shape)}.")
-    finite("weight", value)
-    low, high = (float(v) for v in value.detach().aminmax()) if n else (0.0, 1.0)
+    low, high = finite("weight", value)
     if low < 0 or high <= 0:
         raise ValueError(f"`weight` must be non-negative and not all zero; smallest value: {low}.")
     if not 1e-100 <= high <= 1e100:  # the squares of weights are summed

@@ -140,14 +140,17 @@ def test_jitter_keeps_levels_falling_and_depends_on_the_input_alone():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
 def test_levels_in_blocks_are_the_plain_ones_to_the_bit(dtype, monkeypatch):
     monkeypatch.setattr("torchgmc.heads.tree.tree.IN_CACHE", 100)
-    for num_leaves in (2, 9, 300):  # 300: weights of the noise's keys have two digits
+    monkeypatch.setattr("torchgmc.heads.tree.tree.EXACT", 140)
+    for num_leaves in (2, 9, 300):  # blocks of 37, 10 and 1 rows; keys of three parts
         generator = torch.Generator().manual_seed(num_leaves)
         tree = Tree(random_tree(num_leaves, generator))
         probs = torch.randn(37, num_leaves, generator=generator).mul(2).softmax(1).to(dtype)
         probs[:5] = probs[:5].round(decimals=1)  # ties
         for width, version in ((0.0, 2), (0.005, 2), (0.005, 1)):
             options = (probs, tree.paths, tree.depths, tree.order, tree.spans, width, version)
-            for plain, fast in zip(path_levels(*options), path_levels_in_blocks(*options), strict=True):
+            *found, seen = path_levels_in_blocks(*options, probs[:, ::3])
+            assert seen.equal(probs[:, ::3])
+            for plain, fast in zip(path_levels(*options), found, strict=True):
                 assert plain.equal(fast)
 
 

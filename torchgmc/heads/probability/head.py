@@ -183,17 +183,15 @@ class ProbabilityHead(Learning):
         self, probs: Any, y: Any, groups: Any = None, weight: Any = None, clusters: Any = None, features: Any = None
     ) -> ProbabilityStatistics:
         """The checked batch, or an error that says what is wrong with it."""
-        probs = checks.scores("probs", probs).detach()
+        probs, low, high = checks.bounded("probs", checks.detached(probs))
         wanted = "(n,)" if self.num_classes is None else f"(n, {self.num_classes})"
         if probs.dim() != (2 if self.per_class else 1) or (self.per_class and probs.shape[1] != self.num_classes):
             more = "; for classes make the head with num_classes=C, for labels that may hold together with multilabel=True too"
             hint = more if probs.dim() == 2 and not self.per_class else ""
             raise ValueError(f"`probs` must have shape {wanted}, got {tuple(probs.shape)}{hint}.")
-        if probs.numel():
-            low, high = (float(v) for v in probs.aminmax())
-            if low < self.low - 1e-6 or high > self.high + 1e-6:
-                hint = "apply sigmoid or softmax to logits" if self.range is None else "widen `range`"
-                raise ValueError(f"`probs` must lie in [{self.low:g}, {self.high:g}], got {low:.4g} to {high:.4g}; {hint}.")
+        if probs.numel() and (low < self.low - 1e-6 or high > self.high + 1e-6):
+            hint = "apply sigmoid or softmax to logits" if self.range is None else "widen `range`"
+            raise ValueError(f"`probs` must lie in [{self.low:g}, {self.high:g}], got {low:.4g} to {high:.4g}; {hint}.")
         if self.per_class and self.exclusive:
             self._check_sums(probs)
         outcome = self._outcome(y, probs)

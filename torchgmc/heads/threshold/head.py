@@ -333,20 +333,18 @@ class ThresholdHead(Learning):
         features: Any = None,
     ) -> Batch:
         """The checked batch, or an error that says what is wrong with it."""
-        scores = checks.scores("scores", scores).detach()
+        scores, low, high = checks.bounded("scores", checks.detached(scores))
         if self.num_classes is not None and (scores.dim() < 2 or scores.shape[1] != self.num_classes):
             raise ValueError(
                 f"`scores` must have shape (n, {self.num_classes}, ...) for num_classes={self.num_classes}, "
                 f"got {tuple(scores.shape)}."
             )
         masks = checks.binary("masks", masks, scores)
-        if self.probabilities and scores.numel():
-            low, high = (float(v) for v in scores.aminmax())
-            if low < 0.0 or high > 1.0:
-                raise ValueError(
-                    f"`scores` must be probabilities in [0, 1], got {low:.4g} to {high:.4g}; pass logits=True for logits, "
-                    "or range=(low, high) for other scores."
-                )
+        if self.probabilities and (low < 0.0 or high > 1.0):
+            raise ValueError(
+                f"`scores` must be probabilities in [0, 1], got {low:.4g} to {high:.4g}; pass logits=True for logits, "
+                "or range=(low, high) for other scores."
+            )
         member = self.check_groups(groups, len(scores), scores.device)
         cluster = check_clusters(clusters, len(scores), scores.device)
         weights = checks.weights(weight, len(scores), scores).detach()

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from torchgmc import theory
 from torchgmc.audits.measure import Tally
+from torchgmc.audits.overlap import columns
 from torchgmc.distributed import pooled, rows_stay, total
 from torchgmc.engine import checks, soft
 from torchgmc.engine.batches import checked_once
@@ -166,16 +167,20 @@ class TreeHead(Head):
         rows = max(1, CHUNK // self.num_leaves)
         for start in range(0, len(batch.probs), rows):
             part = Batch(*(t[start : start + rows] for t in batch))
-            self.keep(self._summarize(part), part.probs, part.labels)
+            self.keep(*self._summarize(part), part.labels)
 
-    def _summarize(self, batch: Batch) -> TreeStatistics:
-        device = batch.probs.device
-        find = path_levels_in_blocks if device.type == "cpu" and len(batch.probs) else path_levels
-        leaves, levels = find(batch.probs, *self._structure(device), self.jitter, self.noise_version)
+    def _summarize(self, batch: Batch) -> tuple[TreeStatistics, Tensor]:
+        """Its statistics, and the scores that tell the examples apart."""
+        device, seen = batch.probs.device, columns(batch.probs)
+        options = (batch.probs, *self._structure(device), self.jitter, self.noise_version)
+        if device.type == "cpu" and len(seen):
+            leaves, levels, seen = path_levels_in_blocks(*options, seen)
+        else:
+            leaves, levels = path_levels(*options)
         paths = self.paths.to(device)
-        common = (paths[leaves] == paths[batch.labels]).sum(1) - 1
+        common = (paths.index_select(0, leaves) == paths.index_select(0, batch.labels)).sum(1) - 1
         kept = (batch.labels, batch.member, batch.weight, batch.cluster)
-        return TreeStatistics(levels, leaves, common, *(t.clone() for t in kept))
+        return TreeStatistics(levels, leaves, common, *(t.clone() for t in kept)), seen
 
     def sizes(self) -> dict[str, int]:
         """Of the tree too."""
@@ -187,10 +192,9 @@ class TreeHead(Head):
     @checked_once
     def check_batch(self, probs: Any, labels: Any, groups: Any = None, weight: Any = None, clusters: Any = None) -> Batch:
         """The checked batch, or an error that says what is wrong with it."""
-        probs = checks.scores("probs", probs).detach()
+        probs, low, high = checks.bounded("probs", checks.detached(probs))
         if probs.dim() != 2 or probs.shape[1] != self.num_leaves:
             raise ValueError(f"`probs` must have shape (n, {self.num_leaves}), one column per leaf, got {tuple(probs.shape)}.")
-        low, high = (float(end) for end in probs.aminmax()) if probs.numel() else (0.0, 1.0)
         if low < 0.0:
             raise ValueError(f"`probs` must not be negative, got {low:.4g}; apply `softmax(1)` to logits.")
         if high > 1.001:  # an attached model raises too

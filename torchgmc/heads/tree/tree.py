@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,8 +16,10 @@ from torchgmc.engine import checks, hashing
 
 #: Nodes in the paths of all leaves.
 MOST = 2 * 10**7
+#: Scores whose keys, of 22 bits each, times weights of 22 bits have an exact sum in float64.
+EXACT = 2000
 #: Scores in the cache of a processor.
-IN_CACHE = 1 << 17
+IN_CACHE = 3 << 16
 
 
 class Tree:
@@ -260,49 +263,72 @@ def path_levels(
     """
     sums = probs.to(torch.float64).index_select(1, order).cumsum(1)
     sums = torch.cat([torch.zeros_like(sums[:, :1]), sums], 1)  # (n, K + 1)
-    keys = hashing.keys(probs.detach(), version) if width > 0.0 else sums[:, 0]
+    bits = sums[:, :1]
+    if width > 0.0:
+        depth = torch.arange(paths.shape[1] - 1, dtype=torch.float64, device=probs.device)
+        bits = hashing.mix(hashing.wrap(hashing.keys(probs.detach(), version)[:, None] + hashing.mix(depth)))
     leaves = probs.argmax(1)
     nodes = paths[leaves][:, : paths.shape[1] - 1]
     levels = sums.gather(1, spans[:, 1][nodes]) - sums.gather(1, spans[:, 0][nodes])  # (n, height)
-    return leaves, _falling(levels, keys, depths[leaves], width)
+    return leaves, _falling(levels, bits, _limits(paths, depths)[leaves], width)
 
 
-def _falling(levels: Tensor, keys: Tensor, depths: Tensor, width: float) -> Tensor:
-    """Levels of :func:`path_levels` from the summed scores ``(n, height)``, the noise's keys and the depths of the leaves."""
-    depth = torch.arange(levels.shape[1], device=levels.device)
+def _limits(paths: Tensor, depths: Tensor) -> Tensor:
+    """Infinity above each leaf, and -infinity from it on, ``(K, height)``."""
+    at = torch.arange(paths.shape[1] - 1, device=paths.device) >= depths[: paths.shape[0], None]
+    return torch.full(at.shape, float("inf"), dtype=torch.float64, device=paths.device).masked_fill(at, -float("inf"))
+
+
+def _falling(levels: Tensor, bits: Tensor, limits: Tensor, width: float) -> Tensor:
+    """Levels of :func:`path_levels` from the summed scores, the bits of the noise, and limits, ``(n, height)`` each."""
     if width > 0.0:
-        bits = hashing.mix(hashing.wrap(keys[:, None] + hashing.mix(depth.to(torch.float64))))
         levels = levels + width * (bits * 4.76837158203125e-07 - 1.0)
     columns = [levels[:, 0]]
     for k in range(1, levels.shape[1]):
         columns.append(torch.minimum(columns[k - 1], levels[:, k]))
-    levels = torch.stack(columns, 1)
-    return torch.where(depth >= depths[:, None], torch.full_like(levels, -float("inf")), levels)
+    return torch.minimum(torch.stack(columns, 1), limits)
 
 
 def path_levels_in_blocks(
-    probs: Tensor, paths: Tensor, depths: Tensor, order: Tensor, spans: Tensor, width: float, version: int = 2
-) -> tuple[Tensor, Tensor]:
-    """:func:`path_levels` of probabilities on the CPU, to the bit: in blocks that stay in the cache, in the same memory."""
+    probs: Tensor, paths: Tensor, depths: Tensor, order: Tensor, spans: Tensor, width: float, version: int, seen: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """:func:`path_levels` of probabilities on the CPU, to the bit, and a copy of ``seen``, some columns of them.
+
+    In blocks that stay in the cache, in the same memory. A sum waits for the one before it, so two rows are summed at a time,
+    as one complex number.
+    """
     count, size = probs.shape
-    rows, ends = max(1, min(IN_CACHE // size, count)), spans[paths[:, :-1]]  # (K, height, 2)
-    weight = hashing.key_weights(size, probs.device, version)[:, order]
-    sums, scores = torch.zeros(rows, size + 1, dtype=torch.float64), torch.empty(rows, size, dtype=torch.float64)
-    leaves, ordered = torch.empty(count, dtype=torch.int64), torch.empty(rows, size, dtype=probs.dtype)
-    keys, levels = torch.empty(3, count, dtype=torch.float64), torch.empty(count, ends.shape[1], dtype=torch.float64)
+    rows = -(-count // -(-count * size // IN_CACHE))
+    half, kind = (rows + 1) // 2, torch.float64 if probs.dtype == torch.float64 else torch.float32
+    weights = torch.split(hashing.wrap(hashing.key_weights(size, probs.device, version)), EXACT)
+    ends = 2 * spans[paths[:, :-1]].flatten(1)  # (K, 2 height): starts and ends, where sums have real and imaginary parts
+    plain, ordered, whole = (torch.empty(2 * half, size, dtype=one) for one in (kind, kind, torch.float64))
+    sums = torch.zeros(half, 2 * size + 2, dtype=torch.float64)
+    pairs, chosen, exact, to = (torch.view_as_complex(t.view(half, -1, 2)) for t in (plain, ordered, whole, sums))
+    plain, whole, to = plain[:rows], whole[:rows], to[:, 1:]
+    columns, places = torch.split(whole, EXACT, 1), order.numpy()
+    leaves, keys = torch.empty(count, dtype=torch.int64), torch.empty(len(weights), count, dtype=torch.float64)
+    found, picked = torch.empty(count, ends.shape[1], dtype=torch.float64), torch.empty(seen.shape, dtype=seen.dtype)
     for start in range(0, count, rows):
-        here, some = slice(start, start + rows), probs[start : start + rows]
-        exact = some if some.dtype in (torch.float32, torch.float64) else some.float()
-        leaves[here] = torch.from_numpy(exact.numpy().argmax(1))  # the first of equal ones, as in torch; 4 times as fast
-        n = len(some)
-        now = scores[:n].copy_(torch.index_select(some, 1, order, out=ordered[:n]))
-        torch.cumsum(now, 1, out=sums[:n, 1:])
-        low, high = ends[leaves[here]].unbind(2)
-        torch.sub(sums[:n].gather(1, high), sums[:n].gather(1, low), out=levels[here])
-        now.mul_(1048576.0).floor_()  # below 2^22: nothing to wrap
-        for part, to in zip(weight, keys, strict=True):
-            torch.mv(now, part, out=to[here])
-    return leaves, _falling(levels, hashing.key_of_sums(keys.T), depths[leaves], width)
+        first = min(start, count - rows)  # the last block may begin in the one before
+        here, middle = slice(first, first + rows), first + rows - half
+        some = probs[here].to(kind)
+        leaf = leaves[here]
+        some.numpy().argmax(1, leaf.numpy())  # the first of equal ones, as in torch; 4 times as fast
+        picked[here] = seen[here]
+        torch.complex(some[:half], some[rows - half :], out=pairs)  # the middle one of an odd number twice
+        np.take(pairs.numpy(), places, 1, chosen.numpy(), "wrap")  # it takes 8 bytes at a time
+        torch.cumsum(exact.copy_(chosen), 1, out=to)
+        at = ends.index_select(0, leaf)
+        torch.gather(sums, 1, at[:half], out=found[first : first + half])
+        torch.gather(sums, 1, at[rows - half :].add_(1), out=found[middle : middle + half])
+        whole.copy_(torch.mul(some, 1048576.0, out=plain).floor_())  # below 2^22: nothing to wrap
+        for part, weight, key in zip(columns, weights, keys, strict=True):
+            torch.mv(part, weight, out=key[here])
+    depth, keys = np.arange(paths.shape[1] - 1, dtype=np.int32), hashing.wrap(keys).sum(0).to(torch.int32)
+    noise = hashing.mix_whole(hashing.mix_whole(keys.numpy())[:, None] + hashing.mix_whole(depth))
+    limits, levels = _limits(paths, depths).index_select(0, leaves), found[:, 1::2] - found[:, ::2]
+    return leaves, _falling(levels, torch.from_numpy(noise).to(torch.float64), limits, width), picked
 
 
 def answers(levels: Tensor, routes: Tensor, lam: Tensor) -> Tensor:
