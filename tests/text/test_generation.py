@@ -2,8 +2,10 @@
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import torchgmc as gmc
+from benchmarks.reads import Reads
 from gmctest.causal_lm import FEMALE, LISTS, MALE, VOCABULARY, TwoTokens, fit, prompts
 
 transformers = pytest.importorskip("transformers")
@@ -26,6 +28,13 @@ MODES = {
 }
 
 
+@pytest.fixture(params=["host", "device"])
+def where(request, monkeypatch):
+    """Numbers that are at hand, and numbers on a device that would be waited for."""
+    monkeypatch.setattr("torchgmc.text.generation.ON_HOST", ("cpu",) if request.param == "host" else ())
+    return request.param
+
+
 @pytest.mark.parametrize("mode", list(MODES))
 @pytest.mark.parametrize("geometry", ["kl", "euclidean"])
 def test_an_idle_head_changes_no_token(model, mode, geometry):
@@ -37,7 +46,7 @@ def test_an_idle_head_changes_no_token(model, mode, geometry):
 
 
 @pytest.mark.parametrize("mode", list(MODES))
-def test_membership_follows_the_rows(model, mode):
+def test_membership_follows_the_rows(model, mode, where):
     """Beams and samples of a prompt have its group, by module and by table."""
     head = fit(model)
     ids = prompts(4)
@@ -83,7 +92,7 @@ def test_without_the_normaliser_the_text_is_the_same_and_scores_stay(model, mode
         torch.testing.assert_close(one, other)
 
 
-def test_when_the_group_is_decided(model):
+def test_when_the_group_is_decided(model, where):
     head = fit(model)
     ids = torch.tensor([[12, 13, 14]])
     scores = torch.randn(1, VOCABULARY)
@@ -104,22 +113,61 @@ def test_when_the_group_is_decided(model):
     assert prompt.membership.tolist() == [[True, False]]
 
 
-def test_a_look_at_the_prompt_is_short_and_tells_texts_apart(model, monkeypatch):
+class Counted(Reads):
+    """Reads of values, and the largest number of tokens that are compared at once."""
+
+    largest = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.__name__.startswith("eq.Tensor"):
+            self.largest = max(self.largest, args[0].numel())
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+
+def test_a_look_at_the_prompt_is_short_reads_nothing_and_tells_texts_apart(model, where):
     """64 prompts of 500 tokens: no more than 16 tokens of a few rows are compared at each step, and a new text is found."""
-    head, compared, plain = fit(model), [], torch.equal
     ids = torch.full((64, 500), 12)
     ids[::2, 40] = FEMALE
-    processor = gmc.text.GMCLogitsProcessor(head, TwoTokens())
+    processor = gmc.text.GMCLogitsProcessor(fit(model), TwoTokens(), normalized=False)
     scores = torch.randn(64, VOCABULARY)
-    monkeypatch.setattr(torch, "equal", lambda a, b: (compared.append(a.numel()), plain(a, b))[1])
-    for step in range(4):
-        processor(torch.cat([ids, torch.full((64, step), MALE)], 1), scores)
-        assert processor.membership[:2].tolist() == [[True, False], [False, False]]
-    assert len(compared) == 3 and max(compared) <= 16 * 16
+    with Counted() as counted:
+        for step in range(4):
+            processor(torch.cat([ids, torch.full((64, step), MALE)], 1), scores)
+    assert processor.membership[:2].tolist() == [[True, False], [False, False]]
+    assert not counted.found and 0 < counted.largest <= 16 * 16
     other = torch.full((64, 504), 13)
     other[1::2, 40] = MALE
-    processor(other, scores)  # another prompt, one token longer than the last call
-    assert processor.membership[:2].tolist() == [[False, False], [False, True]]
+    for step in range(3):
+        longer = torch.cat([other, torch.full((64, step), FEMALE)], 1)
+        processor(longer, scores)  # another prompt, one token longer than the last call, and two steps
+        assert processor.membership[:2].tolist() == [[False, False], [False, True]]
+    longer = torch.cat([other.flip(0), torch.full((64, 3), FEMALE)], 1)
+    longer[:, 500] = MALE
+    processor(longer, scores)  # and another, which ends otherwise
+    assert processor.membership.all()
+
+
+def test_nothing_is_read_on_a_gpu(model):
+    """Tensors without values, on a GPU that is not there: whoever looked at a value would fail."""
+    head = fit(model)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        processor = gmc.text.GMCLogitsProcessor(head.to("cuda"), TwoTokens(), normalized=False)
+        for length in (5, 6, 7, 3):
+            found = processor(torch.zeros(6, length, dtype=torch.int64, device="cuda"), torch.zeros(6, VOCABULARY, device="cuda"))
+            assert found.shape == (6, VOCABULARY) and processor.membership.device.type == "cuda"
+
+
+@pytest.mark.parametrize("mode", list(MODES))
+def test_texts_one_after_the_other(model, mode, where):
+    """The prompts of each text are one token longer than the last call: every text has the groups of its own prompts."""
+    head, ids = fit(model, 0.0005, planted=2.0), prompts(4)
+    processor = gmc.text.GMCLogitsProcessor(head, TwoTokens())
+    for _ in range(3):
+        expected = generate(model, ids, gmc.text.GMCLogitsProcessor(head, TwoTokens()(ids)), **MODES[mode])
+        assert torch.equal(generate(model, ids, processor, **MODES[mode]), expected)
+        rows = len(processor.membership)
+        assert torch.equal(processor.membership, TwoTokens()(ids).repeat_interleave(rows // 4, 0))
+        ids = torch.cat([ids.flip(0), torch.full((4, 6), 12)], 1)  # others
 
 
 def test_sampled_words_have_the_calibrated_frequencies(model):

@@ -12,6 +12,8 @@ from torchgmc.text.tokens import TokenGroups
 WHEN = ("prompt", "all")
 #: A text goes on if so many rows agree in so many tokens at the end of its prompt: a look costs the same for any prompt.
 LOOK = (8, 16)
+#: Devices whose numbers are at hand: a look at them waits for nothing.
+ON_HOST = ("cpu",)
 
 
 class GMCLogitsProcessor:
@@ -28,10 +30,11 @@ class GMCLogitsProcessor:
         when: with a module, ``"prompt"`` decides the group from the prompt only, ``"all"`` again at each step from
             everything so far, including the generated text.
         prompt_length: tokens of the (padded) prompt. Detected by default: a call that is not the last one and one more token
-            starts a new text (the end of the prompt is looked at, in a few rows); ``reset`` starts one explicitly. Given, no
-            tokens are compared.
+            starts a new text (the end of the prompt is looked at, in a few rows); ``reset`` starts one explicitly. On a GPU no
+            number is read for that: the groups are found at each step, and those of the prompt are kept on the device if it
+            is the same. Given, no tokens are compared.
         normalized: keep the log-sum-exp of the scores, which beams need: they add up log-probabilities. False is quicker, and
-            right for greedy search and sampling.
+            right for greedy search and sampling; it does not look for NaN among the scores either, for which a GPU waits.
 
     Attributes:
         membership: of the rows of the last call, ``(n, a)``: who was shifted; None before.
@@ -66,8 +69,8 @@ class GMCLogitsProcessor:
 
     def reset(self) -> None:
         """The next call starts a new text."""
-        self._end: Tensor | None = None  # a few tokens of the prompt
-        self._prompt, self._length = (0, 0), -1  # rows and tokens of the prompt; tokens of the last call
+        self._shape = (-1, -1)  # of the ids of the last call
+        self._text: tuple[Tensor, ...] = ()  # places and tokens of the end of the prompt in a few rows, and membership
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         """Scores ``(n, vocabulary)`` of the next token of each row of ``input_ids`` ``(n, t)``, calibrated."""
@@ -89,23 +92,19 @@ class GMCLogitsProcessor:
             return self._of(input_ids)
         if self.prompt_length is not None:
             return self._of(input_ids[:, : self.prompt_length])
-        if self._is_new(input_ids):
-            self._prompt = (len(input_ids), input_ids.shape[1])
-            self._end = self._look(input_ids).clone()
-            self._found = self._of(input_ids)
-        self._length = input_ids.shape[1]
-        return self._found
+        (rows, length), (few, last) = input_ids.shape, LOOK
+        some, on_host = torch.nn.functional.pad(input_ids[:: max(1, rows // few)], (last, 0)), input_ids.device.type in ON_HOST
+        fits = self._shape == (rows, length - 1)
+        old = tuple(part.to(input_ids.device) for part in self._text)
+        same = some.index_select(1, old[0]) == old[1] if fits else some
+        if not on_host or not fits or not same.numpy().all():
+            places = torch.arange(length, length + last, device=input_ids.device)
+            self._text = places, some.index_select(1, places), self._of(input_ids).to(input_ids.device)
+        if fits and not on_host:  # nothing waits for the answer: the device chooses
+            self._text = tuple(torch.where(same.all(), one, other) for one, other in zip(old, self._text, strict=True))
+        self._shape = (rows, length)
+        return self._text[2]
 
     def _of(self, input_ids: Tensor) -> Tensor:
         member: Tensor = self.groups(input_ids)  # type: ignore[operator]  # a module here
         return member
-
-    def _is_new(self, input_ids: Tensor) -> bool:
-        if self._end is None or len(input_ids) != self._prompt[0] or input_ids.shape[1] != self._length + 1:
-            return True
-        return not torch.equal(self._look(input_ids), self._end.to(input_ids.device))
-
-    def _look(self, input_ids: Tensor) -> Tensor:
-        """The end of the prompt, in a few rows."""
-        (rows, tokens), (few, last) = self._prompt, LOOK
-        return input_ids[:: max(1, rows // few), max(0, tokens - last) : tokens]
