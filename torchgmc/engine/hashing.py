@@ -12,31 +12,24 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 
 def wrap(x: Tensor) -> Tensor:
     """x modulo 2^22."""
-    return x - torch.floor(x * 2.384185791015625e-07) * 4194304.0
+    return x - torch.floor(x * 2.384185791015625e-07) * 4194304.0 if x.is_floating_point() else x & 4194303
 
 
 def mix(x: Tensor) -> Tensor:
     """Scramble whole numbers in [0, 2^22): x -> x (2x + 1) is a bijection whose high bits depend on all bits of x.
 
-    Twice, with the halves exchanged between, so that every bit of the result depends on every bit of x.
+    Twice, with the halves exchanged between, so that every bit of the result depends on every bit of x. Of int32 or int64
+    numbers only the last 22 bits count, and products may wrap around: a third of the work.
     """
-    x = wrap(x * (2.0 * x + 1.0) + 2654435.0)
-    high = torch.floor(x * 0.00048828125)
-    x = (x - high * 2048.0) * 2048.0 + high
-    return wrap(x * (2.0 * x + 1.0) + 1013904.0)
-
-
-def mix_whole(x: NDArray[np.int32]) -> NDArray[np.int32]:
-    """:func:`mix` of int32 numbers modulo 2^22, on the CPU: a third of the work. Products wrap around, their low bits are right."""
-    x = (x * (2 * x + 1) + 2654435) & 4194303
-    x = ((x & 2047) << 11) | (x >> 11)
-    return (x * (2 * x + 1) + 1013904) & 4194303
+    x = wrap(x * (2 * x + 1) + 2654435)
+    high = torch.floor(x * 0.00048828125) if x.is_floating_point() else x >> 11
+    x = (x - high * 2048) * 2048 + high
+    return wrap(x * (2 * x + 1) + 1013904)
 
 
 def levels(scores: Tensor) -> Tensor:

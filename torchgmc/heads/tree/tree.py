@@ -270,23 +270,19 @@ def path_levels(
     leaves = probs.argmax(1)
     nodes = paths[leaves][:, : paths.shape[1] - 1]
     levels = sums.gather(1, spans[:, 1][nodes]) - sums.gather(1, spans[:, 0][nodes])  # (n, height)
-    return leaves, _falling(levels, bits, _limits(paths, depths)[leaves], width)
+    return leaves, _falling(levels, bits, leaves, depths, width)
 
 
-def _limits(paths: Tensor, depths: Tensor) -> Tensor:
-    """Infinity above each leaf, and -infinity from it on, ``(K, height)``."""
-    at = torch.arange(paths.shape[1] - 1, device=paths.device) >= depths[: paths.shape[0], None]
-    return torch.full(at.shape, float("inf"), dtype=torch.float64, device=paths.device).masked_fill(at, -float("inf"))
-
-
-def _falling(levels: Tensor, bits: Tensor, limits: Tensor, width: float) -> Tensor:
-    """Levels of :func:`path_levels` from the summed scores, the bits of the noise, and limits, ``(n, height)`` each."""
+def _falling(levels: Tensor, bits: Tensor, leaves: Tensor, depths: Tensor, width: float) -> Tensor:
+    """Levels of :func:`path_levels` from the summed scores and the bits of the noise, ``(n, height)`` each."""
     if width > 0.0:
         levels = levels + width * (bits * 4.76837158203125e-07 - 1.0)
     columns = [levels[:, 0]]
     for k in range(1, levels.shape[1]):
         columns.append(torch.minimum(columns[k - 1], levels[:, k]))
-    return torch.minimum(torch.stack(columns, 1), limits)
+    below = torch.arange(levels.shape[1], device=levels.device) >= depths[:, None]  # from the leaf on
+    ends = torch.zeros_like(below, dtype=levels.dtype).masked_fill(below, -float("inf"))
+    return torch.stack(columns, 1) + ends.index_select(0, leaves)
 
 
 def path_levels_in_blocks(
@@ -325,10 +321,9 @@ def path_levels_in_blocks(
         whole.copy_(torch.mul(some, 1048576.0, out=plain).floor_())  # below 2^22: nothing to wrap
         for part, weight, key in zip(columns, weights, keys, strict=True):
             torch.mv(part, weight, out=key[here])
-    depth, keys = np.arange(paths.shape[1] - 1, dtype=np.int32), hashing.wrap(keys).sum(0).to(torch.int32)
-    noise = hashing.mix_whole(hashing.mix_whole(keys.numpy())[:, None] + hashing.mix_whole(depth))
-    limits, levels = _limits(paths, depths).index_select(0, leaves), found[:, 1::2] - found[:, ::2]
-    return leaves, _falling(levels, torch.from_numpy(noise).to(torch.float64), limits, width), picked
+    depth, bits = torch.arange(paths.shape[1] - 1, dtype=torch.int32), hashing.wrap(keys).sum(0).to(torch.int32)
+    noise = hashing.mix(hashing.mix(bits)[:, None] + hashing.mix(depth)).to(torch.float64)
+    return leaves, _falling(found[:, 1::2] - found[:, ::2], noise, leaves, depths, width), picked
 
 
 def answers(levels: Tensor, routes: Tensor, lam: Tensor) -> Tensor:
