@@ -215,14 +215,10 @@ def _pool(head: "Head", stays: tuple[Callable[..., bool], int] | None, args: Any
 def reduce(statistics: Any, signature: str = "", device: torch.device | None = None) -> Any:
     """Sum of the statistics of all ranks, in the order of the ranks; the same on every rank.
 
-    Args:
-        statistics: a dataclass with ``+`` whose fields are tensors, types, plain values, or lists, dicts and dataclasses of
-            them; None for a rank without examples.
-        signature: must be equal on all ranks, e.g. a head's configuration.
-        device: where a rank without statistics puts the sum.
-
-    Returns:
-        The sum, or None if no rank has any. Without a process group, ``statistics`` itself.
+    ``statistics``: a dataclass with ``+`` whose fields are tensors, types, plain values, or lists, dicts and dataclasses of
+    them; None for a rank without examples. ``signature``: must be equal on all ranks, e.g. a head's configuration. ``device``:
+    where a rank without statistics puts the sum. Returns: The sum, or None if no rank has any. Without a process group,
+    ``statistics`` itself.
     """
     if not active():
         return statistics

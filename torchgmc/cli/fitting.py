@@ -48,12 +48,8 @@ def observe(head: gmc.Head, source: Source, how: options.Steps) -> None:
 def audit(head: gmc.Head, source: Source, delta: float, held: Rows | None = None, **view: Any) -> gmc.Audit:
     """``gmc.audit`` of a file, or of the rows of it that were held out.
 
-    Args:
-        head: fitted.
-        source: of the rows.
-        delta: 1 - confidence.
-        held: rows to audit; all if None.
-        view: ``alpha``, ``conditional`` and ``method`` of :func:`torchgmc.audit`.
+    ``head``: fitted. ``source``: of the rows. ``delta``: 1 - confidence. ``held``: rows to audit; all if None. ``view``:
+    ``alpha``, ``conditional`` and ``method`` of :func:`torchgmc.audit`.
     """
     with blocks(head, source, "audit") as found, warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*also used to calibrate")  # it is the note of the audit, shown

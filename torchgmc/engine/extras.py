@@ -10,9 +10,7 @@ from types import ModuleType
 def require(module: str, *, extra: str = "") -> ModuleType:
     """Imports an optional package, or says how to install it.
 
-    Args:
-        module: name to import, dots allowed.
-        extra: the extra of torchgmc that installs it, if one does.
+    ``module``: name to import, dots allowed. ``extra``: the extra of torchgmc that installs it, if one does.
 
     Raises:
         ImportError: if the package is not installed. An error raised *inside* an installed package is passed on as it is.

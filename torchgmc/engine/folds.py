@@ -24,9 +24,7 @@ RANGE = 1 << 40
 def shuffled(*parts: Tensor, seed: int = 0) -> Tensor:
     """The order in which examples are taken: by content, then permuted; a function of the set of rows only.
 
-    Args:
-        parts: tensors with one row per example, ``(n, ...)``.
-        seed: of the permutation.
+    ``parts``: tensors with one row per example, ``(n, ...)``. ``seed``: of the permutation.
 
     Example:
         >>> x = torch.tensor([3.0, 1.0, 2.0, 1.0])

@@ -16,11 +16,8 @@ def solve_lasso(hessian: Tensor, gradient: Tensor, slack: Tensor, start: Tensor 
     of the active set and its signs turns them into linear equations; the guess is corrected from their solution until it
     stands (a primal-dual active set method). Where it does not settle, ADMM takes over.
 
-    Args:
-        hessian: H, positive semi-definite, ``(..., a, a)``; a small ridge makes it definite.
-        gradient: g, ``(..., a)``.
-        slack: lambda >= 0, ``(..., a)``.
-        start: a guess of x.
+    ``hessian``: H, positive semi-definite, ``(..., a, a)``; a small ridge makes it definite. ``gradient``: g, ``(..., a)``.
+    ``slack``: lambda >= 0, ``(..., a)``. ``start``: a guess of x.
 
     Example:
         >>> solve_lasso(torch.eye(3), torch.tensor([2.0, -0.5, -3.0]), torch.ones(3))

@@ -94,9 +94,7 @@ class Choice(NamedTuple):
 def choose(loss: Tensor, tried: tuple[float, ...] = CANDIDATES) -> Choice:
     """Choose k from held-out losses.
 
-    Args:
-        loss: mean loss of each candidate on each fold, ``(len(tried) + 1, F)``; k = infinity last.
-        tried: the candidates.
+    ``loss``: mean loss of each candidate on each fold, ``(len(tried) + 1, F)``; k = infinity last. ``tried``: the candidates.
 
     Example:
         >>> flat = torch.full((5, 5), 0.3)

@@ -66,14 +66,10 @@ def solve(
 ) -> Solution:
     """The minimum of B problems over the same scores.
 
-    Args:
-        problem: scores and design.
-        weight: w >= 0, ``(B, N)``; scores of weight 0 play no part.
-        linear: b, ``(B, K)``.
-        slack: s >= 0, ``(B, K)``.
-        start: offsets to start from, ``(B, K)``; of a large problem they also say which scores matter.
-        exact: bring so many of the last solutions from the interior to a vertex, where thresholds equal scores.
-        enough: the gap at which to end.
+    ``problem``: scores and design. ``weight``: w >= 0, ``(B, N)``; scores of weight 0 play no part. ``linear``: b, ``(B, K)``.
+    ``slack``: s >= 0, ``(B, K)``. ``start``: offsets to start from, ``(B, K)``; of a large problem they also say which scores
+    matter. ``exact``: bring so many of the last solutions from the interior to a vertex, where thresholds equal scores.
+    ``enough``: the gap at which to end.
 
     Example:
         >>> scores = torch.tensor([0.1, 0.4, 0.2, 0.9, 0.5], dtype=torch.float64)

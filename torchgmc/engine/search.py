@@ -120,14 +120,9 @@ def masses(
 ) -> Tensor:
     r"""Share of each set, :math:`P(A) = \sum_i w_i 1\{x_i \in A\} / \sum_i w_i`.
 
-    Args:
-        who: as in :func:`violations` (not the general form).
-        weight: shape ``(n,)`` or ``(n, u)``.
-        num_sets: number of sets when ``who`` is ids.
-        dtype: floating type of the result when ``weight`` is omitted.
-
-    Returns:
-        Shape ``(a,)``, or ``(a, u)`` for weights per direction.
+    ``who``: as in :func:`violations` (not the general form). ``weight``: shape ``(n,)`` or ``(n, u)``. ``num_sets``: number of
+    sets when ``who`` is ids. ``dtype``: floating type of the result when ``weight`` is omitted. Returns: Shape ``(a,)``, or
+    ``(a, u)`` for weights per direction.
 
     Example:
         >>> masses(torch.tensor([[True, False], [True, True]]))

@@ -53,13 +53,9 @@ def above(values: Tensor, level: Tensor, mode: str, temperature: float) -> Tenso
 
     .. math:: 1\{z > 0\} \;\text{(hard)} \qquad \sigma(z / T) \;\text{(soft)}, \qquad z = \text{values} - \text{level}
 
-    Args:
-        values, level: shapes that broadcast, of one floating type.
-        mode: one of ``MODES``.
-        temperature: T, in the units of the values: within 2.2 T of the level soft values lie between 0.1 and 0.9.
-
-    Returns:
-        Bool for ``"hard"``, else the type of the values.
+    ``values``, ``level``: shapes that broadcast, of one floating type. ``mode``: one of ``MODES``. ``temperature``: T, in the
+    units of the values: within 2.2 T of the level soft values lie between 0.1 and 0.9. Returns: Bool for ``"hard"``, else the
+    type of the values.
 
     Example:
         >>> above(torch.tensor([0.4, 0.5, 0.9]), torch.tensor(0.5), "soft", 0.1)

@@ -11,12 +11,9 @@ def pattern_ids(membership: Tensor) -> tuple[Tensor, Tensor]:
 
     Rows are packed 62 groups to an integer and sorted, so that 1e6 rows of 50 groups take a fraction of a second.
 
-    Args:
-        membership: bool, shape ``(n, a)``; or fractional, floating: rows are then kept unless all of their numbers agree.
-
-    Returns:
-        ids: int64, shape ``(n,)``.
-        patterns: of the same type, shape ``(c, a)``, distinct and in lexicographic order; ``patterns[ids]`` is ``membership``.
+    ``membership``: bool, shape ``(n, a)``; or fractional, floating: rows are then kept unless all of their numbers agree.
+    Returns: ids: int64, shape ``(n,)``. patterns: of the same type, shape ``(c, a)``, distinct and in lexicographic order;
+    ``patterns[ids]`` is ``membership``.
 
     Example:
         >>> pattern_ids(torch.tensor([[True, False], [False, True], [True, False]]))

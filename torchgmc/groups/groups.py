@@ -541,15 +541,10 @@ class Groups:
 def check_groups(groups: Any, n: int, names: Sequence[str] | None = None, fractional: bool = False) -> Tensor:
     """The membership table that was passed, in any accepted form, or an error that says what to pass instead.
 
-    Args:
-        groups: :class:`Groups`, or a bool table of shape ``(n, a)``: tensor, array or nested list; 0 and 1 of any
-            number type are accepted.
-        n: the number of rows it must have.
-        names: the names of the a groups it must have; None for any number.
-        fractional: memberships may lie between 0 and 1.
-
-    Returns:
-        bool, shape ``(n, a)``, on the device of ``groups``; float64 if ``fractional``.
+    ``groups``: :class:`Groups`, or a bool table of shape ``(n, a)``: tensor, array or nested list; 0 and 1 of any number type
+    are accepted. ``n``: the number of rows it must have. ``names``: the names of the a groups it must have; None for any
+    number. ``fractional``: memberships may lie between 0 and 1. Returns: bool, shape ``(n, a)``, on the device of ``groups``;
+    float64 if ``fractional``.
 
     Example:
         >>> check_groups([[1, 0], [1, 1]], n=2, names=["all", "old"])

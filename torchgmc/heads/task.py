@@ -98,13 +98,9 @@ def number_or(other: str) -> Kind:
 class Option:
     """A flag of ``torchgmc calibrate NAME``; if omitted, the head's default applies.
 
-    Attributes:
-        argument: of the head's constructor, unless :attr:`Task.complete` makes something else of it.
-        kind: of the word.
-        help: one line.
-        named: the flag, if it is not that of the argument.
-        value: what a switch stands for.
-        required: must it be passed?
+    ``argument``: of the head's constructor, unless :attr:`Task.complete` makes something else of it. ``kind``: of the word.
+    ``help``: one line. ``named``: the flag, if it is not that of the argument. ``value``: what a switch stands for.
+    ``required``: must it be passed?
     """
 
     argument: str

@@ -24,12 +24,9 @@ SOURCES: dict[str, str] = _FILE["SOURCES"]
 
 
 def template_prompts(mask: str = "[MASK]") -> list[str]:
-    """The templates with their indicators filled in: 20 x 2 + 2 x (79 + 75) = 348 sentences.
+    """The templates with their indicators and the tokenizer's ``mask`` filled in: 20 x 2 + 2 x (79 + 75) = 348 sentences.
 
     The paper reports 503, which does not follow from its printed lists. Words are inserted as they are, so "women is a" occurs.
-
-    Args:
-        mask: the tokenizer's mask token.
 
     Example:
         >>> len(template_prompts()), template_prompts()[0], template_prompts("<mask>")[-1]

@@ -66,14 +66,9 @@ def atoms(attributes: Sequence[Sequence[int]]) -> Atoms:
 def log_masses(logits: Tensor, ids: Tensor, atom: Tensor, num_atoms: int, temperature: float = 1.0) -> Tensor:
     """Log of the mass of each atom, from one pass over the logits in blocks that stay in the cache.
 
-    Args:
-        logits: shape ``(n, vocabulary)``; -inf is a token that cannot occur.
-        ids, atom: of :class:`Atoms`, on the same device.
-        num_atoms: m.
-        temperature: divides the logits.
-
-    Returns:
-        Shape ``(n, m)``, float64; the masses of a row sum to 1. NaN for a row that is not a distribution.
+    ``logits``: shape ``(n, vocabulary)``; -inf is a token that cannot occur. ``ids``, ``atom``: of :class:`Atoms`, on the same
+    device. ``num_atoms``: m. ``temperature``: divides the logits. Returns: Shape ``(n, m)``, float64; the masses of a row sum
+    to 1. NaN for a row that is not a distribution.
 
     Example:
         >>> found = atoms([[0]])

@@ -11,13 +11,8 @@ __all__ = ["apply_log", "apply_tables", "level_sets"]
 def level_sets(x: Tensor, edges: Tensor, temperature: float) -> Tensor:
     r"""Soft membership in each level set, :math:`\sigma((x - e_k) / T) - \sigma((x - e_{k+1}) / T)`.
 
-    Args:
-        x: ``(n, C)``.
-        edges: inner edges e of the b level sets, ``(b - 1,)``; the outer ones are infinite.
-        temperature: T, in the units of the edges.
-
-    Returns:
-        Shape ``(n, b, C)``; sums to 1 over the level sets.
+    ``x``: ``(n, C)``. ``edges``: inner edges e of the b level sets, ``(b - 1,)``; the outer ones are infinite. ``temperature``:
+    T, in the units of the edges. Returns: Shape ``(n, b, C)``; sums to 1 over the level sets.
 
     Example:
         >>> level_sets(torch.tensor([[0.2]]), torch.tensor([0.25, 0.5]), 0.05)[0, :, 0]

@@ -216,16 +216,9 @@ def quantile_error(thresholds: Tensor, scores: Tensor, groups: Tensor, target: f
     f is q-quantile multicalibrated when :math:`Q(f, g') \le \alpha / P(g')`. On a sample, a value of f that few examples share
     adds about q(1 - q)/count of pure noise; merge values first (e.g. by level set) if f takes many.
 
-    Args:
-        thresholds: values of f, or a label for each value (e.g. its level set), ``(n,)``.
-        scores: 1 where the score is at or below f, else 0, if ``thresholds`` are labels; the scores themselves otherwise.
-            ``(n,)``, bool for the former.
-        groups: membership ``(n, a)``.
-        target: q.
-        weight: ``(n,)``.
-
-    Returns:
-        ``(a,)``, float64; 0 for an empty group.
+    ``thresholds``: values of f, or a label for each value (e.g. its level set), ``(n,)``. ``scores``: 1 where the score is at
+    or below f, else 0, if ``thresholds`` are labels; the scores themselves otherwise. ``(n,)``, bool for the former.
+    ``groups``: membership ``(n, a)``. ``target``: q. ``weight``: ``(n,)``. Returns: ``(a,)``, float64; 0 for an empty group.
 
     Example:
         >>> groups = torch.ones(4, 1).bool()

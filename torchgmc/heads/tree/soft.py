@@ -11,13 +11,8 @@ def path(levels: Tensor, lam: Tensor, temperature: float) -> Tensor:
     :math:`a_k = \sigma((\lambda - r_k) / T)` and 1 at the leaf; levels fall along the path, so a rises, and the answer is the
     node at depth k with probability :math:`a_k - a_{k-1}`.
 
-    Args:
-        levels: of :func:`torchgmc.heads.tree.tree.path_levels`, ``(n, height)``; -inf from the leaf on.
-        lam: ``(n,)``.
-        temperature: T, in the units of the summed scores.
-
-    Returns:
-        Shape ``(n, height + 1)``; rows sum to 1.
+    ``levels``: of :func:`torchgmc.heads.tree.tree.path_levels`, ``(n, height)``; -inf from the leaf on. ``lam``: ``(n,)``.
+    ``temperature``: T, in the units of the summed scores. Returns: Shape ``(n, height + 1)``; rows sum to 1.
 
     Example:
         >>> path(torch.tensor([[1.0, 0.7]]), torch.tensor([0.8]), 0.1)
