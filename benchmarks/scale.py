@@ -414,11 +414,13 @@ NOTES = """\
 - Images of 8 x 8 have fixed costs: a key of each image (some 0.8 microseconds) and its risk at 65 thresholds (some 1).
 - 1e5 images of 8 x 8 in 50 random groups (1e5 combinations) ran once: 497 bytes an image, 1.9 s to observe, 173 s and 2.8 GB
   to calibrate.
-- `TreeHead.observe` passes over the scores for the best leaf, their order in the tree, sums of paths in float64 and the key of
-  the noise (half of the time), and makes a key of each row (a quarter).
+- `TreeHead.observe` passes over the scores to check them, for the best leaf, to put two rows at a time in the order of the
+  tree, for sums of paths in float64 (a third to a half of the time, with the order) and for the key of the noise (a fifth),
+  and makes a key of each row (a twelfth to a sixth).
 - No head's `fit` runs under `FakeTensorMode`: `observe` looks at values (finite, in range, which groups there are) and
   `calibrate` at violations, to end. The steps of the fixed-step solvers between two looks do (`tests/engine/test_solver.py`).
-- Thresholds, offsets and sums are float64 on the device of the input: one that lacks it (MPS) is not supported; use the CPU.
+- Thresholds, offsets and sums are float64 on the device of the input. On one that lacks it (MPS), heads answer in float32, with
+  the same noise, and fits and audits run on the CPU in float64: tested with devices that are pretended, not on such a device.
 - Missed here: a fit of the miss rate in 2 passes in blocks (it takes 4.6), images of 8 x 8 at 3 times the cost a pixel of
   512 x 512 (it is 23 times; 122 before), `TreeHead.observe` in 5 softmaxes (8 to 10).
 - `torch.compile` is not used in fits. Of the longest chain of elementwise steps (places on the lattice, 15 blocks of 524,288

@@ -18,6 +18,7 @@ from torchgmc.engine import checks
 from torchgmc.engine.batches import each, one_batch
 from torchgmc.engine.clusters import check as check_clusters
 from torchgmc.engine.clusters import total
+from torchgmc.engine.float64 import lacks
 from torchgmc.engine.values import Names
 
 if TYPE_CHECKING:
@@ -131,6 +132,8 @@ def audit(
     checks.option("method", method, METHODS)
     if cluster_size is not None:
         checks.positive("cluster_size", cluster_size, "It is the largest number of examples of a cluster.")
+    if lacks(head.fitted.device):
+        head = head.twin().to("cpu")
     head.check_state(fitted=True)
     tally: Tally | None = None
     with distributed.together():

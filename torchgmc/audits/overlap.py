@@ -29,12 +29,9 @@ class Sketch:
     A key is a hash of an example's scores and labels, uniform on the whole numbers below 2^48. Of two sets of examples, the
     keys below a common limit are a random sample of both, so the overlap is seen without keeping the examples.
 
-    Attributes:
-        keys: float64, ascending, at most ``SIZE`` of them.
-        limit: keys are complete up to here.
-        salt: 0, or what the keys were scrambled with before they went into a file. Without it nobody can test whether a given
-            example was among them.
-        part: of scrambled keys, they are complete up to here: of many files only the smallest are kept.
+    ``keys``: float64, ascending, at most ``SIZE`` of them. ``limit``: keys are complete up to here. ``salt``: 0, or what the
+    keys were scrambled with before they went into a file. Without it nobody can test whether a given example was among them.
+    ``part``: of scrambled keys, they are complete up to here: of many files only the smallest are kept.
 
     Example:
         >>> x = torch.rand(100, 5)

@@ -8,6 +8,8 @@ from typing import Any, TypeVar, cast
 
 from torch import Tensor
 
+from torchgmc.engine.float64 import at_hand
+
 Method = TypeVar("Method", bound=Callable[..., Any])
 _CHECKED: ContextVar[dict[Any, Any] | None] = ContextVar("torchgmc_checked", default=None)
 
@@ -27,13 +29,13 @@ def checked_once(check: Method) -> Method:
 
     @functools.wraps(check)
     def remembered(self: Any, *args: Any, **kwargs: Any) -> Any:
-        seen = _CHECKED.get()
+        seen, found = _CHECKED.get(), ([at_hand(value) for value in args], {name: at_hand(one) for name, one in kwargs.items()})
         if seen is None:
-            return check(self, *args, **kwargs)
+            return check(self, *found[0], **found[1])
         given = dict(zip(self.arguments, args, strict=False)) | kwargs
         key = id(self), frozenset((name, id(value)) for name, value in given.items() if value is not None)
         if key not in seen:
-            seen[key] = check(self, *args, **kwargs), self, given  # which are kept, and so their ids
+            seen[key] = check(self, *found[0], **found[1]), self, given  # which are kept, and so their ids
         return seen[key][0]
 
     return cast(Method, remembered)

@@ -1,22 +1,49 @@
-"""A module whose buffers keep their precision whatever the model around it is cast to."""
+"""Numbers in float64, whatever the model around them is cast to, and what happens on a device that lacks it."""
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
+import torch
 from torch import Tensor, nn
 
 _Same = TypeVar("_Same", bound="Float64Module")
 
 
+def lacks(device: torch.device) -> bool:
+    """Has a device no float64? The one switch: there heads answer in float32, and what is observed goes to the CPU."""
+    return device.type == "mps"
+
+
+def wide(x: Tensor) -> Tensor:
+    """In float64; in float32 on a device that lacks it. Scripts and exports."""
+    return x.to(torch.float32 if lacks(x.device) else torch.float64)
+
+
+def at_hand(x: Any) -> Any:
+    """On the CPU, if it is a tensor on a device that lacks float64."""
+    return x.cpu() if isinstance(x, Tensor) and lacks(x.device) else x
+
+
+def rounded(x: Tensor) -> Tensor:
+    """In float32; a finite number that is too large for it becomes its largest, which infinity is not."""
+    most = torch.finfo(torch.float32).max
+    return torch.where(x.isinf(), x, x.clamp(-most, most)).float()
+
+
 class Float64Module(nn.Module):
-    """Its floating buffers stay in float64: `.half()` of a whole model must not round a threshold or a sum."""
+    """Its floating buffers stay in float64 where there is one: `.half()` of a model must not round a threshold or a sum."""
 
     def _apply(self: _Same, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> _Same:
-        """Move with the model, in the precision of before (mps has no float64)."""
-        before = {name: buffer for name, buffer in self._buffers.items() if buffer is not None}
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # torch gives it no types
+        """Move with the model, in the precision of before; rounded where the device lacks float64."""
+
+        def able(t: Tensor) -> Tensor:
+            return fn(rounded(t) if t.dtype == torch.float64 and lacks(fn(t.new_zeros(0, dtype=torch.float32)).device) else t)
+
+        before = {name: buffer for name, buffer in self._buffers.items() if buffer is not None and buffer.is_floating_point()}
+        super()._apply(able, recurse)  # type: ignore[no-untyped-call]  # torch gives it no types
         for name, old in before.items():
             new = self._buffers[name]
-            if new is not None and old.is_floating_point() and new.dtype != old.dtype and new.device.type != "mps":
-                self._buffers[name] = old.to(new.device)
+            kept = old if new is None else rounded(old) if lacks(new.device) else old.double() if lacks(old.device) else old
+            if new is not None and new.dtype != kept.dtype:
+                self._buffers[name] = kept.to(new.device)
         return self

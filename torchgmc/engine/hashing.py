@@ -1,9 +1,7 @@
 """Hashes of numbers: tie-breaking noise that is a function of the input, and keys of whole rows.
 
-Noise: the same input gets the same answer in every format.
-
-Whole numbers below 2^53 are exact in float64, so sums, products and floors of them are the same in eager mode, TorchScript,
-torch.export and ONNX, on any device and in any order. Noise is arithmetic modulo 2^22 on such numbers.
+Noise: whole numbers below 2^53 are exact in float64, so sums, products and floors of them are the same in eager mode,
+TorchScript, torch.export and ONNX, on any device and in any order. Noise is arithmetic modulo 2^22 on such numbers.
 
 Keys: 64-bit integers, whose products wrap around, the same on any device.
 """
@@ -13,6 +11,8 @@ from collections.abc import Callable
 import numpy as np
 import torch
 from torch import Tensor
+
+from torchgmc.engine.float64 import lacks, wide
 
 
 def wrap(x: Tensor) -> Tensor:
@@ -34,7 +34,13 @@ def mix(x: Tensor) -> Tensor:
 
 def levels(scores: Tensor) -> Tensor:
     """Scores in steps of 2^-20, modulo 2^22: the float16, float32 and float64 copies of one number agree."""
-    return wrap(torch.floor(scores.to(torch.float64).clamp(-1.0e9, 1.0e9) * 1048576.0))
+    steps = wrap(torch.floor(wide(scores).clamp(-1.0e9, 1.0e9) * 1048576.0))
+    return steps.to(torch.int64) if lacks(scores.device) else steps
+
+
+def places(count: int, device: torch.device) -> Tensor:
+    """0, 1, ... as float64; as int64 where the device lacks it: what is mixed comes to the same."""
+    return torch.arange(count, dtype=torch.int64 if lacks(device) else torch.float64, device=device)
 
 
 #: How :func:`keys` weighs the places of a row. Version 1 gave neighbouring places nearly the same weight, so that short rows
@@ -48,10 +54,12 @@ def keys(scores: Tensor, version: int = 2) -> Tensor:
     """One key per example from all of its scores.
 
     ``scores``: shape ``(n, ...)``, any floating type. ``version``: 1 or 2, see :data:`VERSION`. Returns: Shape ``(n,)``, whole
-    numbers in [0, 2^22), float64. Equal examples have equal keys, whatever the batch.
+    numbers in [0, 2^22). Equal examples have equal keys, whatever the batch.
     """
     flat = levels(scores.flatten(1))  # (n, m)
     weight = key_weights(flat.shape[1], flat.device, version)
+    if not flat.is_floating_point():
+        return mix((flat * weight).sum(1))
     above, top = torch.floor(weight / 256.0), torch.floor(weight / 65536.0)
     parts = torch.stack([weight - above * 256.0, above - top * 256.0, top])  # of 8 bits: sums are exact up to 2^23 places
     sums = wrap(flat @ parts.t())
@@ -59,22 +67,18 @@ def keys(scores: Tensor, version: int = 2) -> Tensor:
 
 
 def key_weights(count: int, device: torch.device, version: int = 2) -> Tensor:
-    """Odd weights below 2^23 of the places of a row in :func:`keys`, ``(m,)``, float64."""
-    place = torch.arange(count, dtype=torch.float64, device=device)
+    """Odd weights below 2^23 of the places of a row in :func:`keys`, ``(m,)``, of the type of :func:`places`."""
+    place = places(count, device)
     if version > 1:
-        place = mix(wrap(place * 2654435.0 + 40503.0))
-    return 2.0 * mix(place) + 1.0
+        place = mix(wrap(place * 2654435 + 40503))
+    return 2 * mix(place) + 1
 
 
 def noise(scores: Tensor, version: int = 2) -> Tensor:
     """Uniform noise in [-1, 1), one value per score, drawn from the example itself.
 
-    Args:
-        scores: shape ``(n, ...)``.
-        version: of :func:`keys`.
-
-    Returns:
-        The same shape; float64 for float64 scores, else float32.
+    ``scores``: shape ``(n, ...)``. ``version``: of :func:`keys`. Returns: The same shape; float64 for float64 scores, else
+    float32.
 
     Example:
         >>> x = torch.rand(2, 3, 3)
@@ -82,7 +86,7 @@ def noise(scores: Tensor, version: int = 2) -> Tensor:
         True
     """
     flat = scores.flatten(1)
-    place = mix(torch.arange(flat.shape[1], dtype=torch.float64, device=scores.device))
+    place = mix(places(flat.shape[1], scores.device))
     bits = mix(wrap(levels(flat) + place + keys(scores, version)[:, None]))
     dtype = torch.float64 if scores.dtype == torch.float64 else torch.float32
     return (bits.to(dtype) * 4.76837158203125e-07 - 1.0).reshape(scores.shape)
@@ -100,20 +104,19 @@ def add(scores: Tensor, width: float, version: int = 2) -> Tensor:
 FIRST, SECOND = -4417276706812531889, -7046029254386353131
 
 
-def fold64(code: Tensor) -> Tensor:
-    """Scramble int64 numbers in place: the first two steps of :func:`mix64`."""
+def mix64(code: Tensor, last: int | Tensor = SECOND) -> Tensor:
+    """Scramble int64 numbers in place: every bit of the high half of the result depends on every bit.
+
+    ``last``: what they are multiplied by in the end: ``SECOND``, or odd multiples of it.
+    """
     if code.device.type == "cpu":  # numpy takes half of the time
         bits = code.numpy().view(np.uint64)
         bits *= np.uint64(FIRST % (1 << 64))
         bits ^= bits >> np.uint64(32)
-        return code
-    code.mul_(FIRST)
-    return code.bitwise_xor_((code >> 32).bitwise_and_(0xFFFFFFFF))
-
-
-def mix64(code: Tensor) -> Tensor:
-    """Scramble int64 numbers in place: every bit of the high half of the result depends on every bit."""
-    return fold64(code).mul_(SECOND)
+    else:
+        code.mul_(FIRST)
+        code.bitwise_xor_((code >> 32).bitwise_and_(0xFFFFFFFF))
+    return code.mul_(last)
 
 
 def places64(count: int, device: torch.device) -> Tensor:
@@ -127,12 +130,8 @@ def places64(count: int, device: torch.device) -> Tensor:
 def row_keys(*parts: Tensor, change: Callable[[Tensor], Tensor] | None = None) -> Tensor:
     """A 64-bit key of each example from all of its numbers; equal examples have equal keys.
 
-    Args:
-        parts: tensors with one row per example, ``(n, ...)``, of any real type.
-        change: what becomes of each number first.
-
-    Returns:
-        int64, ``(n,)``.
+    ``parts``: tensors with one row per example, ``(n, ...)``, of any real type. ``change``: what becomes of each number first.
+    Returns: int64, ``(n,)``.
 
     Example:
         >>> x = torch.rand(5, 3)
@@ -149,7 +148,6 @@ def row_keys(*parts: Tensor, change: Callable[[Tensor], Tensor] | None = None) -
             for piece, to in zip(torch.split(some, rows), torch.split(total, rows), strict=True):
                 piece = piece if change is None else change(piece)
                 bits = piece.to(torch.float64, copy=True).add_(0.0).view(torch.int64)  # + 0.0: one zero
-                bits = fold64(bits)
-                to += bits @ weight if bits.device.type == "cpu" else bits.mul_(weight).sum(1)  # integers on the CPU only
+                to += mix64(bits, weight).sum(1)
             place += some.shape[1]
     return mix64(total)

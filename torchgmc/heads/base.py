@@ -19,7 +19,7 @@ from torchgmc.audits.tabular import Table
 from torchgmc.engine import checks, hashing
 from torchgmc.engine.batches import each
 from torchgmc.engine.clusters import total
-from torchgmc.engine.float64 import Float64Module
+from torchgmc.engine.float64 import Float64Module, at_hand, lacks, wide
 from torchgmc.engine.scripting import has_values, is_scripting, is_tracing
 from torchgmc.engine.solver import SOLVERS, Report
 from torchgmc.engine.statistics import PerExample
@@ -328,12 +328,16 @@ class Head(Float64Module):
         with distributed.together():
             if distributed.active():
                 distributed.agree(distributed.signature(self, solver, eta, max_iter))
-            fresh = self.twin()
+            fresh, place = self.twin(), self.fitted.device
+            if lacks(place):
+                fresh.to("cpu")
             fresh.reset()
             fresh.prepare(solver, eta, max_iter)
-            for place, batch in enumerate(each(batches)):
-                fresh.observe(**self.bind_batch(batch, place))
+            for number, batch in enumerate(each(batches)):
+                fresh.observe(**self.bind_batch(batch, number))
             fresh.calibrate(solver=solver, eta=eta, max_iter=max_iter)
+            if lacks(place):
+                fresh.to(place)
         self.__dict__.update(fresh.__dict__)
         return self
 
@@ -358,7 +362,7 @@ class Head(Float64Module):
         missing = [name for name in (known[0], self.truth) if name and name not in found]
         if missing:
             raise TypeError(f"`{missing[0]}` is missing: a batch of a {type(self).__name__} is {wanted}.")
-        return {name: one if name in COLUMNS and is_frame(one) else checks.tensor_of(one) for name, one in found.items()}
+        return {name: one if name in COLUMNS and is_frame(one) else at_hand(checks.tensor_of(one)) for name, one in found.items()}
 
     def bind_batch(self, batch: Any, place: int = 0) -> dict[str, Any]:
         """:meth:`bind` for a tuple or mapping out of many."""
@@ -401,13 +405,11 @@ class Head(Float64Module):
         examples are copied O(log n) times each in however many batches they come, and lie in O(log n) pieces; other sums are
         added at once.
 
-        Args:
-            batch: the statistics.
-            content: scores and truth of the examples, one row each: an audit that sees them again warns.
-            keys: their :func:`~torchgmc.audits.overlap.example_keys`, if they are known already.
+        ``batch``: the statistics. ``content``: scores and truth of the examples, one row each: an audit that sees them again
+        warns. ``keys``: their :func:`~torchgmc.audits.overlap.example_keys`, if they are known already.
         """
         if keys is None and content:
-            keys = overlap.example_keys(*map(checks.tensor_of, content))
+            keys = overlap.example_keys(*(at_hand(checks.tensor_of(one)) for one in content))
         self._join(batch, None if keys is None else overlap.Sketch.of_keys(keys))
 
     def _join(self, batch: Any, sketch: overlap.Sketch | None) -> None:
@@ -473,13 +475,10 @@ class Head(Float64Module):
         return ""
 
     def forget(self: _Same, factor: float) -> _Same:
-        """Let the examples observed so far count ``factor`` of what they did; returns the head.
+        """Let the examples observed so far count ``factor`` of what they did, above 0 and at most 1; returns the head.
 
         The same as if they had been observed with so much less ``weight``. Call it before the examples of a new week are
         observed, then ``calibrate``. Guarantees that need examples of equal weight (``finite_sample``) refuse them.
-
-        Args:
-            factor: above 0 and at most 1.
         """
         if isinstance(factor, bool) or not isinstance(factor, int | float) or not 0.0 < factor <= 1.0:
             raise ValueError(f"`factor` must be above 0 and at most 1, got {factor!r}; to forget everything, call `reset`.")
@@ -603,18 +602,18 @@ class Head(Float64Module):
         return self.named_groups.transform(columns, unknown).membership.to(self.fitted.device)
 
     def membership(self, groups: Optional[Tensor], n: int, like: Tensor) -> Tensor:
-        """Membership as float64 (n, a) inside ``forward``: checks only shapes, so that it scripts and exports."""
+        """Membership as :func:`wide` numbers (n, a) inside ``forward``: checks only shapes, so that it scripts and exports."""
         if not self.is_fitted:
             raise RuntimeError("this head is not fitted; call `fit`, or `observe` and `calibrate`, or load its state.")
         if groups is None:
             if self.grouped:
                 raise ValueError("`groups` is missing: this head needs a membership of shape (n, num_groups).")
-            return torch.ones([n, 1], dtype=torch.float64, device=like.device)
+            return wide(torch.ones([n, 1], device=like.device))
         if not is_scripting():
             groups = self.check_member(groups)
         if groups.dim() != 2 or groups.shape[1] != self.num_groups:
             raise ValueError(f"`groups` must have shape (n, {self.num_groups}), got {groups.shape}")
-        return groups.to(torch.float64)
+        return wide(groups)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """``forward``. Groups, frames of group columns and arrays become tensors first.
@@ -649,10 +648,8 @@ class Head(Float64Module):
     def check_input(self, name: str, value: Any, rows: Any = None, hint: str = "") -> None:
         """Type, device, rows and values of a floating input of an eager call; NaN would become an answer.
 
-        Args:
-            name, value: the input.
-            rows: another input, which must have as many rows.
-            hint: what to do about numbers outside :meth:`input_range` (up to rounding); empty if any number will do.
+        ``name``, ``value``: the input. ``rows``: another input, which must have as many rows. ``hint``: what to do about
+        numbers outside :meth:`input_range` (up to rounding); empty if any number will do.
         """
         if torch.compiler.is_compiling():
             return
@@ -722,9 +719,8 @@ class Head(Float64Module):
     def apply_state(self, state: dict[str, Tensor], *args: Any, **kwargs: Any) -> Tensor:
         """What ``forward`` returns with another fitted state; the head itself, fitted or not, does not change.
 
-        Args:
-            state: of :meth:`solve_differentiably`, or fitted buffers by name; derivatives flow through it.
-            args, kwargs: of ``forward``, e.g. ``mode="soft"``.
+        ``state``: of :meth:`solve_differentiably`, or fitted buffers by name; derivatives flow through it. ``args``,
+        ``kwargs``: of ``forward``, e.g. ``mode="soft"``.
         """
         unknown = sorted(set(state) - set(self._buffers))
         if unknown:

@@ -20,6 +20,7 @@ from torchgmc.distributed import collected, from_first
 from torchgmc.distributed import total as over_ranks
 from torchgmc.engine import checks, linear, rules, trees
 from torchgmc.engine.clusters import deal_clusters
+from torchgmc.engine.float64 import wide
 from torchgmc.engine.folds import places, shuffled
 from torchgmc.engine.scripting import has_values
 from torchgmc.groups.columns import as_mapping, factorize, is_frame, num_rows, read
@@ -346,8 +347,8 @@ class Learning(Head):
             raise ValueError(f"`features` must have shape (n, {self.num_features}), got {features.shape}")
         if self.linear:
             if self.line_center.shape[0] == 0:
-                return torch.zeros_like(z, dtype=torch.float64)
-            x = features.to(torch.float64) - self.line_center
+                return wide(torch.zeros_like(z))
+            x = wide(features) - self.line_center
             return torch.where(x.isnan(), torch.zeros_like(x), x) @ self.line_weight
         columns = looked_at(features, z.detach(), member)
         return trees.walk(columns, self.tree_column, self.tree_cut, self.tree_kind, self.tree_leaf)

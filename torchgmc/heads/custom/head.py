@@ -10,8 +10,10 @@ from torch import Tensor, nn
 from torchgmc.audits.measure import Tally
 from torchgmc.distributed import pooled
 from torchgmc.engine import checks, noise, soft
+from torchgmc.engine.batches import checked_once
 from torchgmc.engine.clusters import check as check_clusters
 from torchgmc.engine.clusters import total
+from torchgmc.engine.float64 import wide
 from torchgmc.engine.scripting import is_scripting
 from torchgmc.engine.search import violations
 from torchgmc.engine.solver import Log, reached
@@ -186,6 +188,7 @@ class GMCHead(Head):
         if len(rows.f0):
             self.keep(rows.clone(), rows.f0, rows.y)
 
+    @checked_once
     def check_batch(self, f0: Any, y: Any, x: Any = None, weight: Any = None, clusters: Any = None) -> CustomStatistics:
         """The checked batch, or an error that says what is wrong with it."""
         f0 = checks.scores("f0", f0).detach()
@@ -306,7 +309,7 @@ class GMCHead(Head):
                 x = self.check_member(x)
         if f0.dim() > 2:
             raise ValueError(f"`f0` must have shape (n,) or (n, l), got {f0.shape}")
-        f = f0.to(torch.float64)
+        f = wide(f0)
         if f.dim() == 1:
             f = f[:, None]
         if x is None:

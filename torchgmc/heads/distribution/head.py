@@ -16,6 +16,7 @@ from torchgmc.distributed import pooled, rows_stay, total
 from torchgmc.engine import checks, noise, soft
 from torchgmc.engine.batches import checked_once
 from torchgmc.engine.clusters import check as check_clusters
+from torchgmc.engine.float64 import wide
 from torchgmc.engine.folds import fresh_splits
 from torchgmc.engine.scripting import is_scripting
 from torchgmc.engine.solver import EXACT_STEPS, FIXED_STEPS, Log, Report, reached, run
@@ -429,10 +430,10 @@ class DistributionHead(Head):
         """Every step of the log with its projection, on h of these inputs."""
         shape = logits.shape
         x = (logits if logits.dtype == torch.float64 else logits.float()).reshape(-1, shape[-1])
-        member = groups.to(torch.float64).repeat_interleave(x.shape[0] // max(groups.shape[0], 1), dim=0)
+        member = wide(groups).repeat_interleave(x.shape[0] // max(groups.shape[0], 1), dim=0)
         probs = torch.softmax(x, -1)
         tail = tail_of(probs.index_fill(1, self.ids, -1.0))
-        p = probs.double()
+        p = wide(probs)
         rest = shape[-1] - self.ids.shape[0]  # the tokens in lists, at -1, are the last of the order
         tail = Tail(tail.values[:, :rest], tail.counts[:, : rest + 1], tail.sums[:, : rest + 1])
         point = start(p.index_select(1, self.ids), tail)

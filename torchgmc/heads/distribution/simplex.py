@@ -13,6 +13,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from torchgmc.engine.float64 import wide
+
 #: Probabilities below 2^-40 share the last cell: together they hold less than 1e-7 of the mass.
 DEPTH = 40.0
 
@@ -48,7 +50,7 @@ def tail_of(rest: Tensor) -> Tail:
 
     ``rest``: probabilities of the tokens outside all lists, ``(n, r)``, in any order.
     """
-    values = torch.sort(rest, -1, descending=True)[0].double()
+    values = wide(torch.sort(rest, -1, descending=True)[0])
     zero = torch.zeros_like(values[:, :1]) if values.shape[1] > 0 else values.new_zeros([values.shape[0], 1])
     sums = torch.cat([zero, values.cumsum(1)], 1)
     counts = torch.arange(values.shape[1] + 1, device=values.device, dtype=values.dtype).expand_as(sums)

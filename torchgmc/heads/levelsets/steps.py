@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from torchgmc import projections
+from torchgmc.engine.float64 import wide
 from torchgmc.engine.statistics import Bits
 from torchgmc.engine.threads import one_thread
 
@@ -37,11 +38,12 @@ def snap(x: Tensor, unit: float = FINE) -> Tensor:
 
 def coordinates(probs: Tensor, euclidean: bool, apart: bool = False, tiny: float = TINY) -> Tensor:
     """z of probabilities ``(n, C)``, float64: events if C = 1 or ``apart`` (several may happen), else classes of a simplex."""
-    p, apart = probs.to(torch.float64), apart or probs.shape[1] == 1
+    p, apart = wide(probs), apart or probs.shape[1] == 1
     if euclidean:
         return snap(p)
     p = p.clamp(tiny, 1.0 - tiny) if apart else p.clamp(tiny, 1.0)
-    return snap(torch.log(p) - torch.log1p(-p) if apart else torch.log(p))
+    other = torch.log1p(-p) if p.dtype == torch.float64 else torch.log((1.0 - p).clamp_min(tiny))  # float32: p may be 1
+    return snap(torch.log(p) - other if apart else torch.log(p))
 
 
 def probabilities(z: Tensor, euclidean: bool, apart: bool = False) -> Tensor:
@@ -112,13 +114,9 @@ def merge_log(
     set is none of these, nor one that the round moves already: then all steps of the round see the input where it was at
     the round's start. With several columns (classes) a step moves every probability, and nothing is merged.
 
-    Args:
-        who, level, column, step: the log, each ``(T,)``.
-        edges: inner edges of the b level sets, in the coordinates in which a step is an addition.
-        num_columns: C.
-
-    Returns:
-        ``who`` and ``step`` of each round and level set ``(R, b)``, and its ``column`` ``(R,)``.
+    ``who``, ``level``, ``column``, ``step``: the log, each ``(T,)``. ``edges``: inner edges of the b level sets, in the
+    coordinates in which a step is an addition. ``num_columns``: C. Returns: ``who`` and ``step`` of each round and level set
+    ``(R, b)``, and its ``column`` ``(R,)``.
 
     Example:
         >>> log = torch.tensor([0, 1, 0]), torch.tensor([0, 3, 1]), torch.tensor([0, 0, 0]), torch.tensor([-0.1, 0.1, 0.1])

@@ -15,6 +15,7 @@ from torchgmc.distributed import total as over_ranks
 from torchgmc.engine import checks, soft, trees
 from torchgmc.engine.batches import checked_once
 from torchgmc.engine.clusters import check as check_clusters
+from torchgmc.engine.float64 import wide
 from torchgmc.engine.folds import fresh_splits
 from torchgmc.engine.scripting import has_values, is_scripting
 from torchgmc.engine.solver import MAX_FIXED_STEPS, Log, run
@@ -389,7 +390,7 @@ class ProbabilityHead(Learning):
 
     def coordinates(self, probs: Tensor) -> Tensor:
         """Coordinates (n, C) of the inputs, float64."""
-        scaled = (probs.to(torch.float64) - self.low) / (self.high - self.low)
+        scaled = (wide(probs) - self.low) / (self.high - self.low)
         return levelsets.coordinates(scaled if self.per_class else scaled.unsqueeze(1), self.euclidean, self.multilabel)
 
     def _f(self, z: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ from torchgmc.engine import checks, noise, soft, trees
 from torchgmc.engine.batches import checked_once
 from torchgmc.engine.clusters import check as check_clusters
 from torchgmc.engine.clusters import total as total_of
+from torchgmc.engine.float64 import wide
 from torchgmc.engine.folds import EXACT, fresh_splits
 from torchgmc.engine.noise import small_groups
 from torchgmc.engine.offsets import CELLS, Folded, Offsets, fit_offsets, fit_offsets_to, quantile_of_all, span_of
@@ -527,17 +528,17 @@ class QuantileHead(Learning):
         member = self.membership(groups, n, self.base)
         start = self.base.expand([n])
         if base is not None:
-            start = base.to(torch.float64)
+            start = wide(base)
             free = torch.where(start.isfinite(), start, torch.zeros_like(start))  # rounding has the derivative 1
             start = torch.round(start.detach() / self.unit) * self.unit + (free - free.detach()) + self.shift
         z = (start - member @ self.offsets).unsqueeze(1)
         if self.learns:
-            own = torch.zeros([n, 1], dtype=torch.float64, device=z.device) if base is None else base.unsqueeze(1)
+            own = torch.zeros_like(z) if base is None else base.unsqueeze(1)
             z = z - self.learned_move(own, member, features)
         if self.finite_sample:
             z = finite.look_up(member, self.known, self.table, float("inf"))
             if base is not None:
-                z = z + base.to(torch.float64).unsqueeze(1)
+                z = z + wide(base).unsqueeze(1)
         member = torch.cat([member, torch.ones_like(member[:, :1])], 1)  # steps may be for everyone
         softened = z
         if mode != "hard":
@@ -582,10 +583,10 @@ class QuantileHead(Learning):
         if scores.dim() != 1:
             raise ValueError(f"`scores` must have shape (n,), one conformity score per example, got {scores.shape}")
         soft.check(mode, temperature)
-        hard = scores.to(torch.float64) <= self.forward(groups, base, "hard", temperature, features)
+        hard = wide(scores) <= self.forward(groups, base, "hard", temperature, features)
         if mode == "hard":
             return hard
-        gap = self.forward(groups, base, "soft", temperature, features) - scores.to(torch.float64)
+        gap = self.forward(groups, base, "soft", temperature, features) - wide(scores)
         found = torch.sigmoid(gap / temperature).to(scores.dtype)
         if mode == "soft":
             return found

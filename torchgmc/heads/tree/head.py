@@ -14,6 +14,7 @@ from torchgmc.distributed import pooled, rows_stay, total
 from torchgmc.engine import checks, soft
 from torchgmc.engine.batches import checked_once
 from torchgmc.engine.clusters import check as check_clusters
+from torchgmc.engine.float64 import wide
 from torchgmc.engine.folds import EXACT, fresh_splits
 from torchgmc.engine.scripting import is_scripting
 from torchgmc.engine.solver import EXACT_STEPS, FIXED_STEPS, Report, reached, run
@@ -316,7 +317,7 @@ class TreeHead(Head):
 
     def answer_levels(self, levels: Tensor, leaves: Tensor, lam: Tensor) -> Tensor:
         """Answers for given levels and thresholds."""
-        return answers(levels, self.paths.to(leaves.device)[leaves], lam.to(torch.float64))
+        return answers(levels, self.paths.to(leaves.device)[leaves], wide(lam))
 
     def answer(self, probs: Tensor, lam: Tensor) -> Tensor:
         """Node that a threshold ``lam`` (n,) answers with, ``(n,)``; needs no fit."""
@@ -325,7 +326,7 @@ class TreeHead(Head):
         if probs.dim() != 2 or probs.shape[1] != self.num_leaves or lam.dim() != 1:
             raise ValueError(f"`probs` must have shape (n, {self.num_leaves}) and `lam` (n,), got {probs.shape} and {lam.shape}")
         leaves, levels = path_levels(probs, self.paths, self.depths, self.order, self.spans, self.jitter, self.noise_version)
-        return answers(levels, self.paths[leaves], lam.to(torch.float64))
+        return answers(levels, self.paths[leaves], wide(lam))
 
     def _routes(self, probs: Tensor, groups: Optional[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         """Levels and nodes of the path to the best leaf, ``(n, height)`` each, and membership ``(n, a)``."""

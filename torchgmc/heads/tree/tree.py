@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from torchgmc.engine import checks, hashing
+from torchgmc.engine.float64 import wide
 
 #: Nodes in the paths of all leaves.
 MOST = 2 * 10**7
@@ -131,9 +132,8 @@ class Tree:
     def node_sets(self, sets: Any) -> dict[str, list[int]]:
         """Named sets of nodes.
 
-        Args:
-            sets: None for every child of the root with all below it, and all nodes; ``"nodes"`` for every node by itself
-                (leaves and root too); or a mapping from a name to nodes (ids or names).
+        ``sets``: None for every child of the root with all below it, and all nodes; ``"nodes"`` for every node by itself
+        (leaves and root too); or a mapping from a name to nodes (ids or names).
 
         Example:
             >>> Tree([3, 3, 4, 4, -1]).node_sets(None)
@@ -256,17 +256,17 @@ def path_levels(
     themselves; noise of half-width ``width`` may say otherwise), and -inf from the leaf on, which answers if nothing else
     does. An answer has as many edges below the root as there are levels at or above lambda.
 
-    ``probs``: shape ``(n, K)``, any floating type; sums are taken in float64. ``paths``, ``depths``, ``order``, ``spans``: of
+    ``probs``: shape ``(n, K)``, any floating type; sums are :func:`wide`. ``paths``, ``depths``, ``order``, ``spans``: of
     the :class:`Tree`. ``width``: half-width of the noise, drawn from the row of ``probs`` and the depth. ``version``: of
     :func:`torchgmc.engine.hashing.keys`. Returns: leaves: int64, ``(n,)``. levels: float64, ``(n, height)``, falling from left
     to right.
     """
-    sums = probs.to(torch.float64).index_select(1, order).cumsum(1)
+    sums = wide(probs).index_select(1, order).cumsum(1)
     sums = torch.cat([torch.zeros_like(sums[:, :1]), sums], 1)  # (n, K + 1)
     bits = sums[:, :1]
     if width > 0.0:
-        depth = torch.arange(paths.shape[1] - 1, dtype=torch.float64, device=probs.device)
-        bits = hashing.mix(hashing.wrap(hashing.keys(probs.detach(), version)[:, None] + hashing.mix(depth)))
+        depth = hashing.mix(hashing.places(paths.shape[1] - 1, probs.device))
+        bits = hashing.mix(hashing.wrap(hashing.keys(probs.detach(), version)[:, None] + depth))
     leaves = probs.argmax(1)
     nodes = paths[leaves][:, : paths.shape[1] - 1]
     levels = sums.gather(1, spans[:, 1][nodes]) - sums.gather(1, spans[:, 0][nodes])  # (n, height)
@@ -276,7 +276,7 @@ def path_levels(
 def _falling(levels: Tensor, bits: Tensor, leaves: Tensor, depths: Tensor, width: float) -> Tensor:
     """Levels of :func:`path_levels` from the summed scores and the bits of the noise, ``(n, height)`` each."""
     if width > 0.0:
-        levels = levels + width * (bits * 4.76837158203125e-07 - 1.0)
+        levels = levels + width * (bits.to(levels.dtype) * 4.76837158203125e-07 - 1.0)
     columns = [levels[:, 0]]
     for k in range(1, levels.shape[1]):
         columns.append(torch.minimum(columns[k - 1], levels[:, k]))
@@ -308,8 +308,7 @@ def path_levels_in_blocks(
     for start in range(0, count, rows):
         first = min(start, count - rows)  # the last block may begin in the one before
         here, middle = slice(first, first + rows), first + rows - half
-        some = probs[here].to(kind)
-        leaf = leaves[here]
+        leaf, some = leaves[here], probs[here].to(kind)
         some.numpy().argmax(1, leaf.numpy())  # the first of equal ones, as in torch; 4 times as fast
         picked[here] = seen[here]
         torch.complex(some[:half], some[rows - half :], out=pairs)  # the middle one of an odd number twice
@@ -322,7 +321,7 @@ def path_levels_in_blocks(
         for part, weight, key in zip(columns, weights, keys, strict=True):
             torch.mv(part, weight, out=key[here])
     depth, bits = torch.arange(paths.shape[1] - 1, dtype=torch.int32), hashing.wrap(keys).sum(0).to(torch.int32)
-    noise = hashing.mix(hashing.mix(bits)[:, None] + hashing.mix(depth)).to(torch.float64)
+    noise = hashing.mix(hashing.mix(bits)[:, None] + hashing.mix(depth))
     return leaves, _falling(found[:, 1::2] - found[:, ::2], noise, leaves, depths, width), picked
 
 
@@ -335,11 +334,8 @@ def answers(levels: Tensor, routes: Tensor, lam: Tensor) -> Tensor:
 def replay(levels: Tensor, routes: Tensor, member: Tensor, shifts: Tensor, base: Tensor) -> Tensor:
     """Lambda of each example: start at ``base``; each round takes off the shift of the node answered so far.
 
-    Args:
-        levels, routes: of :func:`path_levels` and ``paths[leaves]``.
-        member: static membership, float64, ``(n, a)``.
-        shifts: per round, node and group, ``(R, V, a)``.
-        base: f0, a scalar.
+    ``levels``, ``routes``: of :func:`path_levels` and ``paths[leaves]``. ``member``: static membership, float64, ``(n, a)``.
+    ``shifts``: per round, node and group, ``(R, V, a)``. ``base``: f0, a scalar.
     """
     lam = torch.zeros_like(levels[:, 0]) + base
     for r in range(shifts.shape[0]):
