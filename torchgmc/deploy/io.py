@@ -175,7 +175,7 @@ def _read_statistics(head: Head, about: Any, tensors: Mapping[str, Tensor]) -> N
     head.statistics = found.packed() if hasattr(found, "packed") else found  # files of version 0.1 hold a byte a group
 
 
-def _check_names(head: Head, groups: Any) -> Groups:
+def _check_names(head: Head, groups: Groups) -> Groups:
     """The groups, if they are those of the head."""
     checks.kind("groups", groups, Groups, "Groups, made by `Groups.from_columns`")
     if list(groups.names) != head.groups:
