@@ -12,7 +12,7 @@ import torchgmc as gmc
 from gmctest.heads_zoo import ZOO, Entry
 from torchgmc.audits import overlap
 from torchgmc.audits.overlap import OverlapWarning, Sketch, share
-from torchgmc.engine.hashing import row_keys
+from torchgmc.engine import hashing
 
 
 def plain_share(seen: list[tuple[float, ...]], audited: list[tuple[float, ...]]) -> float:
@@ -64,7 +64,7 @@ def test_keys_leave_out_last_bits_as_a_plain_loop_does(dtype):
     for row in x.tolist():
         parts = [math.frexp(value) for value in row]
         plain.append([round(1024 * mantissa) + 4096.0 * exponent for mantissa, exponent in parts])
-    assert torch.equal(overlap.example_keys(x), row_keys(torch.tensor(plain, dtype=torch.float64)))
+    assert torch.equal(overlap.example_keys(x), hashing.row_keys(torch.tensor(plain, dtype=torch.float64)))
 
 
 def test_the_smallest_keys_of_many_with_ties():
@@ -73,6 +73,40 @@ def test_the_smallest_keys_of_many_with_ties():
     assert found.keys.tolist() == plain and found.limit == plain[-1]
     few = found + Sketch.of_keys(torch.tensor([1 << 60]))  # beyond the limit: it does not count
     assert few.keys.tolist() == plain and few.limit == plain[-1]
+
+
+def plain_keys(*parts: torch.Tensor) -> torch.Tensor:
+    """From one table of the numbers, as float64."""
+    columns = []
+    for part in parts:
+        flat = part.flatten(1) if part.dim() > 1 else part[:, None]
+        columns.append(flat[:, :: max(1, -(-flat.shape[1] // overlap.COLUMNS))].double())
+    x = torch.cat(columns, 1)
+    if x.shape[1] >= overlap.MANY:
+        mantissa, exponent = torch.frexp(x)
+        x = (mantissa * 1024).round() + 4096 * exponent
+    return hashing.row_keys(x)
+
+
+@given(st.integers(0, 40), st.integers(1, 90), st.integers(-30, 30), st.integers(0, 2**31))
+@settings(max_examples=60, deadline=None)
+def test_keys_are_those_of_a_table_of_the_numbers(n, m, power, seed):
+    g = torch.Generator().manual_seed(seed)
+    scores = torch.randn(n, m, generator=g) * 10.0**power
+    scores[: n // 3] = torch.tensor([0.0, -0.0, 1.0, -1.0, 0.5])[torch.randint(5, (n // 3, m), generator=g)]
+    masks, labels = torch.rand(n, m, generator=g) < 0.4, torch.randint(-5, 5, (n,), generator=g)
+    for parts in ((scores, masks), (masks, scores.double()), (scores.bfloat16(), labels), (scores.half(),), (labels, masks[:, :3])):
+        before = [part.clone() for part in parts]
+        assert torch.equal(overlap.example_keys(*parts), plain_keys(*parts))
+        assert all(torch.equal(part, old) for part, old in zip(parts, before, strict=True))
+
+
+def test_keys_above_the_limit_of_a_sketch_need_not_be_sorted():
+    g = torch.Generator().manual_seed(0)
+    first, second = (overlap.example_keys(torch.rand(5000, 4, generator=g)) for _ in range(2))
+    seen = Sketch.of_keys(first)
+    all_of_them, those_below = seen + Sketch.of_keys(second), seen + Sketch.of_keys(second, seen.limit)
+    assert torch.equal(all_of_them.keys, those_below.keys) and all_of_them.limit == those_below.limit < seen.limit
 
 
 def test_keys_are_uniform_and_rarely_collide():

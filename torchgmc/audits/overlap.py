@@ -4,7 +4,6 @@ import hashlib
 import math
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -53,9 +52,9 @@ class Sketch:
         return cls.of_keys(example_keys(*parts))
 
     @classmethod
-    def of_keys(cls, keys: Tensor) -> "Sketch":
-        """Sketch of examples with these :func:`example_keys`."""
-        return cls._smallest((keys >> 16).bitwise_and_((1 << 48) - 1).to(torch.float64), math.inf)
+    def of_keys(cls, keys: Tensor, limit: float = math.inf) -> "Sketch":
+        """Sketch of examples with these :func:`example_keys`; of those up to a limit, for one that is complete up to there."""
+        return cls._smallest((keys >> 16).bitwise_and_((1 << 48) - 1).to(torch.float64), limit)
 
     @classmethod
     def _smallest(cls, keys: Tensor, limit: float) -> "Sketch":
@@ -87,15 +86,7 @@ class Sketch:
 def example_keys(*parts: Tensor) -> Tensor:
     """A 64-bit key of each example from some of its scores and labels, int64 ``(n,)``; the work does not grow with pixels."""
     some = [columns(part) for part in parts]
-    return hashing.row_keys(*some, change=_rounded if sum(part.shape[1] for part in some) >= MANY else None)
-
-
-def _rounded(x: Tensor) -> Tensor:
-    """Exponents and the first 10 bits of numbers, as whole numbers."""
-    x = x if x.dtype in (torch.float32, torch.float64) else x.to(torch.float64)
-    fast = x.device.type == "cpu"  # numpy takes a tenth of the time
-    mantissa, exponent = map(torch.from_numpy, np.frexp(x.numpy())) if fast else torch.frexp(x)
-    return mantissa.mul_(1024.0).round_().add_(exponent, alpha=4096)
+    return hashing.row_keys(*some, coarse=sum(part.shape[1] for part in some) >= MANY)
 
 
 def _scramble(keys: Tensor, salt: int) -> Tensor:

@@ -410,7 +410,9 @@ class Head(Float64Module):
         """
         if keys is None and content:
             keys = overlap.example_keys(*(at_hand(checks.tensor_of(one)) for one in content))
-        self._join(batch, None if keys is None else overlap.Sketch.of_keys(keys))
+        seen = self.observed
+        limit = math.inf if seen is None or seen.salt else seen.limit  # those above would be left out of the sum of both
+        self._join(batch, None if keys is None else overlap.Sketch.of_keys(keys, limit))
 
     def _join(self, batch: Any, sketch: overlap.Sketch | None) -> None:
         with _KEEPING:
