@@ -2,11 +2,13 @@
 
 from itertools import combinations
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from torchgmc.engine import pinball
 from torchgmc.engine.pinball import Pinball, solve
 
 
@@ -96,3 +98,10 @@ def test_many_problems_side_by_side_are_each_by_itself():
         alone = solve(one, weight[part], linear[part], slack[part], torch.zeros(1, 5).double()).theta
         both = [float(one.objective(weight[k], linear[k], slack[k], t)) for t in (together[k], alone[0])]
         assert both[0] == pytest.approx(both[1], abs=1e-9)
+
+
+def test_a_system_without_a_factor_is_said_to_have_none():
+    assert np.isnan(pinball._system(np.array([[[0.0, 1.0], [1.0, 0.0]]]))).all()
+    assert np.isnan(pinball._system(np.stack([np.full((2, 2), np.nan), np.eye(2)]))[0]).all()
+    flat = pinball._system(np.ones((1, 2, 2)))  # collinear columns
+    assert np.isfinite(pinball._solve(flat, np.ones((1, 2)))).all()

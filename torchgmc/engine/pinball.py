@@ -9,6 +9,7 @@ predictor-corrector steps cost a few passes over the scores and one small system
 Many problems that share scores and design (folds, slacks) are solved side by side.
 """
 
+import contextlib
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -232,19 +233,18 @@ def _steps(enough: float, design: Array, h: Array, cell: Array, w: Array, b: Arr
     return found, ended, steps
 
 
-def _system(matrix: Array) -> Tensor:
-    """Cholesky factor of X^T D X, ``(B, K, K)``; a ridge far below its size makes collinear columns harmless."""
-    size = np.maximum(np.trace(matrix, axis1=1, axis2=2) / matrix.shape[1], 1e-300)[:, None, None]
+def _system(matrix: Array) -> Array:
+    """Inverse Cholesky factor of X^T D X, ``(B, K, K)``; a ridge far below its size makes collinear columns harmless."""
+    size, eye = np.maximum(np.trace(matrix, axis1=1, axis2=2) / matrix.shape[1], 1e-300)[:, None, None], np.eye(matrix.shape[1])
     for power in (1e-13, 1e-10, 1e-7):
-        factor, failed = torch.linalg.cholesky_ex(torch.from_numpy(matrix + power * size * np.eye(matrix.shape[1])))
-        if not bool(failed.any()):
-            break
-    return torch.as_tensor(factor)
+        with contextlib.suppress(np.linalg.LinAlgError):
+            return np.asarray(np.linalg.inv(np.linalg.cholesky(matrix + power * size * eye)))
+    return np.full_like(matrix, np.nan)
 
 
-def _solve(system: Tensor, right: Array) -> Array:
-    """What the matrix of a Cholesky factor turns into this right-hand side, ``(B, K)``."""
-    return np.asarray(torch.cholesky_solve(torch.from_numpy(right)[..., None], system)[..., 0].numpy())
+def _solve(system: Array, right: Array) -> Array:
+    """What the matrix of an inverse Cholesky factor turns into this right-hand side, ``(B, K)``."""
+    return np.asarray((system.swapaxes(1, 2) @ (system @ right[..., None]))[..., 0])
 
 
 def _step(x: Array, dx: Array) -> Array:
