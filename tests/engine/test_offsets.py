@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from torchgmc.engine import folds, offsets
-from torchgmc.engine.offsets import Folded, fit_offsets_to, quantile_of_all, span_of, weighted_quantile
+from torchgmc.engine.offsets import Curves, Folded, fit_offsets_to, quantile_of_all, span_of, weighted_quantile
 
 
 def scores_of(n: int, kind: str) -> Folded:
@@ -37,6 +37,33 @@ def test_many_scores_have_the_optimum_of_all(kind: str, monkeypatch):
             a, b = (fit_offsets_to(data, part, alpha, lambda _: 0.0) for data in (many, every))
             assert a.common == pytest.approx(b.common, abs=1e-7)
             torch.testing.assert_close(a.groups, b.groups, rtol=0, atol=1e-7)
+
+
+@pytest.mark.parametrize("window", [8, 2, 1])  # with 1 every threshold leaves what is near
+@pytest.mark.parametrize("each", [20, 200, 20_000])
+def test_curves_on_a_lattice_have_the_optimum_of_all_scores(each: int, window: int, monkeypatch):
+    monkeypatch.setattr(offsets, "WINDOW", window)
+    patterns = torch.tensor([[0, 0, 1], [0, 1, 0], [1, 0, 0], [1, 1, 0], [1, 1, 1], [0, 0, 0]]).bool()
+    points = torch.linspace(-1, 2, 1537).double()
+    for seed in range(6):
+        g = torch.Generator().manual_seed(seed)
+        place = (400 + 60 * torch.arange(6)[:, None] + 90 * torch.randn(6, each, generator=g)).long().clamp(0, 1536)
+        if seed > 3:
+            place[:, : each // 2] = 700  # an atom
+        share = torch.rand(6, each, generator=g).double() + 0.5
+        steps = torch.zeros(6, 1537).double().scatter_add_(1, place, share)
+        mass = 1.05 * steps.sum(1)[None]  # some scores lie above the lattice
+        cell, used = steps.nonzero(as_tuple=True)
+        every = Folded(points[used], cell, steps[cell, used][None], mass, patterns, 100.0)
+        curves = Curves(points, cell[:0], steps.cumsum(1), mass, patterns, 100.0)
+        for part in (0.0317, 0.5123, 0.9071):  # no flat minima
+            assert curves.quantile(part * float(mass.sum())) == every.quantile(part * float(mass.sum()))
+            for slack in (0.0, 0.01, 0.3):
+                alpha = torch.full((3,), slack).double()
+                a, b = (fit_offsets_to(data, part, alpha, lambda _: 0.0) for data in (curves, every))
+                assert a.common == pytest.approx(b.common, abs=1e-9)
+                torch.testing.assert_close(a.groups, b.groups, rtol=0, atol=1e-9)
+    assert curves.quantile(2 * float(mass.sum())) == float(points[used.max()]) == every.quantile(2 * float(mass.sum()))
 
 
 def test_too_many_cells_are_not_counted(monkeypatch):

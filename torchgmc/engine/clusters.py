@@ -43,10 +43,7 @@ def check(value: Any, n: int, device: torch.device) -> Tensor:
 
 
 def codes(cluster: Tensor) -> tuple[Tensor, int]:
-    """A number from 0 for each example's cluster ``(n,)``, and how many clusters there are; each example its own
-
-    without ids.
-    """
+    """A number from 0 for each example's cluster ``(n,)``, and how many there are; without ids each example has its own."""
     if cluster.shape[1] == 0:
         return torch.arange(len(cluster), device=cluster.device), len(cluster)
     found, place = torch.unique(cluster[:, 0], return_inverse=True)

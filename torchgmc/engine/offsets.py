@@ -4,13 +4,14 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from torchgmc.distributed import collected, extremes, from_first
 from torchgmc.distributed import total as over_ranks
 from torchgmc.engine import folds, noise
-from torchgmc.engine.pinball import Pinball, solve
+from torchgmc.engine.pinball import Array, Pinball, solve
 
 #: Scores from which k is chosen; of more, neighbours become one.
 BUCKETS = 512
@@ -19,6 +20,8 @@ INSIDE = (0.95, 0.75, 0.5, 0.0)
 #: Of many scores, those near the thresholds that are looked at one by one; cells up to which the others are counted by their
 #: distance, in so many octaves; and how often thresholds may leave what is near.
 NEAR, CELLS, OCTAVES, PASSES = 1 << 13, 1 << 10, 24, 12
+#: Points of a lattice on each side of a threshold that are looked at one by one.
+WINDOW = 8
 
 
 @dataclass(frozen=True)
@@ -138,6 +141,66 @@ class Folded:
         """A column for everyone, and one for each of these groups, ``(c, 1 + k)``."""
         ones = torch.ones(len(self.member), 1, dtype=torch.float64, device=self.member.device)
         return torch.cat([ones, self.member[:, columns].double()], 1)
+
+
+@dataclass(frozen=True)
+class Curves(Folded):
+    """Many scores on a lattice; ``scores``: its points ``(size,)``; ``weight``: of each cell at or below each, ``(c, size)``."""
+
+    @property
+    def line(self) -> tuple[float, float]:
+        """The lowest point, and the step to the next."""
+        return float(self.scores[0]), float(self.scores[-1] - self.scores[0]) / (len(self.scores) - 1)
+
+    def at(self, place: Array) -> Array:
+        """Weight at or below these places of the lattice, ``(c, k)``; 0 below the first."""
+        table, (cells, size) = self.weight.cpu().numpy(), self.weight.shape
+        rows = np.arange(0, cells * size, size)[:, None]
+        return np.asarray(table.take(rows + np.minimum(np.maximum(place, 0), size - 1)) * (place >= 0))
+
+    def between(self, ends: Array) -> Folded:
+        """Scores between ascending places ``(c, k)``, each lower one excluded: of every cell and two neighbours one."""
+        low, unit = self.line
+        weight, where = np.diff(self.at(ends), axis=1), (ends[:, 1:] + ends[:, :-1] + 1) / 2
+        cell, used = (weight > 1e-13 * self.weight[:, -1].max().item()).nonzero()
+        scores, cells, heavy = map(torch.from_numpy, (low + unit * where[cell, used], cell, weight[cell, used][None]))
+        device, mass = self.mass.device, self.mass.sum(0, keepdim=True)
+        return Folded(scores.to(device), cells.to(device), heavy.to(device), mass, self.member, self.examples)
+
+    def quantile(self, mass: float) -> float:
+        """The lowest point with at least this mass at or below it; the highest with a weight if there is none."""
+        below = self.weight.sum(0)
+        return float(self.scores[int(torch.searchsorted(below, min(mass - 1e-12 * abs(mass), float(below[-1]))))])
+
+    def optimum(self, design: Tensor, left: Tensor, linear: Tensor, price: Tensor, start: Tensor) -> tuple[Folded, Tensor]:
+        """:meth:`Folded.optimum` of one loss: of the points near offsets that are nearly there; of all if a threshold leaves them.
+
+        Those of a cell beyond are one on each side, which changes nothing while no threshold passes them.
+        """
+        size, (low, unit), left = len(self.scores), self.line, left[:, :1]
+        near = self._approach(*(t.cpu().numpy() for t in (design, left[0, 0], linear[0], price[0], start[0])))
+        place = np.rint((design.cpu().numpy() @ near - low) / unit).clip(0, size - 1)[:, None].astype(np.int64)
+        ends = place + np.concatenate([[-2 * size], np.arange(-WINDOW, WINDOW + 1), [2 * size]])
+        begin = torch.from_numpy(near[None]).to(start.device)
+        few, theta = self.between(ends).optimum(design, left, linear, price, begin)
+        if float(((theta - begin) @ design.T).abs().max()) < (WINDOW - 1) * unit:
+            return few, theta
+        return self.between(np.arange(-1, size)[None].repeat(len(place), 0)).optimum(design, left, linear, price, start)
+
+    @np.errstate(all="ignore")
+    def _approach(self, design: Array, part: Array, linear: Array, price: Array, start: Array) -> Array:
+        """Newton's steps on curves that are averaged over ever smaller widths."""
+        size, (low, unit), theta, eye = len(self.scores), self.line, start, np.eye(len(start))
+        for power in range(size.bit_length() - 3, 0, -1):
+            width, reach = unit * (1 << power), 1 << power
+            place = np.rint((design @ theta - low) / unit).astype(np.int64)
+            first, middle, last = part * self.at(place[:, None] + [-reach, 0, reach]).T
+            side = np.minimum(np.maximum(theta / width, -1.0), 1.0)
+            slope = (first + 4 * middle + last) / 6 @ design + price * side - linear
+            bend = (design.T * (last - first)) @ design / 2 + eye * (price * (np.abs(side) < 1))  # times the width
+            step = width * np.linalg.solve(bend + (1e-9 * bend.trace() + 1e-300) * eye, slope)
+            theta = theta - step * min(1.0, 4 * width / max(float(np.abs(design @ step).max()), 1e-300))
+        return theta if np.isfinite(theta).all() else start
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ def parts(head, *data, size=17):
 def test_points_are_the_table(monkeypatch, options, pixels, more):
     data = images(pixels=pixels)
     options = {"target": 0.2, "alpha": 0.03, "groups": NAMES, "range": (-4.0, 4.0)} | options  # some scores lie beyond
-    monkeypatch.setattr("torchgmc.heads.threshold.head.TABLE", 1 << 30)
+    monkeypatch.setattr("torchgmc.heads.threshold.sums.TABLE", 1 << 30)
     table = gmc.ThresholdHead(**options).fit(*data, **more)
     assert type(table.statistics) is CurveStatistics
     monkeypatch.setattr("torchgmc.heads.threshold.problem.MAX_ELEMENTS", 1)
@@ -51,11 +51,16 @@ def test_points_are_the_table(monkeypatch, options, pixels, more):
         torch.testing.assert_close(getattr(points.report, name), getattr(table.report, name), rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("pixels", [(12,), (50,)])
-def test_statistics_are_those_of_plain_loops(pixels):
+@pytest.mark.parametrize(("pixels", "step"), [((12,), 0.5), ((50,), 0.5), ((200,), 0.05)])
+@pytest.mark.parametrize("kind", ["probabilities", "equal", "weights"])
+def test_statistics_are_those_of_plain_loops(pixels, step, kind):
     scores, masks, groups = images(n=30, pixels=pixels)
     weight = torch.rand(30, generator=torch.Generator().manual_seed(1)).double() + 0.5
-    head = gmc.ThresholdHead(0.2, 0.03, NAMES, range=(-4.0, 4.0), resolution=0.5, noise_floor=False)
+    weight[5] = 0.0  # seen, and left out
+    weight = weight if kind == "weights" else weight.new_ones(30)
+    scores, span = (scores, (-4.0, 4.0)) if kind != "probabilities" else (torch.sigmoid(scores), None)
+    step = step if span else step / 8
+    head = gmc.ThresholdHead(0.2, 0.03, NAMES, range=span, resolution=step, noise_floor=False)
     head.observe(scores, masks, groups, weight)
     found, points = head.statistics, head.lattice.points().tolist()
     steps, moments = torch.zeros(found.steps[0, :, 0].shape).double(), torch.zeros(4, 5).double()
@@ -80,7 +85,7 @@ def test_batches_merges_files_and_clusters(monkeypatch, tmp_path):
     options = {"target": 0.2, "alpha": 0.03, "groups": NAMES, "logits": True}
     want = gmc.ThresholdHead(**options).fit(*data)
     monkeypatch.setattr("torchgmc.heads.threshold.problem.MAX_ELEMENTS", 5 * 10 * 4098)  # tables of up to 10 combinations
-    monkeypatch.setattr("torchgmc.heads.threshold.head.TABLE", 5 * 4 * 4098)
+    monkeypatch.setattr("torchgmc.heads.threshold.sums.TABLE", 5 * 4 * 4098)
     late = parts(gmc.ThresholdHead(**options), *(t[43:] for t in data), size=4)
     with pytest.warns(UserWarning, match="a row of statistics"):
         gmc.save(late, tmp_path / "late.safetensors", statistics=True)

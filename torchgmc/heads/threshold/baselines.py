@@ -1,6 +1,6 @@
 """Baselines of thresholds: one for everyone (conformal risk control), one per combination of groups, and none fitted."""
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
@@ -40,7 +40,8 @@ class ConformalRiskControl(ThresholdHead):
     @pooled
     def calibrate(self, solver: str = "exact", eta: float | None = None, max_iter: int | None = None) -> "ConformalRiskControl":
         """Find the threshold; accepts the options of a head's ``calibrate`` and ignores them."""
-        problem = _on_a_grid(self)
+        problem = _on_lattice(self)
+        assert self.statistics is not None
         n = (int(self.statistics.examples) - self.statistics.excluded).double()  # (C,)
         best = _controlled(self, problem.curve.sum(0) / problem.total[:, None], n)
         for column in (best < 0).nonzero().flatten().tolist():
@@ -52,26 +53,27 @@ class ConformalRiskControl(ThresholdHead):
         base = problem.lattice.points(best.device)[best]  # (C,)
         self._write(base, torch.zeros_like(self.offsets))
         message = f"one threshold per class: {', '.join(f'{v:.4g}' for v in base.tolist())}; groups are not fitted."
-        _measure(self, problem, base.expand_as(problem.mass), 1, message)
-        return self
+        return _marked(self, problem, base.expand_as(problem.mass), message)
 
 
-def _on_a_grid(head: ThresholdHead) -> CurveProblem:
-    """What was observed, where thresholds lie on a grid."""
-    problem = head._problem()
+_Same = TypeVar("_Same", bound=ThresholdHead)
+
+
+def _marked(head: _Same, problem: CurveProblem | SampleProblem, fitted: Tensor, message: str, steps: int = 1) -> _Same:
+    """The head, with a report on its thresholds ``(c, C)``."""
+    everyone = head.lacks_everyone(problem.member)
+    before, after = (problem.violations_at(lam, everyone) for lam in (torch.full_like(problem.mass, head.init), fitted))
+    history = torch.stack([before.abs().max(), after.abs().max()][-1 - steps :]).cpu()
+    state = reached(after, head.alpha, torch.zeros_like(after))
+    head.mark_fitted(head.finish(Report(state == "alpha", steps, before, after, history, 0.0, message)), everyone)
+    return head
+
+
+def _on_lattice(head: ThresholdHead) -> CurveProblem:
+    problem = head.problem()
     if not isinstance(problem, CurveProblem):
         raise ValueError("conformal risk control works on a grid of thresholds; `resolution` must be a number.")
     return problem
-
-
-def _measure(head: ThresholdHead, problem: CurveProblem | SampleProblem, found: Tensor, steps: int, message: str) -> None:
-    """The report: violations at the start, and at the thresholds found, in so many steps, of each cell or example and class."""
-    everyone = head.lacks_everyone(problem.member)
-    start = torch.full_like(problem.mass, head.init)
-    before, after = (problem.violations_at(thresholds, everyone) for thresholds in (start, found))
-    history = torch.stack([before.abs().max(), after.abs().max()]).cpu()[: steps + 1]
-    within = reached(after, head.alpha, torch.zeros_like(after)) == "alpha"
-    head.mark_fitted(head._finish(Report(within, steps, before, after, history, 0.0, message)), everyone)
 
 
 def _controlled(head: ThresholdHead, rising: Tensor, n: Tensor) -> Tensor:
@@ -116,7 +118,7 @@ class MondrianRiskControl(ThresholdHead):
     @pooled
     def calibrate(self, solver: str = "exact", eta: float | None = None, max_iter: int | None = None) -> "MondrianRiskControl":
         """Find the thresholds; accepts the options of a head's ``calibrate`` and ignores them."""
-        problem = _on_a_grid(self)
+        problem = _on_lattice(self)
         cell, patterns = pattern_ids(problem.member > 0)
         curve = problem.curve.new_zeros(len(patterns), *problem.curve.shape[1:]).index_add_(0, cell, problem.curve)
         mass = problem.mass.new_zeros(len(patterns), problem.mass.shape[1]).index_add_(0, cell, problem.mass)
@@ -126,8 +128,7 @@ class MondrianRiskControl(ThresholdHead):
         self._write(self.base, self.offsets)
         few = int((best < 0).any(1).sum())
         message = f"{len(lam)} combinations of groups, each fitted separately; {few} are too small for a threshold."
-        _measure(self, problem, finite.look_up(problem.member, patterns, lam, self.safe_end), 1, message)
-        return self
+        return _marked(self, problem, finite.look_up(problem.member, patterns, lam, self.safe_end), message)
 
 
 class Unprocessed(ThresholdHead):
@@ -160,7 +161,6 @@ class Unprocessed(ThresholdHead):
     @pooled
     def calibrate(self, solver: str = "exact", eta: float | None = None, max_iter: int | None = None) -> "Unprocessed":
         """Measure the violations; nothing is fitted."""
-        problem = self._problem()
+        problem = self.problem()
         self._write(self.base.new_full((self.columns,), self.init), torch.zeros_like(self.offsets))
-        _measure(self, problem, torch.full_like(problem.mass, self.init), 0, "nothing was fitted.")
-        return self
+        return _marked(self, problem, torch.full_like(problem.mass, self.init), "nothing was fitted.", 0)

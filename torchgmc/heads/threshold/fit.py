@@ -11,7 +11,8 @@ from torch import Tensor
 from torchgmc.engine import noise, trees
 from torchgmc.engine.clusters import codes, deal_clusters, total
 from torchgmc.engine.noise import small_groups
-from torchgmc.engine.offsets import Folded, Offsets, fit_offsets, fit_offsets_to, weighted_quantile
+from torchgmc.engine.offsets import Curves, Folded, Offsets, fit_offsets, fit_offsets_to
+from torchgmc.engine.pinball import LIMIT
 from torchgmc.engine.solver import Report, reached
 from torchgmc.engine.values import Names
 from torchgmc.groups.cells import pattern_ids, with_everyone
@@ -19,8 +20,8 @@ from torchgmc.heads import finite
 from torchgmc.heads.base import EVERYONE
 from torchgmc.heads.learned import Found as TreesFound
 from torchgmc.heads.learned import looked_at
-from torchgmc.heads.threshold import problem as curves
-from torchgmc.heads.threshold.problem import POINTS, CurveProblem, CurveStatistics, SampleProblem, SampleStatistics
+from torchgmc.heads.threshold.problem import POINTS, CurveProblem, CurveStatistics, RiseStatistics, SampleProblem, SampleStatistics
+from torchgmc.heads.threshold.sums import coarse
 
 if TYPE_CHECKING:
     from torchgmc.heads.threshold.head import ThresholdHead
@@ -32,10 +33,7 @@ SKETCH = 32
 
 
 class Fitted(NamedTuple):
-    """Threshold of everyone ``(C,)``, what each group adds ``(a, C)``, the report of the rising risk, and its last
-
-    row's name.
-    """
+    """Threshold of everyone ``(C,)``, what each group adds ``(a, C)``, the report, and whether its last row is everyone."""
 
     base: Tensor
     offsets: Tensor
@@ -53,11 +51,6 @@ class Spread(NamedTuple):
     error: Tensor
     sizes: Tensor
     skewness: float
-
-
-def coarse(size: int, device: torch.device) -> Tensor:
-    """Indices of the thresholds at which the powers of the risk are summed, ``(POINTS,)``."""
-    return torch.linspace(0, size - 1, POINTS, device=device).round().long()
 
 
 def grow(head: "ThresholdHead", statistics: SampleStatistics, target: Tensor) -> TreesFound | None:
@@ -95,12 +88,11 @@ def fit_thresholds(
     """Fit every class by itself."""
     began = time.perf_counter()
     everyone = head.lacks_everyone(problem.member)
-    classes = range(problem.mass.shape[1])
     found, spreads = [], []
-    for label in classes:
-        data = _folded_curves(statistics, problem, label) if isinstance(problem, CurveProblem) else _folded(statistics, label)
+    for label in range(problem.mass.shape[1]):
+        data = _folded(statistics, problem, label, not head.noise_floor)
         target = float(problem.target[label])
-        middle = weighted_quantile(data.scores, data.weight.sum(0), float(target * data.total)) if len(data.scores) else 0.0
+        middle = data.quantile(float(target * data.total)) if len(data.scores) else 0.0
         spread = _spread(statistics, problem, label, middle, target)
         spreads.append(spread)
         if head.noise_floor:
@@ -108,26 +100,23 @@ def fit_thresholds(
         else:
             found.append(_fit_to_alpha(head, problem, data, target, label, everyone))
     base, offsets = _snap(head, found)
-    start = torch.full_like(problem.mass, head.init)
     lam = base + problem.member @ offsets  # (c, C)
-    before, after = problem.violations_at(start, everyone), problem.violations_at(lam, everyone)
+    before, after = (problem.violations_at(at, everyone) for at in (torch.full_like(lam, head.init), lam))
     bound = torch.stack([noise.bound(o.k, s.error, s.sizes, s.skewness) for o, s in zip(found, spreads, strict=True)], 1)
     scale = torch.cat([problem.scale, torch.ones_like(problem.scale[:1])])
     bound = (bound / scale)[: len(after)]
     state = reached(after, head.alpha, bound)
-    worst = int(after.abs().argmax())
     sizes = torch.stack([s.sizes[:-1] for s in spreads], 1).amin(1)
     small = small_groups(head.groups, sizes, 0.5)
-    names = Names([*head.groups, EVERYONE], problem.names.what)
-    place = divmod(worst, after.shape[1])
-    size = float(after.abs().max())
-    text = f"worst |violation| {size:.4g} in {names.label(*place)}. {noise.explain(found[0].k, head.noise_floor, small)}"
-    if state == "no" or not (head.noise_floor or state == "alpha"):
-        text += f" {_why(head, problem, lam, names, *place)}"
+    place = divmod(int(after.abs().argmax()), after.shape[1])
+    name = Names([*head.groups, EVERYONE], problem.names.what).label(*place)
     history = torch.stack([before.abs().max(), after.abs().max()]).cpu()
-    slack = [o.k for o in found]
+    text = f"worst |violation| {float(history[1]):.4g} in {name}. {noise.explain(found[0].k, head.noise_floor, small)}"
+    if state == "no" or not (head.noise_floor or state == "alpha"):
+        text += f" {problem.explain(*place, lam, name)}"
+    slack = [o.k for o in found] if head.per_class else found[0].k
     variance = torch.stack([s.error for s in spreads], 1).square() * problem.total  # (a + 1, C)
-    details = {"slack": slack if head.per_class else slack[0], "noise": bound, "small": small, "variance": variance[: len(after)]}
+    details = {"slack": slack, "noise": bound, "small": small, "variance": variance[: len(after)]}
     report = Report(state == "alpha", 1, before, after, history, time.perf_counter() - began, text, details, state)
     return Fitted(base, offsets, report, everyone)
 
@@ -143,7 +132,7 @@ def tabulate(
     covers = not head.risk.increasing
     columns = []
     for label in range(problem.mass.shape[1]):
-        data = _folded_curves(statistics, problem, label) if isinstance(problem, CurveProblem) else _folded(statistics, label)
+        data = _folded(statistics, problem, label)
         lam = finite.phantom_thresholds(data, float(problem.target[label]), known, covers, safe=True)
         columns.append(lam if covers else lam - head.resolution_used)  # h = lambda counts as missed: one step to the safe side
     table = torch.stack(columns, 1)
@@ -200,38 +189,24 @@ def _snap(head: "ThresholdHead", found: list[Offsets]) -> tuple[Tensor, Tensor]:
     return torch.ceil(common / unit) * unit + unit * lift, groups
 
 
-def _why(head: "ThresholdHead", problem: CurveProblem | SampleProblem, lam: Tensor, names: Names, who: int, what: int) -> str:
-    """Why a violation stays: the target lies beyond the range, or the risk jumps over it."""
-    sets = with_everyone(problem.member)
-    inside = sets[:, who, None] > 0  # (c, 1)
-
-    def risk(thresholds: Tensor) -> float:
-        rising = float((sets.T @ problem.risk_at(thresholds) / (sets.T @ problem.mass))[who, what])
-        return rising if head.risk.increasing else 1.0 - rising
-
-    goal = float(head.s_target()[what])
-    ends = [risk(torch.where(inside, end, lam)) for end in (head.low - head.jitter - 1e-9, head.high + head.jitter)]
-    here = risk(lam)
-    if not min(ends) <= goal <= max(ends):
-        return curves.reason(names.label(who, what), None, min(ends, key=lambda r: abs(r - goal)), goal)
-    step = head.resolution_used
-    around = [risk(torch.where(inside, lam + move, lam)) for move in (-step, step)]
-    other = min(around, key=lambda r: abs(r - goal)) if (here - goal) * (min(around) - goal) < 0 else max(around)
-    return curves.reason(names.label(who, what), here, other, goal)
-
-
-def _folded_curves(statistics: CurveStatistics | SampleStatistics, problem: CurveProblem, label: int) -> Folded:
-    """Curves of one class: the points of the lattice are the scores."""
-    assert isinstance(statistics, CurveStatistics)
+def _folded(
+    statistics: CurveStatistics | SampleStatistics, problem: CurveProblem | SampleProblem, label: int, tables: bool = False
+) -> Folded:
+    """Scores of one class: of curves the points of the lattice; if these are many, as ``tables`` where they will do."""
+    if isinstance(statistics, SampleStatistics):
+        return _folded_scores(statistics, label)
+    assert isinstance(problem, CurveProblem)
     points = problem.lattice.points(statistics.steps.device)
     mass, count = statistics.mass[:, :, label], _number(statistics, label)
-    if isinstance(statistics, curves.RiseStatistics):
+    if isinstance(statistics, RiseStatistics):
         point, cell, which = statistics.where()
         chosen, (folds, cells) = which == label, mass.shape
         place, where = torch.unique((point // folds * cells + cell)[chosen], return_inverse=True)
         weight = mass.new_zeros(folds, len(place)).index_put_((point[chosen] % folds, where), statistics.steps[chosen])
         return Folded(points[place // cells], place % cells, weight, mass, statistics.member, count)
     steps = statistics.steps[:, :, label]  # (F, c, size)
+    if tables and int(torch.count_nonzero(steps)) > 4 * (LIMIT + 2 * len(statistics.member)):
+        return Curves(points, points.new_zeros(0, dtype=torch.int64), problem.curve[:, label], mass, statistics.member, count)
     cell, place = (steps != 0).any(0).nonzero(as_tuple=True)
     return Folded(points[place], cell, steps[:, cell, place], mass, statistics.member, count)
 
@@ -243,9 +218,8 @@ def _number(statistics: CurveStatistics, label: int) -> float:
     return float(statistics.mass[:, :, label].sum().square() / statistics.moments[0, -1, label, 0].clamp_min(1e-300))
 
 
-def _folded(statistics: CurveStatistics | SampleStatistics, label: int) -> Folded:
+def _folded_scores(statistics: SampleStatistics, label: int) -> Folded:
     """Every relevant score of one class."""
-    assert isinstance(statistics, SampleStatistics)
     cell, patterns = pattern_ids(statistics.member)
     fold = deal_clusters(noise.FOLDS, statistics.cluster, *statistics.content())
     chosen = statistics.label == label
@@ -282,13 +256,17 @@ def _spread(
     mass = with_everyone(problem.member).T @ problem.mass[:, label]
     pooled = second[-1] / zero[-1].clamp_min(1e-300)
     skewness = float(third[-1] / zero[-1].clamp_min(1e-300) / pooled.clamp_min(1e-300) ** 1.5)
-    count, squares, sizes = zero, second, mass.square() / zero.clamp_min(1e-300)
-    if statistics.clusters is not None:
-        sums = between(statistics.clusters.risk[:, :, label]) - target * statistics.clusters.mass[:, :, label]  # (m, a + 1)
-        squares, sizes = sums.square().sum(0), (statistics.clusters.mass[:, :, label] > 0).double().sum(0)
-        weight = statistics.clusters.mass[:, :, label].square().sum(0)
-        count, pooled = weight, squares[-1] / weight[-1].clamp_min(1e-300)
-    return Spread(noise.standard_errors(squares, count, total, pooled), sizes, skewness)
+    if statistics.clusters is None:
+        return Spread(noise.standard_errors(second, zero, total, pooled), mass.square() / zero.clamp_min(1e-300), skewness)
+    masses = statistics.clusters.mass[:, :, label]
+    sums = between(statistics.clusters.risk[:, :, label]) - target * masses  # (m, a + 1)
+    return Spread(_error(sums, masses, total), (masses > 0).double().sum(0), skewness)
+
+
+def _error(sums: Tensor, masses: Tensor, total: Tensor) -> Tensor:
+    """Standard errors from the sums of w s and of w over each cluster and set, ``(m, a + 1)``."""
+    squares, count = sums.square().sum(0), masses.square().sum(0)
+    return noise.standard_errors(squares, count, total, squares[-1] / count[-1].clamp_min(1e-300))
 
 
 def _spread_of_samples(statistics: SampleStatistics, label: int, middle: float, target: float) -> Spread:
@@ -299,11 +277,8 @@ def _spread_of_samples(statistics: SampleStatistics, label: int, middle: float, 
     inside = with_everyone(statistics.member).double()
     sums = total(inside * value[:, None], statistics.cluster)
     masses = total(inside * mass[:, None], statistics.cluster)
-    squares, count = sums.square().sum(0), masses.square().sum(0)
-    sizes = masses.sum(0).square() / count.clamp_min(1e-300)
+    sizes = masses.sum(0).square() / masses.square().sum(0).clamp_min(1e-300)
     if statistics.cluster.shape[1]:
         sizes = (masses > 0).double().sum(0)
-    s = torch.where(mass > 0, value / mass.clamp_min(1e-300), 0.0)
-    error = noise.standard_errors(squares, count, mass.sum(), squares[-1] / count[-1].clamp_min(1e-300))
-    skewness = noise.skewness_of(s, mass)
-    return Spread(error, sizes, skewness if math.isfinite(skewness) else 0.0)
+    skewness = noise.skewness_of(torch.where(mass > 0, value / mass.clamp_min(1e-300), 0.0), mass)
+    return Spread(_error(sums, masses, mass.sum()), sizes, skewness if math.isfinite(skewness) else 0.0)

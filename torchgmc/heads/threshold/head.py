@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from typing import Any, ClassVar, NamedTuple, Optional
+from typing import Any, ClassVar, Optional
 
 import torch
 from torch import Tensor
@@ -15,44 +15,26 @@ from torchgmc.distributed import pooled
 from torchgmc.engine import checks, hashing, noise, soft
 from torchgmc.engine.batches import checked_once
 from torchgmc.engine.clusters import check as check_clusters
-from torchgmc.engine.clusters import parts_of
 from torchgmc.engine.folds import Splits, fresh_splits
 from torchgmc.engine.scripting import is_scripting
 from torchgmc.engine.solver import MAX_FIXED_STEPS, Report, run
 from torchgmc.engine.values import Names, Values
-from torchgmc.groups.cells import pattern_ids, with_everyone
 from torchgmc.heads import finite
 from torchgmc.heads.base import Head
 from torchgmc.heads.combinations import threshold_figures, threshold_tables
 from torchgmc.heads.learned import Learning
 from torchgmc.heads.threshold import problem as curves
 from torchgmc.heads.threshold import training
-from torchgmc.heads.threshold.fit import coarse, fit_thresholds, grow, tabulate
+from torchgmc.heads.threshold.fit import fit_thresholds, grow, tabulate
 from torchgmc.heads.threshold.problem import POINTS, ClusterSums, CurveProblem, CurveStatistics, SampleProblem, SampleStatistics
-from torchgmc.heads.threshold.risks import CHUNK, RISKS, Lattice, MonotoneRisk, Risk, ShareRisk
+from torchgmc.heads.threshold.risks import CHUNK, RISKS, Lattice, MonotoneRisk, Risk, repeat
+from torchgmc.heads.threshold.sums import Batch, sum_curves
 from torchgmc.heads.threshold.task import TASK
 
 #: Images whose curves are summed at a time, at most.
 BATCH = 1 << 13
-#: Elements of a table of curves that is kept even where most of it is 0.
-TABLE = 1 << 19
 #: Scores per image and class that a head with `learn` or `fractional` keeps.
 KEPT = 256
-
-
-class Batch(NamedTuple):
-    """Checked arguments of ``observe``: scores and masks ``(n, ...)``, membership ``(n, a)``, weights, clusters ``(n, k)``.
-
-    ``pixels``: weight of each pixel, of the shape of the scores; None where all count alike. ``features``: ``(n, d)``.
-    """
-
-    scores: Tensor
-    masks: Tensor
-    member: Tensor
-    weight: Tensor
-    cluster: Tensor
-    pixels: Tensor | None
-    features: Tensor
 
 
 class ThresholdHead(Learning):
@@ -189,8 +171,8 @@ class ThresholdHead(Learning):
 
     def reset(self) -> None:
         """Forget statistics, thresholds and report."""
-        self._working_unit, self._apart = self._unit, False
-        self._folds = noise.FOLDS if self.noise_floor else 1
+        self._working_unit, self.keeps_apart = self._unit, False
+        self.folds = noise.FOLDS if self.noise_floor else 1
         self.base.fill_(self.init)
         self.offsets.zero_()
         self.mark_unfitted()
@@ -198,8 +180,8 @@ class ThresholdHead(Learning):
     def prepare(self, solver: str, eta: float | None, max_iter: int | None) -> None:
         """Keep examples apart for ``"fresh"``, and curves at the thresholds that fixed steps visit."""
         super().prepare(solver, eta, max_iter)
-        self._apart = solver == "fresh"
-        self._folds = noise.FOLDS if self.noise_floor and solver == "exact" else 1
+        self.keeps_apart = solver == "fresh"
+        self.folds = noise.FOLDS if self.noise_floor and solver == "exact" else 1
         if solver != "exact" and self.conditional and not isinstance(self.risk, MonotoneRisk):
             self._working_unit = None  # steps of eta / P(A) do not lie on a lattice
         elif eta is not None and self._unit is not None:
@@ -208,7 +190,7 @@ class ThresholdHead(Learning):
     def sizes(self) -> dict[str, int]:
         """Of the curves too."""
         lattice = self.lattice
-        own = {"F": self._folds, "C": self.columns, "size": 0 if lattice is None else lattice.size, "points": POINTS}
+        own = {"F": self.folds, "C": self.columns, "size": 0 if lattice is None else lattice.size, "points": POINTS}
         return super().sizes() | own | {"a+1": self.num_groups + 1}
 
     @property
@@ -221,7 +203,7 @@ class ThresholdHead(Learning):
         """The thresholds at which risks are known; None in exact mode."""
         if self._working_unit is None:
             return None
-        return Lattice.over(self.low - self.jitter, self.high + self.jitter, self.init, self._working_unit)
+        return Lattice.over(self.low - self.jitter, self.high + self.jitter, self.init, self._working_unit, self.probabilities)
 
     def observe(
         self,
@@ -249,77 +231,30 @@ class ThresholdHead(Learning):
         lattice, pixels = self.lattice, math.prod(batch.scores.shape[2 if self.per_class else 1 :])
         rows = len(batch.scores)
         if lattice is not None:
-            most = curves.MAX_ELEMENTS // (self.columns * max(POINTS, self._folds * min(pixels, lattice.size)))
+            most = curves.MAX_ELEMENTS // (self.columns * max(POINTS, self.folds * min(pixels, lattice.size)))
             rows = max(1, min(BATCH, most))
         if self.jitter:  # noise is many cheap operations: stay in the cache
             rows = min(rows, max(1, CHUNK // max(1, math.prod(batch.scores.shape[1:]))))
         for start in range(0, len(batch.scores), max(rows, 1)):
-            part = Batch(*(None if t is None else t[start : start + rows] for t in batch))  # type: ignore[arg-type]
+            part = batch.part(start, rows)
             keys = example_keys(part.scores, part.masks)
             self.keep(self._summarize(part, lattice, keys), keys=keys)
 
     def _summarize(self, batch: Batch, lattice: Lattice | None, keys: Tensor) -> CurveStatistics | SampleStatistics:
         """Statistics of one batch."""
-        scores, masks = (
-            self.flat(hashing.add(batch.scores, self.jitter, self.noise_version)),
-            self.flat(batch.masks),
-        )  # (n, C, ...)
+        scores, masks = self.flat(hashing.add(batch.scores, self.jitter, self.noise_version)), self.flat(batch.masks)  # (n, C, ...)
         pixels = None if batch.pixels is None else self.flat(batch.pixels)
         if lattice is not None:
-            return self._sum_curves(batch, lattice, scores, masks, pixels, keys)
-        found, row, share, counts = self.risk.shares().pixels(masks, pixels)
+            return sum_curves(self, batch._replace(scores=scores, masks=masks, pixels=pixels), lattice, keys)
+        found, number, share, counts = self.risk.shares().pixels(masks, pixels)
+        row = repeat(torch.arange(len(number), device=number.device), number)
         example, label = row // self.columns, row % self.columns
         mass = batch.weight[:, None] * (counts > 0)
-        share = batch.weight[example] * share
-        values = scores.flatten()[found].double()
+        values, share = scores.flatten()[found].double(), batch.weight[example] * share
         rows = (batch.member.clone(), mass, keys, batch.cluster.clone(), values, share, example, label)
         n, features = torch.tensor(len(scores), device=scores.device), batch.features.clone() if self.learns else None
         kept = SampleStatistics(*rows, scores.dtype, n, (counts == 0).sum(0), features)
         return kept if self.resolution == "exact" or not (self.learns or self.fractional) else kept.sketched(KEPT)
-
-    def _sum_curves(
-        self, batch: Batch, lattice: Lattice, scores: Tensor, masks: Tensor, pixels: Tensor | None, keys: Tensor
-    ) -> CurveStatistics:
-        """Curves of one batch, summed over cells: as a table, or the points at which they rise where most of it would be 0."""
-        member, device, columns, size = batch.member, scores.device, self.columns, lattice.size
-        rows, each, points = len(scores) * columns, math.prod(scores.shape[2:]), coarse(size, device)
-        small = isinstance(self.risk, ShareRisk) and each <= size
-        if small:
-            which, row, share, counts = self.risk.shares().pixels(masks, pixels)
-            place = lattice.index(scores.flatten().index_select(0, which)).long()
-            inside = place < size
-            row, place, share = (row, place, share) if bool(inside.all()) else (row[inside], place[inside], share[inside])
-            step = torch.searchsorted(points, torch.arange(size, device=device)).index_select(0, place)  # first point not below
-            risk = torch.bincount(row * POINTS + step, share, rows * POINTS).to(share).view(-1, columns, POINTS).cumsum(-1)
-        else:
-            steps, counts = self.risk.curves(scores, masks, lattice, pixels)
-            risk = steps.cumsum(-1)[..., points]  # (n, C, POINTS)
-        mass = batch.weight[:, None] * (counts > 0)  # (n, C)
-        own = batch.cluster[:, 0] if batch.cluster.shape[1] else keys
-        cell, patterns = (torch.arange(len(member), device=device), member.clone()) if self._apart else pattern_ids(member)
-        shape = (self._folds, len(patterns), columns)
-        slot = parts_of(own, self._folds) * len(patterns) + cell
-        masses = mass.new_zeros(shape[0] * shape[1], columns).index_add_(0, slot, mass).view(shape)
-        power, powers = mass.square()[:, :, None].expand_as(risk), risk.new_zeros(4, *shape[1:], POINTS)
-        for table in powers:
-            table.index_add_(0, cell, power)
-            power = power * risk
-        moments = torch.einsum("cg,pclk->pglk", with_everyone(patterns).double(), powers)
-        clusters = _cluster_sums(own, with_everyone(member).double(), mass, risk) if batch.cluster.shape[1] else None
-        tail = (masses, moments, torch.tensor(len(scores), device=device), (counts == 0).sum(0), clusters)
-        most = min(curves.MAX_ELEMENTS, max(TABLE, 4 * rows * min(each, size)))
-        many = not self._apart and math.prod(shape) * size > most
-        if small:
-            slots = (slot[:, None] * columns + torch.arange(columns, device=device)).flatten().index_select(0, row)
-            share = share * mass.flatten().index_select(0, row)
-            if many:
-                place, share = curves.coalesce(place * math.prod(shape) + slots, share)
-                return curves.RiseStatistics(patterns, share, *tail, place=place)
-            sums = torch.bincount(slots * size + place, share, math.prod(shape) * size).to(share)
-        else:
-            sums = steps.new_zeros(shape[0] * shape[1], columns, size).index_add_(0, slot, steps * mass[:, :, None])
-        found = CurveStatistics(patterns, sums.view(*shape, size), *tail, self._apart)
-        return found.rises() if many else found
 
     @checked_once
     def check_batch(
@@ -415,11 +350,11 @@ class ThresholdHead(Learning):
         """
         self.check_solver(solver, eta, max_iter)
         splits = self._splits(max_iter) if solver == "fresh" else None
-        problem = self._problem()
+        problem = self.problem()
         if self.finite_sample:
             self.known, self.table, report, everyone = tabulate(self, self.statistics, problem, solver)
             self._write(self.base, self.offsets)
-            self.mark_fitted(self._finish(report), everyone)
+            self.mark_fitted(self.finish(report), everyone)
             return self
         if self.learns:
             if solver != "exact":
@@ -428,12 +363,12 @@ class ThresholdHead(Learning):
         if solver == "exact":
             found = fit_thresholds(self, self.statistics, problem)
             self._write(found.base, -found.offsets)
-            self.mark_fitted(self._finish(found.report), found.everyone)
+            self.mark_fitted(self.finish(found.report), found.everyone)
             return self
         eta, bound = self._fixed_step(problem, eta, solver == "fresh")
         report, _ = run(problem, self.goal(), solver, eta, max_iter or bound, splits=splits)
         self._write(self.base.new_full((self.columns,), self.init), problem.offsets)
-        self.mark_fitted(self._finish(report))
+        self.mark_fitted(self.finish(report))
         return self
 
     def _learn(self, problem: CurveProblem | SampleProblem) -> "ThresholdHead":
@@ -457,11 +392,11 @@ class ThresholdHead(Learning):
             self.write_rules(trees, (effect, *s), seen, self.s_range())
         history = torch.stack([before.abs().max().cpu(), found.report.history[-1]])
         report = dataclasses.replace(found.report, violations_before=before, history=history)  # of scores as they came
-        self.mark_fitted(self._finish(report), found.everyone)
+        self.mark_fitted(self.finish(report), found.everyone)
         return self
 
     def _splits(self, max_iter: int | None) -> Splits:
-        if not self._apart:
+        if not self.keeps_apart:
             raise ValueError("solver='fresh' needs the individual examples: use `fit` or `fit_batches` with solver='fresh'.")
         return fresh_splits(max_iter, *self.seen("image").content())
 
@@ -469,7 +404,7 @@ class ThresholdHead(Learning):
         lattice = self.lattice
         # Probabilities lie inside the lattice, where no clamp is needed; other scores may lie beyond it, and were then
         # counted as at its ends.
-        limits = (-math.inf, math.inf) if lattice is None or self.probabilities else (lattice.low, lattice.high)
+        limits = [-math.inf, math.inf] if lattice is None or self.probabilities else lattice.points()[[0, -1]].tolist()
         self.base.copy_(base)
         self.offsets.copy_(offsets)
         self.limits.copy_(torch.tensor(limits, dtype=torch.float64))
@@ -477,14 +412,16 @@ class ThresholdHead(Learning):
     def problem_of(self, statistics: CurveStatistics | SampleStatistics) -> CurveProblem | SampleProblem:
         """What is solved on these statistics."""
         target = self.s_target().to(statistics.mass.device)
-        common = (target, self.risk.increasing, self.conditional, Names(self.groups, self.class_names()))
+        line = (self.low - self.jitter - 1e-9, self.high + self.jitter, self.resolution_used)
+        common = (target, self.risk.increasing, self.conditional, Names(self.groups, self.class_names()), *line)
         if isinstance(statistics, CurveStatistics):
             lattice = self.lattice
             assert lattice is not None
             return CurveProblem(statistics, lattice, *common)
-        return SampleProblem(statistics, self.init, *common, apart=self._apart)
+        return SampleProblem(statistics, self.init, *common, apart=self.keeps_apart)
 
-    def _problem(self) -> CurveProblem | SampleProblem:
+    def problem(self) -> CurveProblem | SampleProblem:
+        """What is solved on all that was observed; an error if nothing can be fitted for a group."""
         statistics = self.seen("image")
         problem = self.problem_of(statistics)
         empty = (problem.share <= 0).nonzero()
@@ -520,7 +457,7 @@ class ThresholdHead(Learning):
         steps = theory.iteration_bound(self.goal(), slope, bound, self.high - self.low + abs(self.init))
         return eta, min(MAX_FIXED_STEPS, max(1, steps))
 
-    def _finish(self, report: Report) -> Report:
+    def finish(self, report: Report) -> Report:
         """Violations as risk - target, and facts about the data."""
         statistics = self.statistics
         assert statistics is not None
@@ -706,15 +643,6 @@ class ThresholdHead(Learning):
     def extra_repr(self) -> str:
         """Options and state."""
         return f"target={self.target}, risk={self.risk.name}, {super().extra_repr()}"
-
-
-def _cluster_sums(own: Tensor, inside: Tensor, mass: Tensor, risk: Tensor) -> ClusterSums:
-    """Of examples with these clusters ``(n,)``, members ``(n, a + 1)``, masses ``(n, C)`` and risks ``(n, C, POINTS)``."""
-    key, which = torch.unique(own, return_inverse=True)
-    part = inside[:, :, None] * mass[:, None]  # (n, a + 1, C)
-    sums_of = risk.new_zeros(len(key), inside.shape[1], *risk.shape[1:])
-    mass_of = part.new_zeros(len(key), *part.shape[1:]).index_add_(0, which, part)
-    return ClusterSums(key, sums_of.index_add_(0, which, part[..., None] * risk[:, None]), mass_of)
 
 
 def _find_risk(risk: Any) -> Risk:

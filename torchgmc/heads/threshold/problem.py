@@ -16,12 +16,8 @@ from torch import Tensor
 from torchgmc.engine.folds import Pair
 from torchgmc.engine.solver import OneTensor, entry
 from torchgmc.engine.values import Names
-from torchgmc.groups.cells import pattern_ids
+from torchgmc.groups.cells import pattern_ids, with_everyone
 from torchgmc.heads.threshold.risks import Lattice
-
-#: Candidate shifts evaluated at once by a line search; 4 rounds cover 64^4 lattice points.
-FANOUT, ROUNDS = 64, 4
-
 
 #: Points of the lattice at which the powers of each example's risk are summed, for standard errors.
 POINTS = 65
@@ -85,6 +81,8 @@ class CurveStatistics:
             return self.rises() + other
 
         def merge(a: Tensor, b: Tensor) -> Tensor:
+            if len(patterns) == len(self.member) == len(other.member):  # both have the same, in the same order
+                return a + b
             empty = a.new_zeros(a.shape[0], len(patterns), *a.shape[2:])
             return empty.index_add_(1, place[: len(self.member)], a).index_add_(1, place[len(self.member) :], b)
 
@@ -308,8 +306,11 @@ class ThresholdProblem(OneTensor):
 
     dynamic = False
 
-    def __init__(self, patterns: Tensor, mass: Tensor, target: Tensor, increasing: bool, conditional: bool, names: Names) -> None:
+    def __init__(
+        self, patterns: Tensor, mass: Tensor, target: Tensor, increasing: bool, conditional: bool, names: Names, *line: float
+    ) -> None:
         self.member, self.mass, self.increasing = patterns.to(torch.float64), mass, increasing
+        *self.ends, self.step = line  # thresholds lie between two numbers, and differ by so much at least
         self.names, self.label = names, names.label
         self.total = mass.sum(0).clamp_min(torch.finfo(torch.float64).tiny)  # (C,)
         self.target = target if increasing else 1.0 - target  # of the rising risk
@@ -322,6 +323,11 @@ class ThresholdProblem(OneTensor):
             risk, mass = risk * split.outer[:, None], mass * split.outer[:, None]
         total = mass.sum(0).clamp_min(torch.finfo(torch.float64).tiny)
         return (self.member.T @ (risk - mass * self.target)) / total / self.scale
+
+    @property
+    def thresholds(self) -> Tensor:
+        """Threshold of each cell and class, (c, C)."""
+        raise NotImplementedError  # abstract
 
     def risk_at(self, thresholds: Tensor) -> Tensor:
         """Sum of the weighted rising risk of each cell at any thresholds, ``(c, C)``."""
@@ -342,59 +348,38 @@ class ThresholdProblem(OneTensor):
         mass = self.mass.new_zeros(len(patterns), self.mass.shape[1]).index_add_(0, place, self.mass)
         return max(float((rise / mass.clamp_min(torch.finfo(torch.float64).tiny)[..., None]).max()), 1e-6) / width
 
-    def bracket(self, who: Tensor, what: Tensor, sign: Tensor) -> tuple[Tensor, Tensor]:
-        """Neighbouring shifts (of the sign given) between which the violation changes sign, or comes to rest."""
-        raise NotImplementedError  # abstract: each kind of statistics has its own neighbours
-
-    def along(self, who: Tensor, what: Tensor, shifts: Tensor) -> Tensor:
-        """Violation of (who, what) after taking ``shifts`` (q,) off the thresholds of its members: shape ``(q,)``."""
-        raise NotImplementedError  # abstract
-
-    def search(self, who: Tensor, what: Tensor, violation: Tensor) -> Tensor:
-        """Signed shift to the minimum of the potential along g; 0 if the violation cannot be lowered.
-
-        The slope rises along the way, so the minimum lies at one of the two neighbours around its change of sign: the
-        one with the smaller |violation| (the trapezoid between them falls towards it).
-        """
-        sign = violation.sign()
-        ends = torch.stack(self.bracket(who, what, sign))
-        size = self.along(who, what, sign.to(ends.dtype) * ends).abs()
-        shift = torch.where(size[1] < size[0], ends[1], ends[0])
-        return torch.where(size.min() < violation.abs(), sign.to(ends.dtype) * shift, torch.zeros_like(shift))
+    def line_search(self, who: Tensor, what: Tensor, violation: Tensor) -> Tensor:
+        """Not needed: ``"exact"`` finds all offsets at once."""
+        raise NotImplementedError
 
     def violations(self, split: Pair | None = None) -> Tensor:
         """Signed violations of the rising risk, (a, C)."""
-        raise NotImplementedError  # abstract
+        return self.tabulate(self.risk_at(self.thresholds), self.mass, split)
 
-    def explain(self, who: int, what: int) -> str:
-        """The target lies beyond the range, or the risk jumps over it."""
-        w, k = (torch.tensor(i, device=self.share.device) for i in (who, what))
-        violation = self.violations()[who, what]
-        sign = violation.sign()
-        ends = torch.stack(self.bracket(w, k, sign))
-        there = self.along(w, k, sign.to(ends.dtype) * ends)[1]
-        ratio = float(self.scale[who, what] / self.share[who, what])
+    def explain(self, who: int, what: int, lam: Tensor | None = None, label: str = "") -> str:
+        """Why a violation stays, at other thresholds ``(c, C)`` if given: the target is out of range, or the risk jumps over it."""
+        lam, label = self.thresholds if lam is None else lam, label or self.label(who, what)
+        sets = with_everyone(self.member)
+        inside = sets[:, who, None] > 0  # (c, 1)
 
-        def risk(violation: Tensor) -> float:
-            rising = float(violation) * ratio + float(self.target[what])
+        def risk(thresholds: Tensor) -> float:
+            rising = float((sets.T @ self.risk_at(thresholds) / (sets.T @ self.mass))[who, what])
             return rising if self.increasing else 1.0 - rising
 
-        here = None if float(there * sign) > 0 else risk(violation)
-        return reason(self.label(who, what), here, risk(there), risk(torch.zeros(())))
-
-
-def reason(label: str, here: float | None, there: float, goal: float) -> str:
-    """Why a violation stays: the risk jumps from here to there over its goal; None: there is the end of the range."""
-    if here is None:
+        goal = float(self.target[what] if self.increasing else 1.0 - self.target[what])
+        ends = [risk(torch.where(inside, end, lam)) for end in self.ends]
+        if not min(ends) <= goal <= max(ends):
+            return (
+                f"Even at the end of the range the risk of {label} is {min(ends, key=lambda r: abs(r - goal)):.4g} against the "
+                f"target {goal:.4g}: the target is unreachable. Widen `range`, or check scores and masks."
+            )
+        here, around = risk(lam), [risk(torch.where(inside, lam + move, lam)) for move in (-self.step, self.step)]
+        there = min(around, key=lambda r: abs(r - goal)) if (here - goal) * (min(around) - goal) < 0 else max(around)
         return (
-            f"Even at the end of the range the risk of {label} is {there:.4g} against the target {goal:.4g}: the target is "
-            "unreachable. Widen `range`, or check scores and masks."
+            f"The risk of {label} jumps from {here:.4g} to {there:.4g}, over the target {goal:.4g}, in one step of the "
+            "threshold: an atom of equal scores, too few examples, or thresholds too coarse for alpha. Try `jitter`, a finer "
+            "`resolution`, logits instead of saturated probabilities, a larger `alpha` or more data."
         )
-    return (
-        f"The risk of {label} jumps from {here:.4g} to {there:.4g}, over the target {goal:.4g}, in one step of the threshold: "
-        "an atom of equal scores, too few examples, or thresholds too coarse for alpha. Try `jitter`, a finer `resolution`, "
-        "logits instead of saturated probabilities, a larger `alpha` or more data."
-    )
 
 
 class CurveProblem(ThresholdProblem):
@@ -402,10 +387,8 @@ class CurveProblem(ThresholdProblem):
 
     moving = "levels"
 
-    def __init__(
-        self, statistics: CurveStatistics, lattice: Lattice, target: Tensor, increasing: bool, conditional: bool, names: Names
-    ) -> None:
-        super().__init__(statistics.member, statistics.mass.sum(0), target, increasing, conditional, names)
+    def __init__(self, statistics: CurveStatistics, lattice: Lattice, *common: Any) -> None:
+        super().__init__(statistics.member, statistics.mass.sum(0), *common)
         self.lattice = lattice
         self.shift = statistics.member.to(torch.int64)
         self.statistics = statistics
@@ -438,48 +421,16 @@ class CurveProblem(ThresholdProblem):
         return sums[high] - sums[low]
 
     @property
-    def places(self) -> Tensor:
-        """Lattice index of each cell's threshold, (c, C), not clamped."""
+    def thresholds(self) -> Tensor:
+        """Threshold of each cell and class, (c, C)."""
         # A sum in place of an integer product, which CUDA lacks.
-        return -self.lattice.first - (self.shift[:, :, None] * self.levels).sum(1)
-
-    def violations(self, split: Pair | None = None) -> Tensor:
-        """Signed violations of the rising risk, (a, C)."""
-        risk = self.rise(self._rows, self.places.clamp(0, self.lattice.size - 1))
-        return self.tabulate(risk, self.mass, split)
+        return self.lattice.origin - (self.shift[:, :, None] * self.levels).sum(1).double() * self.lattice.unit
 
     def risk_at(self, thresholds: Tensor) -> Tensor:
         """Sum of the weighted rising risk of each cell at any thresholds, ``(c, C)``."""
         lattice = self.lattice
         place = torch.floor((thresholds - lattice.origin) / lattice.unit + 1e-9).to(torch.int64) - lattice.first
         return self.rise(self._rows, place.clamp(0, lattice.size - 1))
-
-    def along(self, who: Tensor, what: Tensor, shifts: Tensor) -> Tensor:
-        """Violation of (who, what) after taking ``shifts`` (q,) units off its members: shape ``(q,)``."""
-        inside = self.shift.index_select(1, who[None])[:, 0]  # (c,)
-        place = self.places.index_select(1, what[None])[:, 0]
-        places = (place - inside * shifts[:, None]).clamp(0, self.lattice.size - 1)  # (q, c)
-        risk = self.rise(self._rows.index_select(1, what[None])[:, 0], places)  # (q, c)
-        excess = risk - self.mass.index_select(1, what[None])[:, 0] * entry(self.target, what)
-        return (excess @ inside.to(excess.dtype)) / (entry(self.total, what) * entry(self.scale, who, what))
-
-    def bracket(self, who: Tensor, what: Tensor, sign: Tensor) -> tuple[Tensor, Tensor]:
-        """Two shifts one unit apart."""
-        sign, place = sign.to(torch.int64), self.places
-        low = torch.zeros((), dtype=torch.int64, device=place.device)
-        high = self.lattice.size + (place - place.clamp(0, self.lattice.size - 1)).abs().max()
-        level = (self.along(who, what, (sign * high)[None])[0] * sign).clamp_min(0.0)
-        fractions = torch.arange(1, FANOUT + 1, device=place.device)
-        for _ in range(ROUNDS):  # slope(low) > level >= slope(high)
-            points = torch.cat([low[None], low + torch.div((high - low) * fractions, FANOUT, rounding_mode="floor")])
-            above = (self.along(who, what, sign * points[1:]) * sign > level).sum()
-            low, high = entry(points, above), entry(points, (above + 1).clamp_max(FANOUT))
-        return low, high
-
-    def line_search(self, who: Tensor, what: Tensor, violation: Tensor) -> Tensor:
-        """Step to the minimum of the potential along g."""
-        units = self.search(who, what, violation)
-        return units.to(torch.float64) * self.lattice.unit * entry(self.scale, who, what)
 
     def move(self, who: Tensor, what: Tensor, step: Tensor) -> None:
         """Take ``step / scale`` off the thresholds of the group."""
@@ -508,71 +459,25 @@ class SampleProblem(ThresholdProblem):
 
     moving = "offsets"
 
-    def __init__(
-        self,
-        statistics: SampleStatistics,
-        origin: float,
-        target: Tensor,
-        increasing: bool,
-        conditional: bool,
-        names: Names,
-        apart: bool = False,
-    ) -> None:
+    def __init__(self, statistics: SampleStatistics, origin: float, *common: Any, apart: bool = False) -> None:
         cells, patterns = pattern_ids(statistics.member)
         if apart:
             cells, patterns = torch.arange(len(cells), device=cells.device), statistics.member
         self.scores, self.weights, mass = statistics.curves(cells, len(patterns))
-        super().__init__(patterns, mass, target, increasing, conditional, names)
+        super().__init__(patterns, mass, *common)
         self.origin, self.dtype = origin, statistics.dtype
         self.offsets = torch.zeros_like(self.share)
-        low, high = statistics.scores.aminmax() if len(statistics.scores) else (mass.sum() * 0, mass.sum() * 0)
-        #: A shift this long moves a threshold at f0 past every score.
-        self.reach = 2.0 * (high - low + (low - origin).abs() + (high - origin).abs() + 1.0)
-
-    def _round(self, thresholds: Tensor) -> Tensor:
-        """Thresholds as the head compares them, in the scores' type."""
-        return thresholds.to(self.dtype).double()
 
     @property
     def thresholds(self) -> Tensor:
         """Threshold of each cell and class, (c, C)."""
         return self.origin - self.member @ self.offsets
 
-    def violations(self, split: Pair | None = None) -> Tensor:
-        """Signed violations of the rising risk, (a, C)."""
-        return self.tabulate(self.risk_at(self.thresholds), self.mass, split)
-
     def risk_at(self, thresholds: Tensor) -> Tensor:
         """Sum of the weighted rising risk of each cell at any thresholds, ``(c, C)``."""
-        place = torch.searchsorted(self.scores, self._round(thresholds)[..., None], side="right")
+        met = thresholds.to(self.dtype).double()  # as the head compares them
+        place = torch.searchsorted(self.scores, met[..., None], side="right")
         return self.weights.gather(-1, place)[..., 0]
-
-    def along(self, who: Tensor, what: Tensor, shifts: Tensor) -> Tensor:
-        """Violation of (who, what) after taking ``shifts`` (q,) off the thresholds of its members."""
-        inside = self.member.index_select(1, who[None])[:, 0]  # (c,)
-        scores, weights, thresholds, mass = (
-            t.index_select(1, what[None])[:, 0] for t in (self.scores, self.weights, self.thresholds, self.mass)
-        )
-        moved = self._round(thresholds[:, None] - inside[:, None] * shifts)  # (c, q)
-        place = torch.searchsorted(scores.contiguous(), moved, side="right")
-        excess = weights.gather(1, place) - (mass * entry(self.target, what))[:, None]
-        return (inside @ excess) / (entry(self.total, what) * entry(self.scale, who, what))
-
-    def bracket(self, who: Tensor, what: Tensor, sign: Tensor) -> tuple[Tensor, Tensor]:
-        """Two shifts as near as floating point allows."""
-        low = torch.zeros((), dtype=torch.float64, device=self.share.device)
-        high = low + self.reach + self.offsets.abs().sum()
-        level = (self.along(who, what, (sign * high)[None])[0] * sign).clamp_min(0.0)
-        fractions = torch.linspace(0, 1, FANOUT + 1, dtype=torch.float64, device=low.device)
-        for _ in range(9):  # 64^9 = 2^54
-            points = low + (high - low) * fractions
-            above = (self.along(who, what, sign * points[1:]) * sign > level).sum()
-            low, high = entry(points, above), entry(points, (above + 1).clamp_max(FANOUT))
-        return low, high
-
-    def line_search(self, who: Tensor, what: Tensor, violation: Tensor) -> Tensor:
-        """Step to the minimum of the potential along g."""
-        return self.search(who, what, violation) * entry(self.scale, who, what)
 
     def move(self, who: Tensor, what: Tensor, step: Tensor) -> None:
         """Take ``step / scale`` off the thresholds of the group."""

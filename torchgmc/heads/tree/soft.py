@@ -26,10 +26,7 @@ def path(levels: Tensor, lam: Tensor, temperature: float) -> Tensor:
 
 
 def replay_tree(levels: Tensor, routes: Tensor, member: Tensor, shifts: Tensor, base: Tensor, temperature: float) -> Tensor:
-    """Lambda of each example as in :func:`torchgmc.heads.tree.tree.replay`, each round taking off the *mean* shift
-
-    of its soft answer.
-    """
+    """Lambda as in :func:`torchgmc.heads.tree.tree.replay`, each round taking off the *mean* shift of its soft answer."""
     lam = torch.zeros_like(levels[:, 0]) + base
     for r in range(shifts.shape[0]):
         moves = (shifts[r][routes] * member[:, None]).sum(2)  # (n, height + 1)
