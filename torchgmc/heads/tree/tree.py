@@ -297,26 +297,25 @@ def path_levels_in_blocks(
     rows = -(-count // -(-count * size // IN_CACHE))
     half, kind = (rows + 1) // 2, torch.float64 if probs.dtype == torch.float64 else torch.float32
     weights = torch.split(hashing.wrap(hashing.key_weights(size, probs.device, version)), EXACT)
-    ends = 2 * spans[paths[:, :-1]].flatten(1)  # (K, 2 height): starts and ends, where sums have real and imaginary parts
     plain, ordered, whole = (torch.empty(2 * half, size, dtype=one) for one in (kind, kind, torch.float64))
     sums = torch.zeros(half, 2 * size + 2, dtype=torch.float64)
     pairs, chosen, exact, to = (torch.view_as_complex(t.view(half, -1, 2)) for t in (plain, ordered, whole, sums))
     plain, whole, to = plain[:rows], whole[:rows], to[:, 1:]
+    row, ends = np.arange(rows)[:, None], 2 * spans[paths[:, :-1]].flatten(1).numpy()  # (K, 2 height): starts and ends
+    row = np.where(row < half, row * sums.shape[1], (row - rows + half) * sums.shape[1] + 1)  # real and imaginary parts
     columns, places = torch.split(whole, EXACT, 1), order.numpy()
     leaves, keys = torch.empty(count, dtype=torch.int64), torch.empty(len(weights), count, dtype=torch.float64)
     found, picked = torch.empty(count, ends.shape[1], dtype=torch.float64), torch.empty(seen.shape, dtype=seen.dtype)
     for start in range(0, count, rows):
         first = min(start, count - rows)  # the last block may begin in the one before
-        here, middle = slice(first, first + rows), first + rows - half
+        here = slice(first, first + rows)
         leaf, some = leaves[here], probs[here].to(kind)
         some.numpy().argmax(1, leaf.numpy())  # the first of equal ones, as in torch; 4 times as fast
         picked[here] = seen[here]
         torch.complex(some[:half], some[rows - half :], out=pairs)  # the middle one of an odd number twice
         np.take(pairs.numpy(), places, 1, chosen.numpy(), "wrap")  # it takes 8 bytes at a time
         torch.cumsum(exact.copy_(chosen), 1, out=to)
-        at = ends.index_select(0, leaf)
-        torch.gather(sums, 1, at[:half], out=found[first : first + half])
-        torch.gather(sums, 1, at[rows - half :].add_(1), out=found[middle : middle + half])
+        sums.numpy().take(ends.take(leaf.numpy(), 0) + row, out=found.numpy()[here], mode="wrap")
         whole.copy_(torch.mul(some, 1048576.0, out=plain).floor_())  # below 2^22: nothing to wrap
         for part, weight, key in zip(columns, weights, keys, strict=True):
             torch.mv(part, weight, out=key[here])
