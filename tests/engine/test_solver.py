@@ -78,8 +78,8 @@ def fits() -> dict[str, tuple[str, Callable[[], Any]]]:
 
     static, free = {"noise_floor": False}, {"noise_floor": False, "resolution": None}
     return {
-        "threshold": ("paper exact", fit(gmc.ThresholdHead(0.1, 1e-4, names, **static), scores, masks, groups)),
-        "threshold, any": ("paper exact", fit(gmc.ThresholdHead(0.1, 1e-4, names, **free), scores, masks, groups)),
+        "threshold": ("paper", fit(gmc.ThresholdHead(0.1, 1e-4, names, **static), scores, masks, groups)),
+        "threshold, any": ("paper", fit(gmc.ThresholdHead(0.1, 1e-4, names, **free), scores, masks, groups)),
         "probability": ("paper", fit(gmc.ProbabilityHead(1e-4, names, bins=3), scores[:, 0], y, groups)),
         "euclidean": ("paper", fit(gmc.ProbabilityHead(1e-4, names, geometry="euclidean"), scores[:, 0], y, groups)),
         "quantile": ("paper", fit(gmc.QuantileHead(0.9, 1e-4, names, bins=3), scores[:, 0], groups)),
