@@ -1,5 +1,6 @@
 """Trees in words."""
 
+import numpy as np
 import torch
 
 from torchgmc.engine import rules, trees
@@ -15,7 +16,7 @@ def test_every_rule_says_who_goes_to_its_leaf():
     columns[::7, 0] = float("nan")
     coded = trees.code(columns, torch.tensor([False, True, False]), 16)
     slope = torch.where((columns[:, 0] > 40) & (site == 1), 1.0, -0.2).double()[:, None]
-    together, _ = trees.grow(coded, slope, torch.ones(400, 1).double(), 3, 1.0, 5.0, torch.eye(3).bool())
+    together, _ = trees.grow(coded, slope, torch.ones(400, 1).double(), 3, 1.0, 5.0, np.eye(3, dtype=bool))
     grown = [trees.Grown(*parts) for parts in zip(*together, strict=True)]
     column, cut, kind = rules.raw(grown, coded, columns.isnan().any(0))
     place = trees.places(columns, column, cut, kind)

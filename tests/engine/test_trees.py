@@ -3,6 +3,7 @@
 import itertools
 import math
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -39,7 +40,7 @@ def best_split(rows, columns, coded, slope, curvature, ridge, least):
 
     best, how = 0.0, None
     for j in range(columns.shape[1]):
-        cuts = [*coded.cuts[j][~coded.cuts[j].isinf()].tolist(), math.inf]
+        cuts = [*coded.cuts[j][~np.isinf(coded.cuts[j])].tolist(), math.inf]
         for cut in cuts:
             for missing in (False, True):
                 right = [i for i in rows if goes_right(float(columns[i, j]), cut, bool(coded.equal[j]), missing)]
@@ -53,18 +54,24 @@ def best_split(rows, columns, coded, slope, curvature, ridge, least):
 
 
 @pytest.mark.parametrize("classes", [1, 2])
-def test_sums_of_the_larger_half_are_what_the_smaller_leaves(classes: int) -> None:
+def test_sums_of_the_larger_half_are_what_the_smaller_leaves(classes: int, monkeypatch: pytest.MonkeyPatch) -> None:
     columns, equal, _, _ = draw(300, 3)
     coded, g = trees.code(columns, equal, 16), torch.Generator().manual_seed(0)
     places, size = coded.places(slice(0, 300)), len(coded.right[0])
-    values = torch.randint(-1000, 1000, (classes, 300), generator=g).double()
-    leaf = (torch.rand(5, 300, generator=g) * torch.tensor([4.0, 4.0, 2.0, 1.0, 3.5])[:, None]).long()  # some are empty
-    parents = torch.cat([trees.histogram(places, one >> 1, 2, size, values) for one in leaf], 1)
-    found = trees._halves(places, leaf, parents, values)
-    plain = torch.zeros_like(found)
+    values = torch.randint(-1000, 1000, (classes, 300), generator=g).double().numpy()
+    leaf = (
+        (torch.rand(5, 300, generator=g) * torch.tensor([4.0, 4.0, 2.0, 1.0, 3.5])[:, None]).to(torch.uint8).numpy()
+    )  # some are empty
+    parents = np.concatenate([trees.histogram(places, one.astype(int) >> 1, 2, size, values) for one in leaf], 1)
+    found = trees._halves(places, [leaf >> 1, leaf & 1], parents, values)
+    plain = np.zeros_like(found)
     for b, row, cell in itertools.product(range(5), range(300), range(places.shape[1])):
         plain[:, 4 * b + leaf[b, row], cell, places[row, cell] - cell * size] += values[:, row]
-    assert torch.equal(found, plain)
+    assert np.array_equal(found, plain)
+    monkeypatch.setattr(trees, "FEW", 0)  # by torch, and which half is smaller by a look at few rows
+    monkeypatch.setattr(trees, "LOOK", 7)
+    monkeypatch.setattr(trees, "AT_ONCE", 100)
+    assert np.array_equal(trees._halves(places, [leaf >> 1, leaf & 1], parents, values), plain)
 
 
 @settings(deadline=None, max_examples=12)
@@ -87,8 +94,8 @@ def test_every_split_is_the_best_of_all(n: int, seed: int) -> None:
             following += [[i for i in rows if i not in set(right)], right]
         leaf = following
     found = trees.leaves_of(coded, tree)
-    assert torch.equal(found, reached[0])
-    assert [sorted(part) for part in leaf] == [(found == k).nonzero()[:, 0].tolist() for k in range(4)]
+    assert np.array_equal(found, reached[0])
+    assert [sorted(part) for part in leaf] == [np.flatnonzero(found == k).tolist() for k in range(4)]
 
 
 def test_codes_are_levels_of_numbers_and_categories() -> None:
@@ -97,9 +104,9 @@ def test_codes_are_levels_of_numbers_and_categories() -> None:
     assert coded.codes[0].tolist() == [2, 0, 3, 1, 1]
     assert coded.codes[1].tolist() == [0, 2, 0, 3, 1]  # 7 and 8 (the first of those that occur once); the rest; missing
     heavy = trees.code(torch.cat([torch.zeros(900), torch.arange(1.0, 101)])[:, None], torch.tensor([False]), 10)
-    assert torch.bincount(heavy.codes[0].long())[0] == 900 and len(torch.bincount(heavy.codes[0].long())) >= 8
+    assert np.bincount(heavy.codes[0])[0] == 900 and len(np.bincount(heavy.codes[0])) >= 8
     many = trees.code(torch.arange(1000.0)[:, None], torch.tensor([False]), 10)
-    assert torch.bincount(many.codes[0].long()).tolist() == [100] * 10
+    assert np.bincount(many.codes[0]).tolist() == [100] * 10
 
 
 def boosted(n: int = 600, seed: int = 0, order: torch.Tensor | None = None):
@@ -124,11 +131,11 @@ def boosted(n: int = 600, seed: int = 0, order: torch.Tensor | None = None):
 def test_held_out_loss_falls_and_a_walk_on_values_is_the_walk_on_codes() -> None:
     columns, coded, found = boosted()
     assert len(found.trees) >= 5 and found.history[-1] < found.history[0] - 0.02
-    cuts = torch.cat([coded.cuts, torch.full((5, 1), math.inf)], 1).double()
-    column, code, missing = (torch.stack([tree[k] for tree in found.trees]) for k in range(3))
-    kind = coded.equal[column].long() + 2 * missing.long()
-    moves = trees.walk(columns, column, cuts[column, code], kind, found.moves)
-    plain = sum(found.moves[t][trees.leaves_of(coded, tree)] for t, tree in enumerate(found.trees))
+    cuts = np.concatenate([coded.cuts, np.full((5, 1), math.inf)], 1).astype(np.float64)
+    column, code, missing = (np.stack([tree[k] for tree in found.trees]) for k in range(3))
+    splits = (torch.from_numpy(part) for part in (column, cuts[column, code], coded.equal[column] + 2 * missing))
+    moves = trees.walk(columns, *splits, found.moves)
+    plain = sum(found.moves[t][trees.leaves_of(coded, tree).astype(int)] for t, tree in enumerate(found.trees))
     assert torch.equal(moves, plain)
 
 
@@ -137,6 +144,24 @@ def test_the_order_of_the_searched_rows_does_not_matter() -> None:
     _, _, one = boosted()
     _, _, two = boosted(order=order)
     assert torch.equal(one.moves, two.moves)
+
+
+def test_rows_of_one_kind_have_nothing_to_split() -> None:
+    coded = trees.code(torch.full((40, 2), 3.0), torch.tensor([False, True]), 8)
+    found, leaf = trees.grow(coded, torch.ones(40, 1).double(), torch.ones(40, 1).double(), 2, 1.0, 0.5, np.eye(2, dtype=bool))
+    assert not found.gain.any() and not leaf.any()
+
+
+def test_leaves_of_more_rows_than_the_search_saw_are_those_of_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of many rows some grow the trees; leaves of all follow from the splits."""
+    _, coded, whole = boosted()
+    monkeypatch.setattr(trees, "POOL", 300)
+    monkeypatch.setattr(trees, "JUDGES", 100)
+    _, _, some = boosted()
+    assert len(whole.trees) and len(some.trees) and some.places.shape == (len(some.trees), 600)
+    for found in (whole, some):
+        plain = np.stack([trees.leaves_of(coded, tree) for tree in found.trees])
+        assert np.array_equal(found.places.numpy(), plain)
 
 
 def test_nothing_is_kept_of_noise() -> None:

@@ -233,8 +233,7 @@ def _by_trees(
     found = []
     for bins in BINS:
         coded = trees.code(matrix[seen], equal, bins)
-        roots = torch.eye(len(names), dtype=torch.bool, device=s.device)  # columns, not rows
-        grown, _ = trees.grow(coded, slope, curvature, depth, RIDGE, float(least), roots)
+        grown, _ = trees.grow(coded, slope, curvature, depth, RIDGE, float(least), np.eye(len(names), dtype=bool))
         single = [trees.Grown(*parts) for parts in zip(*grown, strict=True)]
         found.append(rules.raw(single, coded, matrix.isnan().any(0)))
     splits, leaves = [torch.cat(part) for part in zip(*found, strict=True)], 1 << depth

@@ -31,10 +31,11 @@ def shuffled(*parts: Tensor, seed: int = 0) -> Tensor:
         >>> torch.equal(x[shuffled(x)], x.flip(0)[shuffled(x.flip(0))])
         True
     """
-    return _permuted(hashing.row_keys(*parts), seed)
+    return permuted(hashing.row_keys(*parts), seed)
 
 
-def _permuted(keys: Tensor, seed: int) -> Tensor:
+def permuted(keys: Tensor, seed: int = 0) -> Tensor:
+    """:func:`shuffled` from the keys of the rows."""
     order = keys.argsort(stable=True)
     places = torch.randperm(len(keys), generator=torch.Generator().manual_seed(len(keys) + seed)).to(order.device)
     return order[places]
@@ -68,7 +69,7 @@ def places_of(keys: Tensor) -> Places:
     count = int(distributed.total(torch.tensor(len(keys))))
     if count <= EXACT:
         every, start = distributed.collected(keys)
-        order = _permuted(every, 0)
+        order = permuted(every)
         place = torch.empty_like(order)
         place[order] = torch.arange(count, device=order.device)
         return Places(place[start : start + len(keys)], count, count)

@@ -137,11 +137,12 @@ def row_keys(*parts: Tensor, coarse: bool = False) -> Tensor:
         True
     """
     total = torch.zeros(len(parts[0]), dtype=torch.int64, device=parts[0].device)
-    place = 0
-    for part in parts:
-        flat = part.detach().flatten(1) if part.dim() > 1 else part.detach()[:, None]
+    place, tables = 0, [part.detach().flatten(1) if part.dim() > 1 else part.detach()[:, None] for part in parts]
+    if 0 < sum(flat.numel() for flat in tables) <= 1 << 16:  # few: at once
+        tables = [torch.cat([flat.to(torch.float64) for flat in tables], 1)]
+    for flat in tables:
         for some in torch.split(flat, 1 << 12, 1):
-            weight = places64(place + some.shape[1], part.device)[place:] * SECOND
+            weight = places64(place + some.shape[1], flat.device)[place:] * SECOND
             rows = max(1, (1 << 17) // max(some.shape[1], 1))  # numbers that stay in the cache
             if some.dtype == torch.bool:  # the key of 0 is 0: those of 1 are summed, 32 bits at a time, exactly
                 one, shifts = mix64(_bits(torch.ones_like(weight), coarse), weight), weight.new_tensor([0, 32])

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -12,9 +13,11 @@ from torchgmc.engine import trees
 
 def raw(grown: Sequence[trees.Grown], coded: trees.Coded, lacking: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Column, cut and kind of each split ``(T, N)``, as :func:`torchgmc.engine.trees.walk` takes them; ``lacking``: has NaN."""
-    column, code, missing = (torch.stack([tree[k] for tree in grown]) for k in range(3))
-    cuts = torch.cat([coded.cuts, torch.full_like(coded.cuts[:, :1], math.inf)], 1).double()
-    return column, cuts[column, code], coded.equal[column].long() + 2 * missing.long() + 4 * lacking[column].long()
+    column, code, missing = np.stack([np.stack(tree[:3]) for tree in grown], 1)
+    cuts = np.pad(coded.cuts.astype(np.float64), ((0, 0), (0, 1)), constant_values=math.inf)[column, code]
+    kind = coded.equal[column] + 2 * missing + 4 * lacking.cpu().numpy()[column]
+    found = [torch.from_numpy(part).to(lacking.device) for part in (column, cuts, kind)]
+    return found[0], found[1], found[2]
 
 
 def words(

@@ -7,17 +7,20 @@ All sums are exact in any order: the same trees come out however the rows were c
 same slopes, with another first split each; the moves of their leaves are not, and one whose gain the others took is dropped.
 """
 
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from torchgmc.distributed import total as over_ranks
 
+Array = npt.NDArray[Any]
 __all__ = ["Boosted", "Coded", "Grown", "Loss", "boost", "code", "grow", "walk"]
 
 #: Rows that the splits of a batch of trees are searched on, those of all batches, and held-out ones that judge them, at most.
@@ -26,8 +29,10 @@ SAMPLE, POOL, JUDGES = 1 << 15, 1 << 17, 1 << 15
 BATCH = 4
 #: Share of its gain that a tree must still have after those of its batch before it; gain below which a split is none.
 STALE, LEAST = 0.8, 1e-9
-#: Entries that are counted at once: what the caches like.
-AT_ONCE = 1 << 17
+#: Entries that are counted at once: what the caches like; rows that say which half of a leaf looks smaller.
+AT_ONCE, LOOK = 1 << 17, 1 << 10
+#: Fewer are counted by numpy, more by torch: a call of it costs more, an entry less.
+FEW = 1 << 15
 #: Columns of two values that share a code.
 PACK = 6
 #: Finest unit of slopes and curvatures in a search; bits of their sums, counted together; unit of what moves leaves.
@@ -41,39 +46,39 @@ UNIT, LARGEST = 2.0**-32, 16.0
 
 
 class Coded(NamedTuple):
-    """Columns as small codes.
+    """Columns as small codes, on the CPU: the search is in numpy, whose small operations cost a third of torch's.
 
     ``codes``: uint8 ``(q, n)``; ``missing`` (the last) for NaN. ``cuts``: value that each code starts at (numbers) or stands
     for (categories), float32 ``(q, b)``; inf where there is none. ``equal``: columns of categories, bool ``(q,)``. ``pairs``,
     ``wide``: columns that hold two values and no NaN, and the others, int64. ``cells``: what is counted: codes of ``wide``,
     then those of ``pairs``, six to a code; uint8 ``(w + p / 6, n)``. ``splits``: column, code and direction of NaN of all
-    splits that can be made, int64 ``(m, 3)``; the last: none. ``useless``: those that part nobody, bool ``(m,)``. ``right``:
-    codes that each split sends right, float64 ``(size, splits)``: of a number, of a category, and of six pairs. ``gaps``,
-    ``mixed``: whether there are NaN, and columns of categories.
+    splits that part some rows, int64 ``(m, 3)``; the last: none. ``some``: places of those of ``wide`` among wide x code x
+    direction. ``right``: codes that each split sends right, float64 ``(size, splits)``: of a number, of a category, and of
+    six pairs. ``gaps``, ``mixed``: whether there are NaN, and columns of categories.
     """
 
-    codes: Tensor
-    cuts: Tensor
-    equal: Tensor
-    pairs: Tensor
-    wide: Tensor
-    cells: Tensor
-    splits: Tensor
-    useless: Tensor
-    right: tuple[Tensor, Tensor, Tensor]
+    codes: Array
+    cuts: Array
+    equal: Array
+    pairs: Array
+    wide: Array
+    cells: Array
+    splits: Array
+    some: Array
+    right: tuple[Array, Array, Array]
     gaps: bool
     mixed: bool
 
     @property
     def missing(self) -> int:
         """Code of NaN."""
-        return self.cuts.shape[1]
+        return int(self.cuts.shape[1])
 
-    def places(self, rows: slice) -> Tensor:
+    def places(self, rows: slice) -> Array:
         """Cell and code of each of these rows, as one number, int64 ``(n, k)``."""
-        return self.cells[:, rows].T.contiguous() + torch.arange(len(self.cells), device=self.cells.device) * len(self.right[0])
+        return np.ascontiguousarray(self.cells[:, rows].T + np.arange(len(self.cells)) * len(self.right[0]))
 
-    def pick(self, rows: Tensor) -> "Coded":
+    def pick(self, rows: Array | slice) -> "Coded":
         """Some of the rows."""
         return self._replace(codes=self.codes[:, rows], cells=self.cells[:, rows])
 
@@ -81,10 +86,10 @@ class Coded(NamedTuple):
 class Grown(NamedTuple):
     """One tree, or some: column, code, direction of NaN and gain of each split ``(N,)``."""
 
-    column: Tensor
-    code: Tensor
-    missing: Tensor
-    gain: Tensor
+    column: Array
+    code: Array
+    missing: Array
+    gain: Array
 
 
 @dataclass
@@ -93,7 +98,7 @@ class Loss:
 
     ``slopes``: (z, rows) -> derivative and curvature of each row, ``(m, C)`` each. ``value``: (z, rows) -> loss of each row
     ``(m,)``. ``steps``: (z, place, leaves, rows) -> step of each leaf, ``(leaves, C)``; None for Newton's. ``place``: leaf of
-    each row.
+    each row. z and place may be on the CPU, wherever the loss is.
     """
 
     slopes: Callable[[Tensor, slice], tuple[Tensor, Tensor]]
@@ -103,174 +108,196 @@ class Loss:
 
 def code(columns: Tensor, equal: Tensor, bins: int) -> Coded:
     """Codes of columns ``(n, q)``, float32: up to ``bins`` of about equal size; of categories the most frequent values."""
-    n, q = columns.shape
-    cuts = torch.full((q, bins), math.inf, dtype=torch.float32, device=columns.device)
-    codes = torch.empty(q, n, dtype=torch.uint8, device=columns.device)
-    low, high = torch.aminmax(columns, dim=0) if n else (columns.new_zeros(q), columns.new_zeros(q))
-    upper = columns == high
-    two = (upper | (columns == low)).all(0) & (low < high)
-    plain = two & ~equal  # numbers of two values, at once
-    middle = torch.where((low != low.round()) | (high != high.round()), (low + high) / 2, high)
-    codes[plain], cuts[plain, :2] = upper.T[plain].to(torch.uint8), torch.stack([low, middle], 1)[plain]
-    for j in (~plain).nonzero()[:, 0].tolist():  # columns, not rows
-        column = columns[:, j].contiguous()
-        lacking = column.isnan()
-        found, count = torch.unique(column[~lacking], return_counts=True)
-        if equal[j]:
-            kept = found[count.argsort(descending=True, stable=True)[: bins - 1]].sort().values
-            place = torch.searchsorted(kept, column).clamp_max(max(len(kept) - 1, 0))
-            place = torch.where(kept[place] == column, place, bins - 1) if len(kept) else torch.zeros_like(place)
+    table, same = np.ascontiguousarray(columns.T.cpu().numpy()), equal.cpu().numpy()
+    q, n = table.shape
+    cuts, codes = np.full((q, bins), np.inf, dtype=np.float32), np.empty((q, n), dtype=np.uint8)
+    low, high = (table.min(1), table.max(1)) if n else (cuts[:, 0], cuts[:, 0])
+    upper = table == high[:, None]
+    two = (upper | (table == low[:, None])).all(1) & (low < high)
+    plain = two & ~same  # numbers of two values, at once
+    middle = np.where((low != low.round()) | (high != high.round()), (low + high) / 2, high)
+    codes[plain], cuts[plain, :2] = upper[plain], np.stack([low, middle], 1)[plain]
+    for j in np.flatnonzero(~plain):  # columns, not rows
+        column, lacking = table[j], np.isnan(table[j])
+        kept, count = np.unique(column[~lacking], return_counts=True)
+        if same[j]:
+            kept = np.sort(kept[np.argsort(-count, kind="stable")[: bins - 1]])
+            place = np.searchsorted(kept, column).clip(0, max(len(kept) - 1, 0))
+            place = np.where(kept[place] == column, place, bins - 1) if len(kept) else place
         else:
-            kept = found
-            if bool((found != found.round()).any()):  # half-way: rounding in another format turns nobody
-                found = torch.cat([found[:1], (found[1:] + found[:-1]) / 2])
-                kept = found
-            if len(found) > bins:
-                kept = found[_spread(count, bins)]
-            place = torch.searchsorted(kept, column, right=True).sub_(1).clamp_min_(0)
+            if (kept != kept.round()).any():  # half-way: rounding in another format turns nobody
+                kept = np.concatenate([kept[:1], (kept[1:] + kept[:-1]) / 2])
+            kept = kept[_spread(count, bins)] if len(kept) > bins else kept
+            place = (np.searchsorted(kept, column, side="right") - 1).clip(0)
         cuts[j, : len(kept)] = kept
-        codes[j] = torch.where(lacking, bins, place).to(torch.uint8)
-    pairs, wide = two.nonzero()[:, 0], (~two).nonzero()[:, 0]
-    bit = torch.arange(PACK, device=columns.device).to(torch.uint8)
-    packs = [(codes[some] << bit[: len(some), None]).sum(0, dtype=torch.uint8) for some in torch.split(pairs, PACK)]
-    cells = torch.cat([codes[wide], torch.stack(packs)]) if len(pairs) else codes
+        codes[j] = np.where(lacking, bins, place)
+    pairs, wide = np.flatnonzero(two), np.flatnonzero(~two)
+    bit = np.arange(PACK, dtype=np.uint8)
+    packs = [codes[pairs[k : k + PACK]] << bit[: len(pairs) - k, None] for k in range(0, len(pairs), PACK)]
+    cells = np.concatenate([codes[wide], *(pack.sum(0, dtype=np.uint8)[None] for pack in packs)])
     gaps = bool((codes == bins).any())
-    every, sides = torch.arange(bins + 1, device=columns.device), torch.arange(1 + gaps, device=columns.device)
-    useless = torch.where(equal[wide, None], every == bins - 1, every == 0)  # all other levels; all numbers
-    splits = torch.cat([torch.cartesian_prod(wide, every, sides).view(-1, 3), torch.nn.functional.pad(pairs[:, None], (0, 2))])
-    splits[len(splits) - len(pairs) :, 1] = 1
-    splits = torch.cat([splits, splits.new_tensor([[0, bins, 0]])])
-    useless = torch.nn.functional.pad(useless.flatten().repeat_interleave(1 + gaps), (0, len(pairs) + 1))
-    code = torch.arange(max(bins + 1, (1 << PACK) * (len(pairs) > 0)), device=columns.device)[:, None]
+    every, sides = np.arange(bins + 1), np.arange(1 + gaps)
+    code = np.arange(max(bins + 1, (1 << PACK) * (len(pairs) > 0)))[:, None]
     lost = (code == bins) & (sides == 1)[:, None, None]  # (sides, size, 1)
-    number, category = ((one & (code < bins) | lost).double().permute(1, 2, 0).flatten(1) for one in (code >= every, code == every))
-    right = number, category, (code[: 1 << PACK] >> bit.long() & 1).double()
-    return Coded(codes, cuts, equal, pairs, wide, cells, splits, useless, right, gaps, bool(equal.any()))
+    ways = ((one & (code < bins) | lost).transpose(1, 2, 0) for one in (code >= every, code == every))
+    number, category = (way.reshape(len(code), -1).astype(np.float64) for way in ways)
+    right = number, category, (np.arange(1 << PACK)[:, None] >> bit & 1).astype(np.float64)
+    level = np.array([np.bincount(codes[j], minlength=len(code)) for j in wide]).reshape(-1, len(code))
+    count = np.where(same[wide, None], level @ category, level @ number)  # rows that each split sends right
+    useless = np.where(same[wide, None], every == bins - 1, every == 0).repeat(1 + gaps, 1)  # all other levels; all numbers
+    some = np.flatnonzero((count > 0) & (count < n) & ~useless)
+    numbers = np.stack(np.meshgrid(wide, every, sides, indexing="ij"), -1).reshape(-1, 3)[some]
+    splits = np.concatenate([numbers, np.stack([pairs, np.ones_like(pairs), np.zeros_like(pairs)], 1), [[0, bins, 0]]])
+    return Coded(codes, cuts, same, pairs, wide, cells, splits, some, right, gaps, bool(same.any()))
 
 
-def _spread(count: Tensor, bins: int) -> Tensor:
+def _spread(count: Array, bins: int) -> Array:
     """Which of the sorted values start a bin: frequent ones have a bin of their own, the others share bins of equal size."""
     heavy = count * bins > count.sum()
     rest = bins - 2 * int(heavy.sum())
     if rest < 2:
-        heavy, rest = torch.zeros_like(heavy), bins
-    light = torch.where(heavy, 0, count).cumsum(0).double()
-    ranks = torch.arange(1, rest, device=count.device).double() * (light[-1] / rest)
-    first = torch.searchsorted(light, ranks, right=True)
-    own = heavy.nonzero()[:, 0]
-    starts = torch.cat([torch.zeros_like(first[:1]), first, own, own + 1])
-    found: Tensor = torch.unique(starts.clamp_max(len(count) - 1))
-    return found
+        heavy, rest = np.zeros_like(heavy), bins
+    light = np.where(heavy, 0, count).cumsum().astype(np.float64)
+    first = np.searchsorted(light, np.arange(1, rest) * (light[-1] / rest), side="right")
+    own = np.flatnonzero(heavy)
+    return np.unique(np.concatenate([[0], first, own, own + 1]).clip(0, len(count) - 1))
 
 
-def histogram(places: Tensor, leaf: Tensor, leaves: int, size: int, values: Tensor, rows: Tensor | None = None) -> Tensor:
+def histogram(places: Array, leaf: Array | None, leaves: int, size: int, values: Array, rows: Array | None = None) -> Array:
     """Sums of values ``(v, n)`` of rows (None for all) over leaf x cell x code of ``places``: ``(v, leaves, k, size)``."""
     k = places.shape[1]
-    total = values.new_zeros(len(values), leaves * k * size)
-    for start in range(0, len(leaf), max(1, AT_ONCE // k)):
+    total = np.zeros((len(values), leaves * k * size))
+    for start in range(0, values.shape[1], max(1, AT_ONCE // k)):
         some = slice(start, start + max(1, AT_ONCE // k))
-        place = places[some] if rows is None else places.index_select(0, rows[some])
-        place = (place + (leaf[some] * (k * size))[:, None] if leaves > 1 else place).flatten()
+        place = places[some] if rows is None else places.take(rows[some], 0)
+        place = place if leaf is None else place + (leaf[some] * (k * size))[:, None]
         for into, v in zip(total, values[:, some], strict=True):
-            into.scatter_add_(0, place, v[:, None].expand(-1, k).flatten())
-    return total.view(len(values), leaves, k, size)
+            if place.size < FEW:
+                into += np.bincount(place.ravel(), v.repeat(k), len(into))
+                continue
+            each = torch.from_numpy(v)[:, None].expand(-1, k).flatten()
+            torch.from_numpy(into).scatter_add_(0, torch.from_numpy(place.ravel()), each)
+    return total.reshape(len(values), leaves, k, size)
 
 
-def _halves(places: Tensor, leaf: Tensor, sums: Tensor, values: Tensor) -> Tensor:
-    """Sums of all leaves ``(B, n)`` of some trees from those of their parents: the smaller half is counted."""
-    (count, n), (every, size) = leaf.shape, sums.shape[1::2]
-    parents = every // count
-    first = torch.arange(count, device=leaf.device)[:, None] * parents
-    sizes = torch.zeros(count, 2 * parents, dtype=torch.int64, device=leaf.device)
-    less = sizes.scatter_add_(1, leaf, torch.ones_like(leaf)).view(count, parents, 2).argmin(2)
-    parent = leaf >> 1
-    chosen = (less.gather(1, parent) == (leaf & 1)).flatten().nonzero()[:, 0]
-    rows, parent = chosen % n, (parent + first).flatten().index_select(0, chosen)
-    own = histogram(places, parent, every, size, values.index_select(1, rows), rows)
-    both, second = torch.stack([own, sums - own], 2), less.flatten().bool()
-    return torch.where(second[:, None, None, None], both.flip(2), both).flatten(1, 2)
+def _halves(places: Array, bits: list[Array], sums: Array, values: Array) -> Array:
+    """Sums of all leaves of some trees from those of their parents: the half that looks smaller is counted.
+
+    ``bits``: which way the rows went at each level, uint8 ``(B, n)``. ``sums``: of the parents, ``(C, B leaves, k, size)``; of
+    one for all trees ``(C, 1, k, size)``.
+    """
+    (count, n), (classes, _, k, size), parents = bits[0].shape, sums.shape, 1 << len(bits) - 1
+    every, tree = count * parents, np.arange(count)[:, None]
+    leaf = _leaf([np.zeros_like(bits[0]), *bits[:-1]])
+    few = (2 * (leaf[:, :LOOK] + parents * tree) + bits[-1][:, :LOOK]).ravel()
+    less = np.bincount(few, minlength=2 * every).reshape(every, 2).argmin(1)
+    larger = _select((1 - less).astype(np.uint8).reshape(count, parents, 1), bits[:-1])
+    chosen = np.flatnonzero((bits[-1] ^ larger).view(bool))
+    which = np.repeat(tree[:, 0], np.diff(np.searchsorted(chosen, np.arange(count + 1) * n)))
+    rows, parent = chosen - which * n, leaf.ravel()[chosen] + which * parents
+    own = histogram(places, parent, every, size, values.take(rows, 1), rows)
+    found = np.empty((classes, every, 2, k, size))
+    found[:, np.arange(every), less], found[:, np.arange(every), 1 - less] = own, sums - own
+    return found.reshape(classes, 2 * every, k, size)
 
 
-def _packed(slope: Tensor, curvature: Tensor) -> tuple[Tensor, tuple[float, float]]:
+def _select(table: Array, bits: list[Array]) -> Array:
+    """Of a table of 0 and 1 by leaf, uint8 ``(B, leaves, n or 1)``, what each row finds in its leaf: ``(B, n)``."""
+    for bit in reversed(bits):
+        even = table[:, ::2]
+        table = even ^ ((even ^ table[:, 1::2]) & bit[:, None])
+    return table[:, 0]
+
+
+def _leaf(bits: list[Array]) -> Array:
+    """Leaf of each row from the way it went at each level, uint8 ``(B, n)``."""
+    return functools.reduce(lambda leaf, bit: leaf << 1 | bit, bits)
+
+
+def _packed(slope: Tensor, curvature: Tensor) -> tuple[Array, tuple[float, float]]:
     """Slopes and curvatures ``(n, C)`` as whole numbers, both in one float64, ``(C, n)``; and their units."""
-    most = torch.stack([slope.abs().sum(0), curvature.sum(0)]).amax(1) / 2.0 ** (BITS - 1)
-    one, two = (2.0 ** math.ceil(math.log2(max(unit, GRAIN))) for unit in most.tolist())
-    whole = torch.round(slope / one).mul_(SHIFT).add_(torch.round(curvature / two))
-    return whole.T.contiguous(), (one, two)
+    one, two = (part.cpu().numpy() for part in (slope, curvature))
+    most = (float(part.sum(0).max()) / 2.0 ** (BITS - 1) for part in (np.abs(one), two))
+    units = [2.0 ** math.ceil(math.log2(max(unit, GRAIN))) for unit in most]
+    whole = np.rint(one / units[0]) * SHIFT + np.rint(two / units[1])
+    return np.ascontiguousarray(whole.T), (units[0], units[1])
 
 
 def grow(
     coded: Coded, slope: Tensor, curvature: Tensor, depth: int, ridge: float, least: float,
-    roots: Tensor | None = None, places: Tensor | None = None, rows: slice | None = None,
-) -> tuple[Grown, Tensor]:  # fmt: skip
+    roots: Array | None = None, places: Array | None = None, rows: slice | None = None,
+) -> tuple[Grown, Array]:  # fmt: skip
     """Trees ``(B, N)`` whose splits, level by level, gain most in the quadratic model of the loss, and the leaves of all rows.
 
     ``coded``: columns of the rows. ``slope``, ``curvature``: ``(n, C)``, of the rows that are searched. ``depth``, ``ridge``,
     ``least``: levels; what is added to each leaf's curvature; smallest curvature of a leaf, summed over C. ``roots``: columns
     that the first split of each tree should use, bool ``(B, q)``; None for one tree and all columns. ``places``, ``rows``: see
-    :meth:`Coded.places`, if at hand; rows that are searched, None for the first.
+    :meth:`Coded.places`, if at hand; rows that are searched, None for the first. Leaves: uint8 ``(B, n)``.
     """
     rows = rows or slice(0, len(slope))
     places = coded.places(rows) if places is None else places[rows]
-    w, p, n, count = len(coded.wide), len(coded.pairs), coded.codes.shape[1], 1 if roots is None else len(roots)
+    count = 1 if roots is None else len(roots)
     values, units = _packed(slope, curvature)
-    leaf = torch.zeros(count, n, dtype=torch.int64, device=slope.device)
-    splits: list[Tensor] = []
-    gains: list[Tensor] = []
-    sums = histogram(places, leaf[0, rows], 1, len(coded.right[0]), values)  # (C, B leaves, k, size)
+    splits, gains = [], []
+    bits: list[Array] = []
+    sums = histogram(places, None, 1, len(coded.right[0]), values)  # (C, B leaves, k, size)
     for level in range(depth):
-        leaves = 1 << level
         if level:
-            sums = _halves(places, leaf[:, rows], sums if level > 1 else sums.expand(-1, count, -1, -1), values)
-        right = sums[:, :, :w] @ coded.right[0]
-        if coded.mixed:
-            right = torch.where(coded.equal[coded.wide, None], sums[:, :, :w] @ coded.right[1], right)
-        every = [right.flatten(2)]
-        if p:
-            every.append((sums[:, :, w:, : 1 << PACK] @ coded.right[2]).flatten(2)[:, :, :p])
-        whole = sums[:, :, 0].sum(2, keepdim=True)
-        gain = _gain(torch.cat([*every, torch.zeros_like(whole)], 2), whole, units, ridge, least)
-        gain = gain.masked_fill_(coded.useless, -math.inf)  # (B leaves, m)
-        gain[:, -1] = LEAST
+            sums = _halves(places, [bit[:, rows] for bit in bits], sums, values)
+        gain = _gains(coded, sums, units, ridge, least)
         if level == 0 and roots is not None:
-            own = torch.where(roots.index_select(1, coded.splits[:, 0]), gain, -math.inf)
-            gain = torch.where(own.amax(1, keepdim=True) > LEAST, own, gain)  # those columns may be constant
-        best, at = gain.max(1)
-        split = coded.splits.index_select(0, at)
-        splits.append(split.view(count, leaves, 3))
-        gains.append(best.view(count, leaves) - LEAST)
-        turns = _goes_right(coded, *split.unbind(1)).view(count, leaves, n)
-        leaf = 2 * leaf + (turns.gather(1, leaf[:, None]) if level else turns)[:, 0]
-    column, code, missing = torch.cat(splits, 1).unbind(2)
-    return Grown(column, code, missing, torch.cat(gains, 1)), leaf
+            own = np.where(roots[:, coded.splits[:, 0]], gain, -np.inf)
+            gain = np.where(own.max(1, keepdims=True) > LEAST, own, gain)  # those columns may be constant
+        at = gain.argmax(1)
+        split = coded.splits[at]
+        splits.append(split.reshape(count, -1, 3))
+        gains.append((gain[np.arange(len(at)), at] - LEAST).reshape(count, -1))
+        bits.append(_select(_turns(coded, split).reshape(count, 1 << level, -1), bits))
+    column, code, missing = np.concatenate(splits, 1).transpose(2, 0, 1)
+    return Grown(column, code, missing, np.concatenate(gains, 1)), _leaf(bits)
 
 
-def _gain(right: Tensor, whole: Tensor, units: tuple[float, float], ridge: float, least: float) -> Tensor:
-    """Fall of the quadratic model, ``(leaves, m)``, from packed sums ``(C, leaves, m)``; -inf where a side is too small."""
-    both = torch.cat([whole, right, whole - right], 2)
-    slope = torch.floor(both / SHIFT)
-    curvature = both.sub_(slope, alpha=SHIFT).mul_(units[1])
-    score, size = slope.mul_(units[0]).square_().div_(curvature + ridge).sum(0), curvature.sum(0)
-    (one, two), (less, more) = (torch.chunk(part[:, 1:], 2, 1) for part in (score, size))
-    return (one + two - score[:, :1]).masked_fill_(torch.minimum(less, more) < least, -math.inf)
-
-
-def _goes_right(coded: Coded, column: Tensor, code: Tensor, missing: Tensor) -> Tensor:
-    """Rows that each split sends right, bool ``(splits, n)``."""
-    here, code = coded.codes.index_select(0, column), code[:, None].to(torch.uint8)
-    right = here >= code
+def _gains(coded: Coded, sums: Array, units: tuple[float, float], ridge: float, least: float) -> Array:
+    """Fall of the quadratic model by each split of each leaf, ``(leaves, m)``; -inf where a side is too small."""
+    (classes, leaves), w, p, levels = sums.shape[:2], len(coded.wide), len(coded.pairs), coded.missing + 1
+    whole = sums[:, :, 0].sum(2, keepdims=True)
+    right = sums[:, :, :w, :levels] @ coded.right[0][:levels]
     if coded.mixed:
-        right = torch.where(coded.equal[column, None], here == code, right)
-    return torch.where(here == coded.missing, missing[:, None].bool(), right) if coded.gaps else right
+        right = np.where(coded.equal[coded.wide, None], sums[:, :, :w] @ coded.right[1], right)
+    every = [whole, right.reshape(classes, leaves, -1).take(coded.some, 2)]
+    if p:
+        every.append((sums[:, :, w:, : 1 << PACK] @ coded.right[2]).reshape(classes, leaves, -1)[:, :, :p])
+    both = np.concatenate(every, 2)
+    both = np.concatenate([both, whole - both[:, :, 1:]], 2)
+    slope = np.floor(both / SHIFT)
+    curvature = (both - slope * SHIFT) * units[1]
+    score = np.square(slope * units[0]) / (curvature + ridge)
+    score, size = (part.sum(0) if classes > 1 else part[0] for part in (score, curvature))
+    gain, m = np.full((leaves, len(coded.splits)), LEAST), len(coded.splits)  # the last: none
+    gain[:, :-1] = score[:, 1:m] + score[:, m:] - score[:, :1]
+    np.copyto(gain[:, :-1], -np.inf, where=np.minimum(size[:, 1:m], size[:, m:]) < least)
+    return gain
 
 
-def leaves_of(coded: Coded, tree: Grown) -> Tensor:
-    """Leaf of every row, int64 ``(n,)``."""
-    leaf, first = torch.zeros(coded.codes.shape[1], dtype=torch.int64, device=coded.codes.device), 0
-    while first < len(tree.column):
-        right = _goes_right(coded, *(part[first : 2 * first + 1] for part in tree[:3]))
-        leaf, first = 2 * leaf + right.gather(0, leaf[None])[0], 2 * first + 1
-    return leaf
+def _turns(coded: Coded, split: Array) -> Array:
+    """Rows that each split (column, code, direction of NaN) sends right, 0 or 1, uint8 ``(splits, n)``."""
+    column, code, missing = split.T.reshape(3, -1, 1)
+    here, code = coded.codes[column[:, 0]], code.astype(np.uint8)
+    right: Array = here >= code
+    if coded.mixed:
+        right = np.where(coded.equal[column], here == code, right)
+    right = np.where(here == coded.missing, missing > 0, right) if coded.gaps else right
+    return right.view(np.uint8)
+
+
+def leaves_of(coded: Coded, tree: Grown) -> Array:
+    """Leaf of every row, uint8 ``(n,)``."""
+    turns = _turns(coded, np.stack(tree[:3], 1))[None]
+    bits: list[Array] = []
+    while (first := (1 << len(bits)) - 1) < len(tree.column):
+        bits.append(_select(turns[:, first : 2 * first + 1], bits))
+    found: Array = _leaf(bits)[0]
+    return found
 
 
 class Boosted(NamedTuple):
@@ -304,64 +331,62 @@ def boost(
     n, leaves, device = len(z), 1 << depth, z.device
     train, judges = min(n - held, POOL), min(held, JUDGES) if stop else held
     rest = slice(n - held, n - held + judges)
-    some = torch.cat([torch.arange(n, device=device)[part] for part in (slice(0, train), rest)])
-    few = coded if len(some) == n else coded.pick(some)
-    places_of = few.places(slice(0, train))
-    size = min(train, SAMPLE)
-    both, first, drawn = z[some], 0, 0
+    few = coded if train + judges == n else coded.pick(np.r_[:train, rest])
+    places_of, size, first, drawn = few.places(slice(0, train)), min(train, SAMPLE), 0, 0
+    both = torch.cat([z[:train], z[rest]]).cpu()
     own, other = both[:train], both[train:]
     trees: list[Grown] = []
-    places: list[Tensor] = []
+    places: list[Array] = []
     before = loss.value(other, rest)
     history, gained = [float(before.mean())], before.new_zeros(1)
     best, patience, lowest = 0, math.ceil(PATIENCE / rate), history[0]
     while len(trees) < most and (len(trees) - best < patience or not stop):
         rows = slice(first, first + size)
         first = 0 if first + 2 * size > train else first + size
-        slopes = loss.slopes(own[rows], rows)
-        roots = _roots(drawn, max(1, BATCH * 8 >> max(3, depth)), len(coded.codes), device) if depth > 1 else None
-        batch, leaf = grow(few, *slopes, depth, ridge, least, roots, places_of, rows)
-        drawn, gains = drawn + len(leaf), batch.gain.sum(1).tolist()
+        roots = _roots(drawn, max(1, BATCH * 8 >> max(3, depth)), len(coded.codes)) if depth > 1 else None
+        batch, leaf = grow(few, *loss.slopes(own[rows], rows), depth, ridge, least, roots, places_of, rows)
+        drawn, gains, leaf_of = drawn + len(leaf), batch.gain.sum(1).tolist(), leaf.astype(np.int64)
         if max(gains) <= 0:
             break
         usual = 0.0
         for b in [b for b, gain in enumerate(gains) if gain > 0][: most - len(trees)]:
-            place = leaf[b]
-            moves, gain = _moves(loss, own, place[:train], slice(0, train), leaves, ridge)
+            step, (one, two) = _moves(loss, own, leaf_of[b, :train], slice(0, train), leaves, ridge)
+            gain = float(np.vdot(one, one / (two + ridge)) - (one.sum(1) ** 2 / (two.sum(1) + ridge)).sum())
             usual = usual or gain / gains[b]  # 1, or less where other rows were searched
             if gain < STALE * usual * gains[b]:  # the trees before it took what it found
                 continue
-            both = both - (rate * moves).index_select(0, place)
-            own, other = both[:train], both[train:]
+            _move(both.numpy(), rate * step, leaf_of[b])
             trees.append(Grown(*(part[b] for part in batch)))
-            places.append(place.to(torch.uint8))
+            places.append(leaf[b])
             after = loss.value(other, rest)
             history.append(float(after.mean()))
             if history[-1] < lowest:
                 best, gained, lowest = len(trees), before - after, history[-1]
     if not stop or float(gained.mean()) <= float(gained.std(unbiased=False)) / max(1, len(gained)) ** 0.5:
         best = 0  # within the noise of the held-out rows
-    moves, moved = z.new_zeros(best, leaves, z.shape[1]), torch.zeros_like(final)
+    if few is not coded:
+        parts = [coded.pick(slice(k, k + SAMPLE)) for k in range(0, n, SAMPLE)]
+        places = [np.concatenate([leaves_of(part, tree) for part in parts]) for tree in trees[:best]]
+    kept = np.stack(places[:best]) if best else np.zeros((0, n), dtype=np.uint8)
+    moves, moved, final = np.zeros((best, z.shape[1], leaves)), np.zeros(final.shape), final.cpu()
     for t in range(best):
-        if few is not coded:
-            parts = torch.split(torch.arange(n, device=device), SAMPLE)
-            places[t] = torch.cat([leaves_of(coded.pick(rows), trees[t]).to(torch.uint8) for rows in parts])
-        place = places[t].long()
-        step = rate * _moves(loss, final - moved, place, slice(0, n), leaves, ridge)[0]
-        moves[t] = torch.round(step.clamp(-LARGEST, LARGEST) / UNIT) * UNIT
-        moved = moved + moves[t].index_select(0, place)
-    kept = torch.stack(places[:best]) if best else torch.zeros(0, n, dtype=torch.uint8, device=device)
-    return Boosted(trees[:best], moves, history[: best + 1], other, moved, kept)
+        place = kept[t].astype(np.int64)
+        step, _ = _moves(loss, final + torch.from_numpy(moved), place, slice(0, n), leaves, ridge)
+        moves[t] = np.rint((rate * step).clip(-LARGEST, LARGEST) / UNIT) * UNIT
+        _move(moved, moves[t], place)
+    steps, rows_moved, leaf_of_rows = (torch.from_numpy(p).to(device) for p in (moves.swapaxes(1, 2).copy(), -moved, kept))
+    return Boosted(trees[:best], steps, history[: best + 1], other.to(device), rows_moved, leaf_of_rows)
 
 
-def _roots(first: int, count: int, columns: int, device: torch.device) -> Tensor:
+def _roots(first: int, count: int, columns: int) -> Array:
     """Columns that the first splits of some trees may use, bool ``(count, columns)``.
 
     Where effects of single columns are gone, as after named groups, the best first split is noise, and each tree the same; with
     another start each time, the second split finds the partner of an interaction.
     """
-    draw = torch.rand(count, columns, generator=torch.Generator().manual_seed(first))
-    return (draw <= draw.amin(1, keepdim=True).clamp_min(ROOTS)).to(device)
+    draw = torch.rand(count, columns, generator=torch.Generator().manual_seed(first)).numpy()
+    found: Array = draw <= np.maximum(draw.min(1, keepdims=True), ROOTS)
+    return found
 
 
 def pinball(scores: Tensor, weight: Tensor, target: Tensor) -> Loss:
@@ -375,16 +400,17 @@ def pinball(scores: Tensor, weight: Tensor, target: Tensor) -> Loss:
     mass = weight.sum(2)  # (n, C)
 
     def slopes(z: Tensor, rows: slice) -> tuple[Tensor, Tensor]:
-        below = ((scores[rows] <= z[:, :, None]) * weight[rows]).sum(2)
+        below = ((scores[rows] <= z.to(scores.device)[:, :, None]) * weight[rows]).sum(2)
         return below - target * mass[rows], 2.0 * target * (1.0 - target) * mass[rows]
 
     def value(z: Tensor, rows: slice) -> Tensor:
-        above = scores[rows] - z[:, :, None]
+        above = scores[rows] - z.to(scores.device)[:, :, None]
         goal = target[:, None]
         return (torch.maximum(goal * above, (goal - 1.0) * above) * weight[rows]).sum((1, 2))
 
     def steps(z: Tensor, place: Tensor, leaves: int, rows: slice) -> Tensor:
-        found, leaf_of = [], place[:, None].expand(-1, scores.shape[2]).reshape(-1)
+        z, place, found = z.to(scores.device), place.to(scores.device), []
+        leaf_of = place[:, None].expand(-1, scores.shape[2]).reshape(-1)
         for c, goal in enumerate(target):
             residual, order = (scores[rows, c] - z[:, c, None]).flatten().sort(stable=True)
             leaf, again = leaf_of[order].sort(stable=True)  # by leaf, and within by residual
@@ -418,17 +444,24 @@ def refit(
     return moves, z
 
 
-def _moves(loss: Loss, z: Tensor, place: Tensor, rows: slice, leaves: int, ridge: float) -> tuple[Tensor, float]:
-    """Step of each leaf, ``(leaves, C)``, from these rows: Newton's, or that of the loss itself; and the gain of Newton's."""
-    whole = torch.cat([part.T for part in loss.slopes(z, rows)]).div_(FINE).round_()
-    sums = whole.new_zeros(len(whole), leaves).scatter_add_(1, place.expand_as(whole), whole).mul_(FINE)
-    first, second = sums.T.chunk(2, 1)
-    step = first / (second + ridge)
-    one, two = np.split(sums.cpu().numpy(), 2)  # so few are quicker here
-    gain = (one**2 / (two + ridge)).sum() - (one.sum(1) ** 2 / (two.sum(1) + ridge)).sum()
+def _moves(loss: Loss, z: Tensor, place: Array, rows: slice, leaves: int, ridge: float) -> tuple[Array, Array]:
+    """Step of each leaf, ``(C, leaves)``, from these rows: Newton's, or that of the loss itself; and the sums of the slopes and
+
+    curvatures, ``(2, C, leaves)``.
+    """
+    parts = [part.T.cpu().numpy() for part in loss.slopes(z, rows)]
+    sums = np.array([[np.bincount(place, np.rint(column / FINE), leaves) for column in part] for part in parts]) * FINE
+    step = sums[0] / (sums[1] + ridge)
     if loss.steps is not None:
-        step = loss.steps(z, place, leaves, rows) * (second / (second + ridge))
-    return step, float(gain)
+        own = loss.steps(z, torch.from_numpy(place), leaves, rows).T.cpu().numpy()
+        step = own * (sums[1] / (sums[1] + ridge))
+    return step, sums
+
+
+def _move(z: Array, moves: Array, place: Array) -> None:
+    """Take the moves of leaves ``(C, leaves)`` off z ``(n, C)``, in place; ``place``: leaf of each row."""
+    for column, move in zip(z.T, moves, strict=True):
+        column -= move[place]
 
 
 def places(columns: Tensor, column: Tensor, cut: Tensor, kind: Tensor) -> Tensor:

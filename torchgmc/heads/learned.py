@@ -21,7 +21,8 @@ from torchgmc.distributed import total as over_ranks
 from torchgmc.engine import checks, linear, rules, trees
 from torchgmc.engine.clusters import deal_clusters
 from torchgmc.engine.float64 import wide
-from torchgmc.engine.folds import places, shuffled
+from torchgmc.engine.folds import permuted, places, places_of
+from torchgmc.engine.hashing import row_keys
 from torchgmc.engine.scripting import has_values
 from torchgmc.groups.columns import as_mapping, factorize, is_frame, num_rows, read
 from torchgmc.heads.base import Head
@@ -359,8 +360,9 @@ class Learning(Head):
         """Who is held out; None if there are too few rows. Clusters stay together."""
         if self.learn is None or rows.rows < FEWEST:
             return None
-        order = shuffled(*rows.content())
-        part = deal_clusters(PARTS, rows.cluster, *rows.content())
+        keys = row_keys(*rows.content())
+        order = permuted(keys)
+        part = deal_clusters(PARTS, rows.cluster) if rows.cluster.shape[1] else places_of(keys).place % PARTS
         return Division(part, order[_last(part[order] == 0)], int((part == 0).sum()))
 
     def grow_trees(self, columns: Tensor, ends: Ends, loss: LossOf, division: Division, cross: bool = False) -> Found:
@@ -394,7 +396,7 @@ class Learning(Head):
             at = _last(part[order] == k)
             rows, count = order[at], int((part == k).sum())
             if 0 < count < len(rows):
-                parts = (coded.pick(at), final[rows], final[rows], loss(rows), count)
+                parts = (coded.pick(at.cpu().numpy()), final[rows], final[rows], loss(rows), count)
                 unseen[rows[len(rows) - count :]] = trees.boost(*parts, *options, stop=False).z
         return Found(column, cut, kind, found.moves, z, order, held, found.history, final, unseen, *none, found.places)
 
@@ -456,7 +458,7 @@ class Learning(Head):
                 part = getattr(self, name) if known and found is not None else None
             else:
                 part = getattr(found, name.partition("_")[2], None)
-            setattr(self, name, getattr(self, name)[:0] if part is None else part.to(self.tree_width.device))
+            self._buffers[name] = getattr(self, name)[:0] if part is None else part.to(self.tree_width.device)
 
     def write_rules(self, found: Found, values: Sequence[Tensor], rows: Any, bounds: tuple[Any, Any]) -> None:
         """The rules that change most on the rows searched, judged on the others.
@@ -472,9 +474,10 @@ class Learning(Head):
             return
         place = found.place[:, : len(seen)]  # (T, n)
         weight = (rows.weight[seen] / rows.weight[seen].sum())[:, None]
-        sums = torch.cat([weight, effect[seen] * weight], 1).T
-        none = sums.new_zeros(len(sums), leaves)
-        mass = torch.cat([none.scatter_add(1, tree.long().expand_as(sums), sums) for tree in place], 1).T
+        sums = torch.cat([weight, effect[seen] * weight], 1).T.contiguous().cpu().numpy()
+        whole = (tree.astype(np.int64) for tree in place.cpu().numpy())
+        each = [[np.bincount(tree, part, leaves) for part in sums] for tree in whole]
+        mass = torch.from_numpy(np.array(each)).to(place.device).mT.flatten(0, 1)
         size = mass[:, 1:].abs().amax(1) / mass[:, 0].clamp_min(1e-300).sqrt()  # in units of its noise, up to a factor
         chosen: dict[str, int] = {}
         for k in size.argsort(descending=True, stable=True)[: 20 * RULES].tolist():

@@ -338,14 +338,16 @@ class ProbabilityHead(Learning):
         divided = self.divide(every)
         if divided is None:
             return None
-        start = probabilities.start_of_trees(examples, sample, found, divided.order[: -divided.held or None])
         weight = sample.share * len(sample.share)
 
         def loss(rows: Tensor) -> trees.Loss:
             return probabilities.tree_loss(examples.y[rows], weight[rows], self.euclidean)
 
-        columns = looked_at(every.features, every.z, every.member)
-        return self.grow_trees(columns, (start, final), loss, divided)
+        with torch.inference_mode():  # a tenth faster
+            start = probabilities.start_of_trees(examples, sample, found, divided.order[: -divided.held or None])
+            columns = looked_at(every.features, every.z, every.member)
+            grown = self.grow_trees(columns, (start, final), loss, divided)
+        return TreesFound._make(part.clone() if isinstance(part, Tensor) else part for part in grown)
 
     def _promise(self, device: torch.device, everyone: bool = False) -> probabilities.Promise:
         width, how = self.high - self.low, (self.euclidean, self.conditional, self.noise_floor, self.range is None)
@@ -382,9 +384,9 @@ class ProbabilityHead(Learning):
         self.offsets.zero_()
         if offsets is not None:
             self.offsets.copy_(offsets)
-        self.rounds = self.rounds[:0] if rounds is None else rounds.to(device)
-        who, step, column = (self.log_who[:0], self.log_step[:0], self.log_column[:0]) if log is None else log
-        self.log_who, self.log_step, self.log_column = who.to(device), step.to(device), column.to(device)
+        names = ("rounds", "log_who", "log_step", "log_column")
+        for name, part in zip(names, (rounds, *(log or (None, None, None))), strict=True):
+            self._buffers[name] = getattr(self, name)[:0] if part is None else part.to(device)
 
     # -- use ---------------------------------------------------------------------------------------------------------
 
