@@ -167,9 +167,10 @@ def test_folds_side_by_side_are_the_fits_without_each_fold(euclidean: bool) -> N
         torch.testing.assert_close(found[..., k], alone[..., 0], rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("slopes", [True, False])
-def test_all_ridges_and_folds_at_once_are_plain_loops_of_fits(slopes: bool) -> None:
+@pytest.mark.parametrize(("slopes", "many"), [(True, 1 << 12), (False, 1 << 12), (True, 0)])
+def test_all_ridges_and_folds_at_once_are_plain_loops_of_fits(slopes: bool, many: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Held-out losses and fits of ``_at_once`` against one Newton fit per ridge and fold, and losses from their formula."""
+    monkeypatch.setattr(static, "MANY", many)  # 0: folds in float32
     g = torch.Generator().manual_seed(1)
     member = torch.cat([torch.ones(500, 1), (torch.rand(500, 4, generator=g) < 0.3).float()], 1).double()
     z = 2 * torch.randn(500, 1, generator=g).double()
@@ -195,6 +196,34 @@ def test_all_ridges_and_folds_at_once_are_plain_loops_of_fits(slopes: bool) -> N
             weight = share[out] / share[out].sum()
             plain = (weight * torch.nn.functional.binary_cross_entropy_with_logits(moved, y[out], reduction="none")).sum()
             assert abs(float(losses[k, part] - plain)) < 5e-6
+
+
+@pytest.mark.parametrize("sure", [1.0, 12.0])
+@pytest.mark.parametrize("ridged", [True, False])
+def test_sums_at_once_end_where_plain_newton_steps_do(sure: float, ridged: bool) -> None:
+    """``newton`` against ``minimise``, from a start where the first step is far too long if the model is very sure."""
+    g = torch.Generator().manual_seed(4)
+    z = sure * torch.randn(400, 1, generator=g).double()
+    y = (torch.rand(400, 1, generator=g).double() < torch.sigmoid(z / sure - 0.5)).double()
+    member = torch.cat([torch.ones(400, 1).double(), z.clamp(-16, 16), torch.randn(400, 1, generator=g).double()], 1)
+    columns = static.Columns(member, z, y, torch.full_like(z, 1 / 400), False, False)
+    zero = torch.zeros(columns.shape).double()
+    columns = columns.shrunk(torch.full_like(zero, 0.01)) if ridged else columns
+    plain = columns.minimise(zero, zero.clone(), None, 50, 1e-3)
+    torch.testing.assert_close(columns.newton(zero), plain, rtol=0, atol=1e-6)
+    assert float(columns.slope(columns.newton(zero))[0].abs().max()) <= 1e-8
+
+
+def test_hessians_of_parts_sum_to_that_of_all() -> None:
+    g = torch.Generator().manual_seed(5)
+    member = torch.cat([torch.ones(300, 1), (torch.rand(300, 3, generator=g) < 0.4).float()], 1).double()
+    z, y = torch.randn(300, 1, generator=g).double(), (torch.rand(300, 1, generator=g) < 0.5).double()
+    columns = static.Columns(member, z, y, torch.full_like(z, 1 / 300), False, True)
+    theta, fold = 0.1 * torch.randn(columns.shape, generator=g).double(), (torch.arange(300) * 7 % 11 % 5).to(torch.uint8)
+    parts = columns.hessians(theta, fold, 5)
+    torch.testing.assert_close(parts.sum(0, keepdim=True), columns.hessian(theta))
+    rows = (fold == 3).nonzero()[:, 0]
+    torch.testing.assert_close(parts[3], columns.pick(rows).hessian(theta)[0] * len(rows) / 300)
 
 
 def test_steps_at_once_that_do_not_end_leave_the_fit_to_plainer_ones(monkeypatch: pytest.MonkeyPatch) -> None:

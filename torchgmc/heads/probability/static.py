@@ -23,17 +23,20 @@ import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from torchgmc.distributed import total as over_ranks
 from torchgmc.engine import noise
 from torchgmc.engine.clusters import codes, deal_clusters
-from torchgmc.engine.folds import Places, places
+from torchgmc.engine.folds import EXACT, Places, places
 from torchgmc.engine.lasso import solve_lasso
 from torchgmc.heads.levelsets import steps as levelsets
 from torchgmc.heads.levelsets.steps import LARGEST, ROWS, Members, Membership, blocks
 
+Array = npt.NDArray[Any]
 #: Halvings of a step.
 HALVINGS = 8
 #: Rows that a Hessian is estimated from (the slope itself always uses every row).
@@ -66,6 +69,8 @@ CHOICES, ENTRIES = 1 << 17, 1 << 25
 ROOM = 100
 #: Steps with a Hessian from nearby that all such fits are given at once, and entries of their Hessians at most.
 CHORDS, HESSIANS = 15, 1 << 22
+#: From so many examples on, those without a fold are worked on in float32: enough to tell one ridge from another.
+MANY = 1 << 12
 
 
 def curvature(z: Tensor, f: Tensor, euclidean: bool) -> Tensor:
@@ -113,7 +118,7 @@ class Columns:
         """The problem with some of its parts replaced."""
         other = copy.copy(self)
         vars(other).update(changed)
-        other.shape = (self.shape[0], other.member.shape[1], self.shape[2])
+        other.shape = (1 + other.slopes, other.member.shape[1], self.shape[2])
         return other
 
     def pick(self, rows: Tensor, ridge: Tensor | None = None) -> "Columns":
@@ -127,7 +132,9 @@ class Columns:
         """The problems of one event with each ridge, without each part of the examples, side by side: ridge by ridge."""
         share = self.share * (fold[:, None] != torch.arange(parts, device=fold.device))
         share = (share / over_ranks(share.sum(0))).repeat(1, ridge.shape[2])
-        return self.side_by_side(ridge.repeat_interleave(parts, 2), share)
+        dtype = torch.float32 if len(fold) >= MANY else self.z.dtype
+        member, z, y, share = (part.to(dtype) for part in (self.member[:], self.z, self.y, share))
+        return self._but(member=member, z=z, y=y).side_by_side(ridge.repeat_interleave(parts, 2), share)
 
     def side_by_side(self, ridge: Tensor, share: Tensor) -> "Columns":
         """Problems of one event, one for each column of the ridge, ``(p, 1 + a, K)``; with shares ``(n, 1)`` or ``(n, K)``."""
@@ -145,10 +152,6 @@ class Columns:
     def shrunk(self, ridge: Tensor) -> "Columns":
         """The problem with another ridge."""
         return self._but(ridge=ridge)
-
-    def without(self, classes: Tensor) -> "Columns":
-        """The problem with z = 0 in some classes, ``(C,)``."""
-        return self._but(z=self.z.masked_fill(classes, 0.0))
 
     def beside(self, more: Tensor) -> "Columns":
         """The problem with more columns ``(n, k)``; it has no ridge."""
@@ -172,14 +175,15 @@ class Columns:
         A fit has no least slope, or its potential would not be convex: behind a model that is very sure the first Newton step
         lands far below 0, where a bounded slope is flat. A head has 0.
         """
-        moves = (member @ theta.transpose(0, 1).flatten(1).to(member.dtype)).double()  # (n, p C)
+        moves = (member @ theta.transpose(0, 1).flatten(1).to(member.dtype)).to(z.dtype)  # (n, p C)
         moves = moves.view(len(z), theta.shape[0], theta.shape[2])
         if not self.slopes:
             return z - moves[:, 0]
-        return z * (1.0 - moves[:, 1]).clamp_min(least) - moves[:, 0]
+        slope = 1.0 - moves[:, 1]
+        return z * (slope if least == -math.inf else slope.clamp_min(least)) - moves[:, 0]
 
     def _parts(self) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
-        rows = ROWS if self.shape[2] < 8 or not self.apart else ROWS >> 3  # temporaries stay in the cache
+        rows = ROWS >> 3 if self.apart else ROWS  # temporaries stay in the cache
         for one in blocks(len(self.z), rows if self.z.device.type == "cpu" else max(len(self.z), 1)):
             yield self.member[one], self.z[one], self.y[one], self.share[one]
 
@@ -196,19 +200,18 @@ class Columns:
     def slope(self, theta: Tensor, valued: bool = True) -> tuple[Tensor, float]:
         """Minus the derivative, ``(p, 1 + a, C)`` (the violations, and their like for slopes), and the potential at Theta."""
         total = torch.zeros(self.shape[1], self.shape[0] * self.shape[2], dtype=torch.float64, device=self.z.device)
-        value = total.new_zeros(())
+        value = total[0, 0].clone()
         for member, z, y, share in self._parts():
             moved = self.at(theta, member, z)
             f = levelsets.probabilities(moved, self.euclidean, self.apart)
-            total += (member.T @ self.weights((f - y) * share, z).to(member.dtype)).double()
+            total += member.T @ self.weights((f - y) * share, z).to(member.dtype)
             if valued:
                 value += (self._losses(moved, f, y) * share).sum()
         everything = over_ranks(torch.cat([total.flatten(), value[None]]))
-        total, value = everything[:-1], everything[-1]
-        found = total.view(self.shape[1], self.shape[0], -1).transpose(0, 1).contiguous()
-        if self.ridge is not None:
-            found, value = found - self.ridge * theta, value + 0.5 * (self.ridge * theta.square()).sum()
-        return found, float(value)
+        found = everything[:-1].view(self.shape[1], self.shape[0], -1).transpose(0, 1)
+        found = found if self.ridge is None else found - self.ridge * theta
+        held = 0.5 * (self.ridge * theta.square()).sum() if valued and self.ridge is not None else 0.0
+        return found.contiguous(), float(everything[-1] + held)
 
     def slopes_by_part(self, theta: Tensor, part: Tensor, parts: int) -> Tensor:
         """The slope of each part of the examples, ``(parts, p, 1 + a, C)``; they sum to that of all."""
@@ -224,21 +227,17 @@ class Columns:
         return over_ranks(total).view(self.shape[1], parts, self.shape[0], -1).permute(1, 2, 0, 3).contiguous()
 
     def losses(self, theta: Tensor, part: Tensor) -> Tensor:
-        """Mean loss of each part of the examples with its own Theta, ``(parts, p, 1 + a, C)``: ``(parts,)``.
-
-        Of problems side by side ``(parts, C)``.
-        """
+        """Mean loss of each part of the examples with its own Theta, ``(parts, p, 1 + a, C)``: ``(parts,)``."""
         parts = len(theta)
-        found = self.z.new_zeros(parts, 1 + (theta.shape[3] if self.apart else 1))  # the mass, and sums of the loss
+        found = self.z.new_zeros(parts, 2)  # the mass, and sums of the loss
         for k in range(parts):
             rows = (part == k).nonzero()[:, 0]
             for some in torch.split(rows, BLOCK >> 2):
                 moved = self.at(theta[k], self.member[some], self.z[some], 0.0)
-                each = self._losses(moved, levelsets.probabilities(moved, self.euclidean, self.apart), self.y[some])
-                found[k] += (torch.cat([torch.ones_like(each[:, :1]), each], 1) * self.share[some]).sum(0)
-        found = over_ranks(found)
-        mean = found[:, 1:] / found[:, :1].clamp_min(1e-300)
-        return mean if self.apart else mean[:, 0]
+                each = self._losses(moved, levelsets.probabilities(moved, self.euclidean), self.y[some])
+                found[k] += (torch.cat([torch.ones_like(each), each], 1) * self.share[some]).sum(0)
+        mass, total = over_ranks(found).unbind(1)
+        return total / mass.clamp_min(1e-300)
 
     def hessian(self, theta: Tensor) -> Tensor:
         """One block per class, ``(C, p (1 + a), p (1 + a))``, float64 (collinear columns need it)."""
@@ -260,18 +259,23 @@ class Columns:
 
     def hessians(self, theta: Tensor, fold: Tensor, parts: int) -> Tensor:
         """Of one event, its share of each part of the examples, ``(parts, p (1 + a), p (1 + a))``, without ridge."""
-        rows = [(fold == k).nonzero()[:, 0] for k in range(parts)]
-        some = (self._but(member=self.member[r], z=self.z[r], y=self.y[r], share=self.share[r], ridge=None) for r in rows)
-        return torch.cat([part.hessian(theta) for part in some])
+        moved, found = self.at(theta, self.member[:], self.z), []
+        weight = curvature(moved, levelsets.probabilities(moved, self.euclidean), self.euclidean) * self.share
+        for rows in torch.split(fold.argsort(stable=True), torch.bincount(fold, minlength=parts).tolist()):
+            design = self.member[rows].double()
+            design = torch.cat([design, design * self.z[rows].clamp(-FAR, FAR)], 1) if self.slopes else design
+            found.append(design.T @ (design * weight[rows]))
+        return over_ranks(torch.stack(found))
 
-    def chords(self, theta: Tensor, inverse: Tensor, bar: Tensor, steps: int = 0) -> tuple[Tensor, bool]:
-        """Steps of problems side by side with inverses of Hessians nearby, ``(K, p (1 + a), p (1 + a))``; whether they end."""
+    def chords(self, theta: Tensor, factor: Tensor, bar: Tensor, steps: int = 0) -> tuple[Tensor, bool]:
+        """Steps of problems side by side with Cholesky's factors of Hessians nearby; whether they end, slopes within ``bar``."""
+        free = ~bar.isinf()[..., None]
         last: tuple[Tensor, Tensor, Tensor] | None = None
         for _ in range(steps or CHORDS):
             slope = _flat(self.slope(theta, False)[0])[..., None]  # (K, p (1 + a), 1)
             if bool((slope[..., 0].abs() <= bar).all()):
                 return theta, True
-            step = goal = inverse @ slope
+            step = goal = torch.cholesky_solve(slope * free, factor)
             if last is not None:  # Anderson's acceleration: as far along the last step as a linear slope would be least
                 fall, bend = last[0] - slope, last[1] - goal
                 part = (fall * goal).sum(1, keepdim=True) / (fall * bend).sum(1, keepdim=True).clamp_min(1e-30)
@@ -317,6 +321,34 @@ class Columns:
                 continue
             theta, slope, value = trial, trial_slope, trial_value
         return theta
+
+    def newton(self, theta: Tensor) -> Tensor:
+        """:meth:`minimise` without slack, of one event without slopes and not many examples: all sums of a point at once."""
+        x, k = self.member[:].double(), self.shape[1]
+        ridge = np.zeros((k, 1)) if self.ridge is None else self.ridge[0].cpu().numpy()
+
+        def look(at: Array) -> tuple[float, Array, Array]:
+            moved = self.z - x @ torch.from_numpy(at).to(x.device)
+            f = levelsets.probabilities(moved, self.euclidean)
+            both = torch.cat([f - self.y, x * curvature(moved, f, self.euclidean)], 1) * self.share
+            value = loss(moved, f, self.y, self.euclidean) @ self.share
+            found = over_ranks(torch.cat([(x.T @ both).flatten(), value])).cpu().numpy()
+            sums = found[:-1].reshape(k, 1 + k)
+            return float(found[-1] + 0.5 * (ridge * at**2).sum()), sums[:, :1] - ridge * at, sums[:, 1:] + np.diag(ridge[:, 0])
+
+        at = theta[0].cpu().numpy()
+        value, slope, hessian = look(at)
+        for _ in range(30):
+            if np.abs(slope).max() <= 1e-8:
+                break
+            least = 1e-10 * max(hessian.diagonal().max(), 1e-200)  # all at an end: no curvature
+            step = (at + np.linalg.solve(hessian + least * np.eye(k), slope)).clip(-LARGEST / 2, LARGEST / 2) - at
+            for halving in range(HALVINGS + 1):
+                there, slope, hessian = look(at + step * 0.5**halving)
+                if there <= value + 1e-12 * abs(value):
+                    break
+            at, value = at + step * 0.5**halving, there
+        return torch.from_numpy(at).to(theta)[None]
 
     def goal(self, theta: Tensor, slope: Tensor, slack: Tensor, hessian: Tensor | None) -> Tensor:
         """Minimum of the quadratic model at Theta, with its slack."""
@@ -443,16 +475,20 @@ def fit_static(columns: Columns, sizes: Tensor, cluster: Tensor, slack: Tensor |
     ridge[1:, 0] = COMMON_RIDGE * unit
     if between is not None:
         none[0, -2:], ridge[0, -2:] = 0.0, unit
+        sure = max(1.0, 0.5 * float(_mean_squares(columns)) ** 0.5)  # the surer a model is, the less its logits are to be believed
+        theta[0, -2:] = torch.linalg.solve(mix, torch.full_like(mix[:, :1], 1.0 - 1.0 / sure))
     columns = columns.shrunk(ridge)
-    free = (none[0, :, 0] == 0).nonzero()[:, 0]
-    theta[:, free] = columns.some(free).minimise(theta[:, free], none[:, free], None, 30, 1e-3)
+    free, p = (none[0, :, 0] == 0).nonzero()[:, 0], len(theta) if between is None else 1
+    part = columns.some(free)._but(slopes=p > 1, ridge=ridge[:p, free])
+    quick = p == 1 and columns.shape[2] == 1 and columns.places().rows <= EXACT
+    theta[:p, free] = part.newton(theta[:p, free]) if quick else part.minimise(theta[:p, free], none[:p, free], None, 30, 1e-3)
     if between is not None:
         if bool((mix @ theta[0, -2:] > 1.0).any()):
             return fit_static(given, sizes, cluster, None, False)
         return _average(columns, theta, none, _folds(given, cluster), unit, (given, between, mix))
     worthless = theta[1:, 0] > 1.0  # (p - 1, C): the more sure, the less often right; a slope of 0 is as low as slopes go
     if bool(worthless.any()):
-        flat = fit_static(columns.without(worthless[0]), sizes, cluster, None)
+        flat = fit_static(columns._but(z=columns.z.masked_fill(worthless[0], 0.0)), sizes, cluster, None)
         flat.theta[1, 0] = torch.where(worthless[0], 1.0, flat.theta[1, 0])
         return flat
     if columns.shape[1] == 1:
@@ -548,7 +584,8 @@ def _average(
         moved[one] = columns.at(mixed, columns.member[one], columns.z[one], 0.0)
     rest = Columns(ones, moved, columns.y, columns.share, columns.euclidean, False)
     zero = torch.zeros_like(mixed[:1, :1])
-    mixed[0, :1] += rest.minimise(zero, zero.clone(), None, 30, 1e-3)[0]
+    quick = mixed.shape[2] == 1 and columns.places().rows <= EXACT
+    mixed[0, :1] += (rest.newton(zero) if quick else rest.minimise(zero, zero.clone(), None, 30, 1e-3))[0]
     return Found(mixed, math.nan, held.mean(1), fine, float(weight[0]))
 
 
@@ -578,7 +615,9 @@ def _tried(
     for k in chosen:
         plain, price = some.shrunk(none).hessian(heads[k]), prices[k]
         one, met = _solve(columns.shrunk(ridges[k]), heads[k], price, hessian=plain) if k else (theta, True)
-        columns_free = (_inverse(plain + torch.diag_embed(_flat(shrunk[k])), ~_flat(price).isinf()) * plain).sum()
+        keep = ~_flat(price).isinf()
+        moved = torch.cholesky_solve(plain * keep[..., None], _factor(plain, _flat(shrunk[k]), keep))
+        columns_free = moved.diagonal(dim1=1, dim2=2)[keep].sum()
         totals.append(columns.shrunk(none).slope(one)[1] / unit + 0.5 * (1.0 + noise.FOLDS / (noise.FOLDS - 1)) * columns_free)
         found, fine = [*found, one], fine and met
     return torch.stack(found), held[chosen], torch.stack(totals), fine
@@ -610,27 +649,32 @@ def _at_once(
     ridge, price = torch.cat(ridges, 2), torch.cat(prices, 2)
     free, grow = ~_flat(price).isinf(), parts / (parts - 1)
     every, heads, bar = columns.side_by_side(ridge, columns.share), theta.expand_as(ridge), _bar(_flat(price), 0.1)
-    diagonal = torch.diag_embed(_flat(ridge))
-    for steps in (1, CHORDS):  # the Hessian where most of them are after the first
-        blocks = columns.hessians(heads.mean(2, keepdim=True), fold, parts)
-        heads, met = every.chords(heads, _inverse(blocks.sum(0) + diagonal, free), bar, steps)
+    plain = columns._but(ridge=None).hessian(theta)
+    heads, _ = every.chords(heads, _factor(plain, _flat(ridge), free), bar, 1)
+    blocks = columns.hessians(heads.mean(2, keepdim=True), fold, parts)  # where most of them are after a step
+    heads, met = every.chords(heads, _factor(blocks.sum(0)[None], _flat(ridge), free), bar)
     rests = (blocks.sum(0) - blocks) / (1.0 - _masses(columns, fold)).clamp_min(1e-300)[:, None, None]
-    inverse = _inverse((rests + diagonal[:, None] * grow).flatten(0, 1), free.repeat_interleave(parts, 0))
     if met:
+        factor = _factor(rests, _flat(ridge) * grow, free)
         apart = columns.folds(fold, parts, ridge * grow)
-        found, met = apart.chords(heads.repeat_interleave(parts, 2), inverse, 2.0 * bar.repeat_interleave(parts, 0))
+        found, met = apart.chords(heads.repeat_interleave(parts, 2), factor, 2.0 * bar.repeat_interleave(parts, 0))
     if not met:
         return None
-    losses = every.losses(found.view(*columns.shape[:2], count, parts).permute(3, 0, 1, 2), fold)
+    at = fold.long()
+    moved = columns.at(found, columns.member[:], columns.z, 0.0).view(-1, count, parts)
+    moved = moved.gather(2, at[:, None, None].expand(-1, count, 1))[..., 0]  # of each example by fits without its fold
+    each = every._losses(moved, levelsets.probabilities(moved, columns.euclidean, True), columns.y) * columns.share
+    losses = over_ranks(each.new_zeros(parts, count).index_add_(0, at, each)) / _masses(columns, fold).clamp_min(1e-300)[:, None]
     return heads.permute(2, 0, 1)[..., None], losses.T, True
 
 
-def _inverse(matrix: Tensor, free: Tensor) -> Tensor:
-    """Inverse of each matrix among its free columns, 0 elsewhere."""
-    keep = free.double()
-    ridge = 1e-10 * matrix.diagonal(dim1=1, dim2=2).amax(1, keepdim=True).clamp_min(1e-200) + (1.0 - keep)
-    both = keep[:, :, None] * keep[:, None]
-    return torch.as_tensor(torch.linalg.inv_ex(both * matrix + torch.diag_embed(ridge)).inverse) * both
+def _factor(matrix: Tensor, ridge: Tensor, free: Tensor) -> Tensor:
+    """Cholesky's factors ``(K m, d, d)`` of matrices ``(m, d, d)`` with each ridge ``(K, d)``; 1 where a column is not free."""
+    keep, size = free.double()[:, None], matrix.diagonal(dim1=1, dim2=2) + ridge[:, None]  # (K, m, d)
+    least = 1e-10 * size.amax(2, keepdim=True).clamp_min(1e-200) + (1.0 - keep)
+    found = (matrix * (keep[..., None] * keep[:, :, None])).flatten(0, 1)
+    found.diagonal(dim1=1, dim2=2).copy_((size * keep + least).flatten(0, 1))
+    return torch.as_tensor(torch.linalg.cholesky_ex(found).L)
 
 
 def _mean_squares(columns: Columns) -> Tensor:
@@ -656,8 +700,8 @@ def without(columns: Columns, found: Found, rows: Tensor) -> Tensor:
     if columns.shape[2] == 1:
         part = torch.zeros_like(columns.share).index_fill_(0, rows, 1.0 / share) * columns.share
         both = columns.side_by_side(torch.cat([ridge, ridge / share], 2), torch.cat([columns.share, part], 1))
-        inverse = _inverse(hessian, torch.ones_like(hessian[:, 0], dtype=torch.bool)).expand(2, -1, -1)
-        ends, met = both.chords(found.theta.expand(both.shape), inverse, _bar(_flat(free), 0.1))
+        factor = _factor(hessian, torch.zeros_like(hessian[:, 0]), torch.ones_like(hessian[:, 0])).expand(2, -1, -1)
+        ends, met = both.chords(found.theta.expand(both.shape), factor, _bar(_flat(free), 0.1) * max(1.0, 1e4 * unit))
         if met:
             return found.theta + (1.0 - found.alike) * (ends[..., 1:] - ends[..., :1])
     before = whole.minimise(found.theta, free, hessian, 10, 0.1)
