@@ -240,3 +240,17 @@ def test_of_very_many_rows_a_histogram_is_kept_whatever_their_order(conditional,
     ratio = (first.high - first.low) / (usual.high - usual.low)
     assert float(ratio.min()) > 0.9 and float(ratio.max()) < 1.6  # fixed bets are a little wider
     assert rows_of(who, s, (-0.2, 0.8)).needed(0.2, 0.05, conditional, 0.8) is not None
+
+
+@pytest.mark.parametrize("n", [40, 200, 2000])
+def test_few_units_lose_little_by_few_blocks(n: int) -> None:
+    """Intervals of ``at_once`` hold their estimate and are hardly wider than those of 64 blocks, whatever the number of units."""
+    g = torch.Generator().manual_seed(n)
+    s, who = torch.rand(n, 2, generator=g).double() * 2 - 1, torch.rand(n, 3, generator=g) < torch.tensor([0.2, 0.5, 1.0])
+    rows = intervals.Rows.of(s, who, torch.ones(n).double(), torch.zeros(n, 0, dtype=torch.int64), (-1.0, 1.0))
+    estimate, low, high = rows.at_once(0.1)
+    assert bool(((low <= estimate) & (estimate <= high) & (low >= -1) & (high <= 1)).all())
+    tests, least, most = rows._tests(True)
+    ends = tests.quick().ends(torch.full((2, 6, 1), 0.05 / 6, dtype=torch.float64))
+    many = ((most - least)[:, None] * (ends[1] - ends[0])).view_as(estimate)
+    assert bool(((high - low) <= 1.06 * many).all())

@@ -283,7 +283,8 @@ class Rows:
         estimate = self.estimates(True)
         tests, low, high = self._tests(True)
         share = torch.full((2, estimate.numel(), 1), 0.5 * delta / estimate.numel(), dtype=torch.float64, device=low.device)
-        tests = tests.quick() if isinstance(tests, betting.Units) else tests
+        while isinstance(tests, betting.Units) and len(tests.cuts) > 1 + max(16, min(64, 2 * float(tests.size.double().mean()))):
+            tests = tests.quick()  # few units need few blocks
         least, most = (low + (high - low) * end[:, 0] for end in tests.ends(share))
         return estimate, torch.minimum(least.view_as(estimate), estimate), torch.maximum(most.view_as(estimate), estimate)
 
