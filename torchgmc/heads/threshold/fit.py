@@ -117,6 +117,7 @@ def fit_thresholds(
     slack = [o.k for o in found] if head.per_class else found[0].k
     variance = torch.stack([s.error for s in spreads], 1).square() * problem.total  # (a + 1, C)
     details = {"slack": slack, "noise": bound, "small": small, "variance": variance[: len(after)]}
+    details |= {"tail": _tail(statistics, problem, lam)} if isinstance(problem, CurveProblem) else {}
     report = Report(state == "alpha", 1, before, after, history, time.perf_counter() - began, text, details, state)
     return Fitted(base, offsets, report, everyone)
 
@@ -249,7 +250,7 @@ def _spread(
     def between(table: Tensor) -> Tensor:  # linear between the two nearest points
         return (1 - part) * table[..., high - 1] + part * table[..., high]
 
-    zero, one, two, three = (between(t) for t in statistics.moments[:, :, label])  # (a + 1,): sums of w^2 R^p
+    zero, one, two, three = (between(t) for t in statistics.moments[:4, :, label])  # (a + 1,): sums of w^2 R^p
     second = two - 2 * target * one + target**2 * zero
     third = three - 3 * target * two + 3 * target**2 * one - target**3 * zero
     total = problem.total[label]
@@ -261,6 +262,18 @@ def _spread(
     masses = statistics.clusters.mass[:, :, label]
     sums = between(statistics.clusters.risk[:, :, label]) - target * masses  # (m, a + 1)
     return Spread(_error(sums, masses, total), (masses > 0).double().sum(0), skewness)
+
+
+def _tail(statistics: CurveStatistics | SampleStatistics, problem: CurveProblem, lam: Tensor) -> Tensor:
+    """About the largest |s| of each class ``(C,)`` at thresholds ``(c, C)``, or more: no example has a larger risk than the
+    largest of each of its groups at the next of the ``POINTS``.
+    """
+    assert isinstance(statistics, CurveStatistics)
+    points = problem.lattice.points(lam.device)[coarse(problem.lattice.size, lam.device)]
+    above = torch.searchsorted(points, lam.contiguous()).clamp_max(POINTS - 1)  # (c, C)
+    risk = statistics.largest()[torch.arange(lam.shape[1], device=lam.device), above]  # (c, C, a + 1)
+    risk = risk.masked_fill(with_everyone(problem.member)[:, None] == 0, math.inf)
+    return torch.maximum(problem.target, risk.amin(2).amax(0).clamp_max(1.0) - problem.target)
 
 
 def _error(sums: Tensor, masses: Tensor, total: Tensor) -> Tensor:

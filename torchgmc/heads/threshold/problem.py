@@ -19,8 +19,9 @@ from torchgmc.engine.values import Names
 from torchgmc.groups.cells import pattern_ids, with_everyone
 from torchgmc.heads.threshold.risks import Lattice
 
-#: Points of the lattice at which the powers of each example's risk are summed, for standard errors.
-POINTS = 65
+#: Points of the lattice at which the powers of each example's risk are summed, for standard errors; and these powers. The sum
+#: of the last tells the largest risk, nearly.
+POINTS, POWERS = 65, (0, 1, 2, 3, 16)
 #: Elements of the largest table of curves (128 MB in float64); of more cells only the points at which curves rise are kept.
 MAX_ELEMENTS = 1 << 24
 
@@ -54,14 +55,14 @@ class CurveStatistics:
 
     ``member``: membership of each cell, bool, ``(c, a)``. ``steps``: sum of weighted increments of the risk curve, by fold,
     ``(F, c, C, size)``. ``mass``: sum of weights of the examples that count for a class, by fold, ``(F, c, C)``. ``moments``:
-    sums of w^2 R^p, p = 0 to 3, at ``POINTS`` thresholds over each group and everyone, ``(4, a + 1, C, POINTS)``. ``examples``:
-    number of examples seen; ``excluded``: of them, without a relevant pixel, per class. ``clusters``: sums by cluster; None
-    where every example is its own. ``apart``: every example is its own cell.
+    sums of w^2 R^p, p of ``POWERS``, at ``POINTS`` thresholds over each group and everyone, ``(5, a + 1, C, POINTS)``.
+    ``examples``: number of examples seen; ``excluded``: of them, without a relevant pixel, per class. ``clusters``: sums by
+    cluster; None where every example is its own. ``apart``: every example is its own cell.
     """
 
     layout: ClassVar[dict[str, str]] = {
         **{"member": "bool c a", "steps": "rise F c C size", "mass": "weight F c C"},
-        **{"moments": "weight 4 a+1 C points", "examples": "int", "excluded": "int C"},
+        **{"moments": "weight 5 a+1 C points", "examples": "int", "excluded": "int C"},
     }
     member: Tensor
     steps: Tensor
@@ -131,6 +132,10 @@ class CurveStatistics:
     def cells(self) -> tuple[Tensor, Tensor]:
         """Membership and weight of each cell."""
         return self.member, self.mass.sum((0, 2))
+
+    def largest(self) -> Tensor:
+        """The largest risk of a member of each group, and of everyone, nearly: ``(C, POINTS, a + 1)``."""
+        return self.moments[-1].permute(1, 2, 0) ** (1 / POWERS[-1])
 
 
 @dataclass

@@ -120,12 +120,12 @@ def _of_curves(head: "ThresholdHead", batch: Batch, lattice: risks.Lattice, slot
 
 
 def _moments(risk: Tensor, mass: Tensor, inside: Tensor) -> Tensor:
-    """Sums of w^2 R^p over sets, ``(4, a + 1, C, POINTS)``, from risks ``(POINTS, C, n)``, masses ``(C, n)`` and members."""
+    """Sums of w^2 R^p over sets, ``(5, a + 1, C, POINTS)``, from risks ``(POINTS, C, n)``, masses ``(C, n)`` and members."""
     square, power, fast = mass.square(), risk, risk.device.type == "cpu"
     found = [(square @ inside).expand(*risk.shape[:2], -1)]
-    for p in range(3):
-        if p or bool((square != 1).any()):
-            power = power * (risk if p else square)
+    for last, p in itertools.pairwise(curves.POWERS):
+        if last or bool((square != 1).any()):
+            power = power * (risk ** (p - last) if last else square)
         flat = power.reshape(-1, risk.shape[2])
         sums = torch.from_numpy(flat.numpy() @ inside.numpy()) if fast else flat @ inside  # numpy takes half the time
         found.append(sums.view(*risk.shape[:2], -1))
