@@ -19,9 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch import distributed as dist
-from torch import multiprocessing as mp
+from torch import Tensor, distributed as dist, multiprocessing as mp, nn
 
 import torchgmc as gmc
 from benchmarks.rows import Row

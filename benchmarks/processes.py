@@ -8,9 +8,7 @@ import tempfile
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch import distributed as dist
-from torch import multiprocessing as mp
+from torch import Tensor, distributed as dist, multiprocessing as mp
 
 import torchgmc as gmc
 from benchmarks.rows import Row, print_table

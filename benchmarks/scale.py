@@ -25,8 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch import distributed as dist
+from torch import Tensor, distributed as dist
 
 import torchgmc as gmc
 from benchmarks import fnr, overhead

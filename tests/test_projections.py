@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 import scipy.optimize
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 from torch import Tensor
 

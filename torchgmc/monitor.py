@@ -27,8 +27,7 @@ from torchgmc import distributed
 from torchgmc.audits.intervals import Bounds, Rows
 from torchgmc.audits.tabular import Tabular, row_name
 from torchgmc.engine import checks
-from torchgmc.engine.clusters import check as check_clusters
-from torchgmc.engine.clusters import total
+from torchgmc.engine.clusters import check as check_clusters, total
 from torchgmc.engine.float64 import Float64Module
 from torchgmc.engine.values import Names
 from torchgmc.groups.columns import is_frame

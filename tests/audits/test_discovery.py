@@ -5,8 +5,7 @@ from itertools import combinations, pairwise
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 import torchgmc as gmc
 from gmctest.oracles import audit_interval

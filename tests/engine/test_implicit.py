@@ -1,8 +1,7 @@
 """The optimum as a function of its inputs: one linear system, and a problem of one's own."""
 
 import torch
-from hypothesis import assume, given, settings
-from hypothesis import strategies as st
+from hypothesis import assume, given, settings, strategies as st
 
 from torchgmc.engine import implicit
 from torchgmc.engine.implicit import CellProblem, optimum

@@ -2,8 +2,7 @@
 
 import scipy.optimize
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from torchgmc.engine.lasso import _split, solve_lasso
 

@@ -5,8 +5,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from torchgmc.engine import pinball
 from torchgmc.engine.pinball import Pinball, solve

@@ -1,8 +1,7 @@
 """Cells of equal membership."""
 
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from torchgmc.groups.cells import pattern_ids
 

@@ -8,8 +8,7 @@ import math
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, Phase, given, settings, strategies as st
 
 from gmctest import fuzz_around, fuzz_cli, fuzz_functions, fuzz_heads, fuzz_inputs, fuzz_methods, fuzz_surface, fuzz_text
 

@@ -14,8 +14,7 @@ from torchgmc.audits.intervals import Rows
 from torchgmc.audits.moments import Moments
 from torchgmc.audits.tabular import Tabular
 from torchgmc.engine import checks, rules, trees
-from torchgmc.engine.clusters import check as check_clusters
-from torchgmc.engine.clusters import deal_clusters
+from torchgmc.engine.clusters import check as check_clusters, deal_clusters
 from torchgmc.engine.folds import shuffled
 from torchgmc.groups.columns import as_mapping, factorize, num_rows, read
 from torchgmc.groups.groups import Groups

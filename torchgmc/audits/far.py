@@ -1,17 +1,13 @@
 r"""Simultaneous intervals of means that a few far values, too rare to be seen, could move: one allowance for all g.
 
-Each interval of :class:`~torchgmc.audits.betting.Units` allows for values at the end of the range that no unit of the sample
-has, and pays for that with its own share of delta. But a sample without any far value says the same to every g at once. A unit
-is *far* if it lies beyond a cut, fixed in advance, of some g. Let p be the probability of that, :math:`e = -n \ln(1 - p)`, and
-mu the mean of a g over the other units. Where no unit is far, which has the probability :math:`e^{-e}`, the others are
-independent draws of their own law, on a shorter range, and a test of mu at level :math:`l(e)` errs with probability
-:math:`l(e)`. So all intervals hold at once, but with probability delta, if for every e
+A unit is *far* beyond a cut, fixed in advance, of some g, with probability p. No unit is with probability :math:`e^{-e}`, e =
+:math:`-n \ln(1 - p)`; the others are then draws of their own law, on a shorter range. So ends of tests of their means
+:math:`\mu_i` at levels :math:`l_i(e)`, the farthest over all e, hold at once but with probability delta if for every e
 
 .. math:: \sum_i l_i(e) \le \delta e^{e}, \qquad \theta_i \le (1 - p)\,\mu_i + p
 
-with i over the ends of all g, and the ends of :math:`\theta_i` are the farthest over all e. From :math:`e = \ln(1/\delta)` on
-nothing remains to be tested. If some unit is far after all, what was kept back of delta (``KEPT``) is for ordinary ends. The
-proof is in notebooks/paper.md ("Far values, together").
+If some unit is far, what was kept back of delta (``KEPT``) is for ordinary ends. The proof: notebooks/paper.md ("Far values,
+together").
 """
 
 import math

@@ -16,8 +16,7 @@ from torchgmc.audits.audit import Audit, Evidence
 from torchgmc.audits.intervals import METHODS, Rows
 from torchgmc.engine import checks
 from torchgmc.engine.batches import each, one_batch
-from torchgmc.engine.clusters import check as check_clusters
-from torchgmc.engine.clusters import total
+from torchgmc.engine.clusters import check as check_clusters, total
 from torchgmc.engine.float64 import lacks
 from torchgmc.engine.values import Names
 

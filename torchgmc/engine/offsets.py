@@ -8,8 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchgmc.distributed import collected, extremes, from_first
-from torchgmc.distributed import total as over_ranks
+from torchgmc.distributed import collected, extremes, from_first, total as over_ranks
 from torchgmc.engine import folds, noise
 from torchgmc.engine.pinball import Array, Pinball, solve
 

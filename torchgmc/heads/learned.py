@@ -16,8 +16,7 @@ from torch import Tensor
 from torchgmc.audits.audit import Audit
 from torchgmc.audits.intervals import Rows
 from torchgmc.audits.tabular import Table
-from torchgmc.distributed import collected, from_first
-from torchgmc.distributed import total as over_ranks
+from torchgmc.distributed import collected, from_first, total as over_ranks
 from torchgmc.engine import checks, linear, rules, trees
 from torchgmc.engine.clusters import deal_clusters
 from torchgmc.engine.float64 import wide

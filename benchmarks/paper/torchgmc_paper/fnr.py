@@ -18,8 +18,7 @@ from torch import Tensor, nn
 import torchgmc as gmc
 from torchgmc.engine import hashing
 from torchgmc.engine.extras import require
-from torchgmc_paper.demo.progress import Bar
-from torchgmc_paper.demo.progress import train as train_model
+from torchgmc_paper.demo.progress import Bar, train as train_model
 from torchgmc_paper.frame import Prepared, cached, digest
 from torchgmc_paper.measures import measure
 

@@ -1,8 +1,7 @@
 """The paper's geometry: projected steps with two numbers for the whole tail, against NumPy on the whole vocabulary."""
 
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from gmctest.oracles_distribution import numpy_simplex, tail_and_words
 from torchgmc import projections

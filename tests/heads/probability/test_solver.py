@@ -5,8 +5,7 @@ import math
 import pytest
 import scipy.optimize
 import torch
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
+from hypothesis import example, given, settings, strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import torchgmc as gmc
@@ -259,8 +258,7 @@ def test_order_and_batches_do_not_matter():
 
 def test_large_samples_use_a_thinned_hessian_and_reach_the_same_optimum():
     """Above 8,192 rows the Hessian comes from a part of them; the slope does not, so the optimum is the same."""
-    from torchgmc.heads.probability import solver as probabilities
-    from torchgmc.heads.probability import static
+    from torchgmc.heads.probability import solver as probabilities, static
 
     probs, y, member, _ = events(70_000, a=20, slope=0.0, shift=0.5)
     head = gmc.ProbabilityHead(0.001, [str(i) for i in range(20)], bins=None)

@@ -198,22 +198,6 @@ def test_all_ridges_and_folds_at_once_are_plain_loops_of_fits(slopes: bool, many
             assert abs(float(losses[k, part] - plain)) < 5e-6
 
 
-@pytest.mark.parametrize("sure", [1.0, 12.0])
-@pytest.mark.parametrize("ridged", [True, False])
-def test_sums_at_once_end_where_plain_newton_steps_do(sure: float, ridged: bool) -> None:
-    """``newton`` against ``minimise``, from a start where the first step is far too long if the model is very sure."""
-    g = torch.Generator().manual_seed(4)
-    z = sure * torch.randn(400, 1, generator=g).double()
-    y = (torch.rand(400, 1, generator=g).double() < torch.sigmoid(z / sure - 0.5)).double()
-    member = torch.cat([torch.ones(400, 1).double(), z.clamp(-16, 16), torch.randn(400, 1, generator=g).double()], 1)
-    columns = static.Columns(member, z, y, torch.full_like(z, 1 / 400), False, False)
-    zero = torch.zeros(columns.shape).double()
-    columns = columns.shrunk(torch.full_like(zero, 0.01)) if ridged else columns
-    plain = columns.minimise(zero, zero.clone(), None, 50, 1e-3)
-    torch.testing.assert_close(columns.newton(zero), plain, rtol=0, atol=1e-6)
-    assert float(columns.slope(columns.newton(zero))[0].abs().max()) <= 1e-8
-
-
 def test_hessians_of_parts_sum_to_that_of_all() -> None:
     g = torch.Generator().manual_seed(5)
     member = torch.cat([torch.ones(300, 1), (torch.rand(300, 3, generator=g) < 0.4).float()], 1).double()

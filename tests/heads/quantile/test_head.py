@@ -6,8 +6,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
+from hypothesis import example, given, settings, strategies as st
 from torch.autograd import gradcheck
 
 import torchgmc as gmc

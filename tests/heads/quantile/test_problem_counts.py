@@ -5,8 +5,7 @@ from collections import Counter
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 import torchgmc as gmc
 from torchgmc.heads.quantile.problem import QuantileStatistics, ScoreCounts, round_up

@@ -1,8 +1,7 @@
 """Risks and the lattice of thresholds."""
 
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from torchgmc.heads.threshold.risks import Lattice
 

@@ -6,8 +6,7 @@ import re
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 import torchgmc as gmc
 from gmctest.soft_heads import fitted, inputs_of, sigmoid

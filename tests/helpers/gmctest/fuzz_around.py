@@ -12,8 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import torchgmc as gmc
-from gmctest import fuzz_functions as common
-from gmctest import heads_zoo
+from gmctest import fuzz_functions as common, heads_zoo
 from gmctest.fuzz_functions import HERE, finite, finite_if_plain, head_of, rng
 from gmctest.fuzz_inputs import Arguments, Entry
 from gmctest.fuzz_text import prompt_data

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 import torchgmc as gmc
-from gmctest import fuzz_functions as common
-from gmctest import heads_zoo
+from gmctest import fuzz_functions as common, heads_zoo
 from gmctest.fuzz_functions import HERE, finite_if_plain, head_of, rng
 from gmctest.fuzz_inputs import Arguments, Entry, all_plain
 from gmctest.oracles import miss_rate, violations_loop

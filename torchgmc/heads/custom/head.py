@@ -11,8 +11,7 @@ from torchgmc.audits.measure import Tally
 from torchgmc.distributed import pooled
 from torchgmc.engine import checks, noise, soft
 from torchgmc.engine.batches import checked_once
-from torchgmc.engine.clusters import check as check_clusters
-from torchgmc.engine.clusters import total
+from torchgmc.engine.clusters import check as check_clusters, total
 from torchgmc.engine.float64 import wide
 from torchgmc.engine.scripting import is_scripting
 from torchgmc.engine.search import violations

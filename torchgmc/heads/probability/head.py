@@ -10,24 +10,20 @@ from torch import Tensor
 from torchgmc import theory
 from torchgmc.audits.measure import ALL_LEVELS, Tally
 from torchgmc.audits.measures import rates
-from torchgmc.distributed import pooled, rows_stay
-from torchgmc.distributed import total as over_ranks
+from torchgmc.distributed import pooled, rows_stay, total as over_ranks
 from torchgmc.engine import checks, soft, trees
 from torchgmc.engine.batches import checked_once
 from torchgmc.engine.clusters import check as check_clusters
 from torchgmc.engine.float64 import wide
 from torchgmc.engine.folds import fresh_splits
 from torchgmc.engine.scripting import has_values, is_scripting
-from torchgmc.engine.solver import MAX_FIXED_STEPS, Log, run
+from torchgmc.engine.solver import MAX_FIXED_STEPS, run
 from torchgmc.engine.values import Names, Values
 from torchgmc.heads.base import EVERYONE, Head
-from torchgmc.heads.learned import Found as TreesFound
-from torchgmc.heads.learned import Learning, looked_at
-from torchgmc.heads.levelsets import soft as soft_levels
-from torchgmc.heads.levelsets import steps as levelsets
+from torchgmc.heads.learned import Found as TreesFound, Learning, looked_at
+from torchgmc.heads.levelsets import soft as soft_levels, steps as levelsets
 from torchgmc.heads.levelsets.problem import ResidualProblem
-from torchgmc.heads.probability import solver as probabilities
-from torchgmc.heads.probability import static, training
+from torchgmc.heads.probability import solver as probabilities, static, training
 from torchgmc.heads.probability.solver import ProbabilityStatistics
 from torchgmc.heads.probability.task import TASK
 
@@ -313,7 +309,8 @@ class ProbabilityHead(Learning):
         splits = fresh_splits(max_iter, *examples.content()) if solver == "fresh" else None
         report, log = run(problem, self.goal() / width, solver, eta, max_iter or bound, splits=splits)
         report = dataclasses.replace(report, details={"examples": len(examples.z), "eta": eta})
-        self._write(None, None, self._lengths(problem, log))
+        step, level, column = problem.length(log.who, log.step), log.what // self.columns, log.what % self.columns
+        self._write(None, None, levelsets.merge_log(log.who, level, column, step, problem.edges, self.columns))
         self.mark_fitted(probabilities.in_units(report, width))
 
     def shown_output(self, value: float) -> float:
@@ -372,12 +369,6 @@ class ProbabilityHead(Learning):
         height = max(float((start * problem.share).sum()) + 1.0, 1.0)
         bound = theory.iteration_bound(alpha, problem.smoothness, norm, height)
         return eta or theory.step_size(alpha, problem.smoothness, norm), min(MAX_FIXED_STEPS, max(1, bound))
-
-    def _lengths(self, problem: ResidualProblem, log: Log) -> tuple[Tensor, Tensor, Tensor]:
-        """The log as merged rounds."""
-        step = problem.length(log.who, log.step)
-        level, column = log.what // self.columns, log.what % self.columns
-        return levelsets.merge_log(log.who, level, column, step, problem.edges, self.columns)
 
     def _write(self, offsets: Tensor | None, rounds: Tensor | None, log: tuple[Tensor, Tensor, Tensor] | None) -> None:
         device = self.offsets.device

@@ -23,20 +23,17 @@ import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from torchgmc.distributed import total as over_ranks
 from torchgmc.engine import noise
 from torchgmc.engine.clusters import codes, deal_clusters
-from torchgmc.engine.folds import EXACT, Places, places
+from torchgmc.engine.folds import Places, places
 from torchgmc.engine.lasso import solve_lasso
 from torchgmc.heads.levelsets import steps as levelsets
 from torchgmc.heads.levelsets.steps import LARGEST, ROWS, Members, Membership, blocks
 
-Array = npt.NDArray[Any]
 #: Halvings of a step.
 HALVINGS = 8
 #: Rows that a Hessian is estimated from (the slope itself always uses every row).
@@ -322,34 +319,6 @@ class Columns:
             theta, slope, value = trial, trial_slope, trial_value
         return theta
 
-    def newton(self, theta: Tensor) -> Tensor:
-        """:meth:`minimise` without slack, of one event without slopes and not many examples: all sums of a point at once."""
-        x, k = self.member[:].double(), self.shape[1]
-        ridge = np.zeros((k, 1)) if self.ridge is None else self.ridge[0].cpu().numpy()
-
-        def look(at: Array) -> tuple[float, Array, Array]:
-            moved = self.z - x @ torch.from_numpy(at).to(x.device)
-            f = levelsets.probabilities(moved, self.euclidean)
-            both = torch.cat([f - self.y, x * curvature(moved, f, self.euclidean)], 1) * self.share
-            value = loss(moved, f, self.y, self.euclidean) @ self.share
-            found = over_ranks(torch.cat([(x.T @ both).flatten(), value])).cpu().numpy()
-            sums = found[:-1].reshape(k, 1 + k)
-            return float(found[-1] + 0.5 * (ridge * at**2).sum()), sums[:, :1] - ridge * at, sums[:, 1:] + np.diag(ridge[:, 0])
-
-        at = theta[0].cpu().numpy()
-        value, slope, hessian = look(at)
-        for _ in range(30):
-            if np.abs(slope).max() <= 1e-8:
-                break
-            least = 1e-10 * max(hessian.diagonal().max(), 1e-200)  # all at an end: no curvature
-            step = (at + np.linalg.solve(hessian + least * np.eye(k), slope)).clip(-LARGEST / 2, LARGEST / 2) - at
-            for halving in range(HALVINGS + 1):
-                there, slope, hessian = look(at + step * 0.5**halving)
-                if there <= value + 1e-12 * abs(value):
-                    break
-            at, value = at + step * 0.5**halving, there
-        return torch.from_numpy(at).to(theta)[None]
-
     def goal(self, theta: Tensor, slope: Tensor, slack: Tensor, hessian: Tensor | None) -> Tensor:
         """Minimum of the quadratic model at Theta, with its slack."""
         matrix = self.hessian(theta) if hessian is None else hessian
@@ -376,7 +345,8 @@ class Columns:
         for _ in range(steps):
             slope, _ = self.slope(ahead)
             step = length * scale
-            trial = _shrink(ahead + step * slope, step * slack)
+            trial, by = ahead + step * slope, step * slack
+            trial = torch.where(by.isinf(), torch.zeros_like(trial), trial.sign() * (trial.abs() - by).clamp_min(0.0))
             new = self._objective(trial, slack)
             if new > value + 1e-12 * abs(value):
                 if torch.equal(ahead, moved):
@@ -413,10 +383,6 @@ def _flat(table: Tensor) -> Tensor:
 
 def _unflat(rows: Tensor, shape: tuple[int, int, int]) -> Tensor:
     return rows.view(shape[2], shape[0], shape[1]).permute(1, 2, 0).contiguous()
-
-
-def _shrink(x: Tensor, by: Tensor) -> Tensor:
-    return torch.where(by.isinf(), torch.zeros_like(x), x.sign() * (x.abs() - by).clamp_min(0.0))
 
 
 def _bar(slack: Tensor, precision: float) -> Tensor:
@@ -480,8 +446,7 @@ def fit_static(columns: Columns, sizes: Tensor, cluster: Tensor, slack: Tensor |
     columns = columns.shrunk(ridge)
     free, p = (none[0, :, 0] == 0).nonzero()[:, 0], len(theta) if between is None else 1
     part = columns.some(free)._but(slopes=p > 1, ridge=ridge[:p, free])
-    quick = p == 1 and columns.shape[2] == 1 and columns.places().rows <= EXACT
-    theta[:p, free] = part.newton(theta[:p, free]) if quick else part.minimise(theta[:p, free], none[:p, free], None, 30, 1e-3)
+    theta[:p, free] = part.minimise(theta[:p, free], none[:p, free], None, 30, 1e-3)
     if between is not None:
         if bool((mix @ theta[0, -2:] > 1.0).any()):
             return fit_static(given, sizes, cluster, None, False)
@@ -584,8 +549,7 @@ def _average(
         moved[one] = columns.at(mixed, columns.member[one], columns.z[one], 0.0)
     rest = Columns(ones, moved, columns.y, columns.share, columns.euclidean, False)
     zero = torch.zeros_like(mixed[:1, :1])
-    quick = mixed.shape[2] == 1 and columns.places().rows <= EXACT
-    mixed[0, :1] += (rest.newton(zero) if quick else rest.minimise(zero, zero.clone(), None, 30, 1e-3))[0]
+    mixed[0, :1] += rest.minimise(zero, zero.clone(), None, 30, 1e-3)[0]
     return Found(mixed, math.nan, held.mean(1), fine, float(weight[0]))
 
 

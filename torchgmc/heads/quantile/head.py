@@ -11,12 +11,10 @@ from torch import Tensor
 from torchgmc import theory
 from torchgmc.audits.measure import Tally
 from torchgmc.audits.tabular import Table
-from torchgmc.distributed import collected, extremes, pooled, rows_stay
-from torchgmc.distributed import total as over_ranks
+from torchgmc.distributed import collected, extremes, pooled, rows_stay, total as over_ranks
 from torchgmc.engine import checks, noise, soft, trees
 from torchgmc.engine.batches import checked_once
-from torchgmc.engine.clusters import check as check_clusters
-from torchgmc.engine.clusters import total as total_of
+from torchgmc.engine.clusters import check as check_clusters, total as total_of
 from torchgmc.engine.float64 import wide
 from torchgmc.engine.folds import EXACT, fresh_splits
 from torchgmc.engine.noise import small_groups
@@ -28,13 +26,10 @@ from torchgmc.groups.cells import pattern_ids, with_everyone
 from torchgmc.heads import finite
 from torchgmc.heads.base import EVERYONE
 from torchgmc.heads.combinations import threshold_figures, threshold_tables
-from torchgmc.heads.learned import Found as TreesFound
-from torchgmc.heads.learned import Learning, looked_at
-from torchgmc.heads.levelsets import soft as soft_levels
-from torchgmc.heads.levelsets import steps as levelsets
+from torchgmc.heads.learned import Found as TreesFound, Learning, looked_at
+from torchgmc.heads.levelsets import soft as soft_levels, steps as levelsets
 from torchgmc.heads.levelsets.steps import cell_sums
-from torchgmc.heads.quantile import problem as quantiles
-from torchgmc.heads.quantile import training
+from torchgmc.heads.quantile import problem as quantiles, training
 from torchgmc.heads.quantile.problem import QuantileProblem, QuantileStatistics, ScoreCounts
 from torchgmc.heads.quantile.task import TASK
 

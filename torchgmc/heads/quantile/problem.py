@@ -7,8 +7,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from torchgmc.distributed import extremes
-from torchgmc.distributed import total as over_ranks
+from torchgmc.distributed import extremes, total as over_ranks
 from torchgmc.engine.clusters import deal_clusters
 from torchgmc.engine.solver import entry
 from torchgmc.engine.statistics import PerExample
@@ -189,12 +188,7 @@ class QuantileProblem(LevelProblem):
 
 
 def round_up(scores: Tensor, bits: int) -> Tensor:
-    """The next number, at or above each score, float64, of which only so many bits after the first are not 0.
-
-    Example:
-        >>> round_up(torch.tensor([0.0, 1.0, 1.1, 1.9, -1.9], dtype=torch.float64), 2)
-        tensor([ 0.0000,  1.0000,  1.2500,  2.0000, -1.7500], dtype=torch.float64)
-    """
+    """The next number, at or above each score, float64, of which only so many bits after the first are not 0."""
     step = 1 << (52 - bits)
     whole = (scores + 0.0).view(torch.int64)  # 0 is positive; the size of a number grows with its bits
     up = ((whole + (scores > 0) * (step - 1)) & -step).view(torch.float64)

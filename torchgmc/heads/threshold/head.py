@@ -15,7 +15,7 @@ from torchgmc.distributed import pooled
 from torchgmc.engine import checks, hashing, noise, soft
 from torchgmc.engine.batches import checked_once
 from torchgmc.engine.clusters import check as check_clusters
-from torchgmc.engine.folds import Splits, fresh_splits
+from torchgmc.engine.folds import fresh_splits
 from torchgmc.engine.scripting import is_scripting
 from torchgmc.engine.solver import MAX_FIXED_STEPS, Report, run
 from torchgmc.engine.values import Names, Values
@@ -23,8 +23,7 @@ from torchgmc.heads import finite
 from torchgmc.heads.base import Head
 from torchgmc.heads.combinations import threshold_figures, threshold_tables
 from torchgmc.heads.learned import Learning
-from torchgmc.heads.threshold import problem as curves
-from torchgmc.heads.threshold import training
+from torchgmc.heads.threshold import problem as curves, training
 from torchgmc.heads.threshold.fit import fit_thresholds, grow, tabulate
 from torchgmc.heads.threshold.problem import POINTS, ClusterSums, CurveProblem, CurveStatistics, SampleProblem, SampleStatistics
 from torchgmc.heads.threshold.risks import CHUNK, RISKS, Lattice, MonotoneRisk, Risk, repeat
@@ -349,7 +348,9 @@ class ThresholdHead(Learning):
             max_iter: maximum number of fixed steps; by default the bound of Theorem 1, at most 100,000.
         """
         self.check_solver(solver, eta, max_iter)
-        splits = self._splits(max_iter) if solver == "fresh" else None
+        if solver == "fresh" and not self.keeps_apart:
+            raise ValueError("solver='fresh' needs the individual examples: use `fit` or `fit_batches` with solver='fresh'.")
+        splits = fresh_splits(max_iter, *self.seen("image").content()) if solver == "fresh" else None
         problem = self.problem()
         if self.finite_sample:
             self.known, self.table, report, everyone = tabulate(self, self.statistics, problem, solver)
@@ -394,11 +395,6 @@ class ThresholdHead(Learning):
         report = dataclasses.replace(found.report, violations_before=before, history=history)  # of scores as they came
         self.mark_fitted(self.finish(report), found.everyone)
         return self
-
-    def _splits(self, max_iter: int | None) -> Splits:
-        if not self.keeps_apart:
-            raise ValueError("solver='fresh' needs the individual examples: use `fit` or `fit_batches` with solver='fresh'.")
-        return fresh_splits(max_iter, *self.seen("image").content())
 
     def _write(self, base: Tensor, offsets: Tensor) -> None:
         lattice = self.lattice

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from torchgmc.engine.clusters import parts_of
 from torchgmc.groups.cells import pattern_ids, with_everyone
-from torchgmc.heads.threshold import problem as curves
-from torchgmc.heads.threshold import risks
+from torchgmc.heads.threshold import problem as curves, risks
 from torchgmc.heads.threshold.problem import POINTS, ClusterSums, CurveStatistics, RiseStatistics
 
 if TYPE_CHECKING:

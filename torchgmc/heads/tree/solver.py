@@ -12,8 +12,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from torchgmc.distributed import collected
-from torchgmc.distributed import total as over_ranks
+from torchgmc.distributed import collected, total as over_ranks
 from torchgmc.engine.clusters import total as total_of
 from torchgmc.engine.folds import EXACT, Pair, Places, places
 from torchgmc.engine.hashing import row_keys
