@@ -14,7 +14,7 @@ from gmctest import heads_zoo, subprocess_env
 from gmctest.heads_zoo import ZOO
 from gmctest.soak_worker import held
 
-ROWS = [entry for entry in ZOO if not entry.per_cell]
+ROWS = [entry for entry in ZOO if not entry.per_cell and entry.name != "quantile-counts"]  # there equal rows become one
 
 
 @pytest.mark.parametrize("entry", ZOO, ids=lambda e: e.name)

@@ -251,7 +251,8 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     try:
         with safe_open(str(path), framework="pt") as file:
             metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # not a dict
+            # Copies: what is mapped from a file ends with it, if another process writes over it.
+            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118  # not a dict
     except (SafetensorError, OSError, ValueError, RuntimeError, OverflowError, MemoryError) as error:
         raise ValueError(f"{path.name!r} is not a readable safetensors file (truncated or damaged?): {error}") from error
     if _KEY not in metadata:

@@ -55,7 +55,7 @@ CONTRACT = (
     "check_member check_solver check_state figures flat group_thresholds keep lacks_everyone mark_fitted measure members_of "
     "prepare promised register_buffer seen set_extra_state soft start tables write "
     "audit_measures by_name check_features check_use divide grow_trees learned_move prepare_learning problem_of shown_output "
-    "write_rules write_trees"
+    "finish write_rules write_trees"
 )
 #: Frames between a caller and the function called: they pass arguments on as they are.
 WRAPPERS = ("over_all_ranks", "__call__")
