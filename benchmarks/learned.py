@@ -33,15 +33,14 @@ RESULTS = Path(__file__).parent / "results"
 NOTE = """\
 n is the number of calibration rows, or all that a set has (German has 350, COMPAS 2,161). One thing was changed after looking
 at the first seed of Adult: a frequent value (no capital gain) has a bin to itself; everything else was chosen on made-up data.
-Ours and mcgrad with 5 rounds were timed side by side on one day, beside at most one other process. Not reached:
-on German, on Adult behind naive Bayes and a tree with 2,000 rows, and on Adult with 10,000, mcgrad with 5 rounds is faster
-still (`time` below 1); there boosting takes most of our time, of few rows in calls of torch that cost more than their
-arithmetic. Tried without effect on Adult, tree, n = 10,000 (5 seeds, Brier): batches of one tree +.0005 ± .0003, a patience
-of 5 -.0001 ± .0001. One run of `--speed`: n = 100,000 x 50 features, ours 2.6 s (Brier of fresh rows 0.1727), mcgrad with 5
-rounds 11.3 s (0.1725); n = 1,000,000, where some rows teach the trees: ours 10.0 s (0.1715), mcgrad 83.4 s (0.1709): ours
-is faster there and slightly less accurate. mcgrad's default has run on 5 of the 10 seeds (flights: 2), on an earlier day, as have
-the methods of sklearn: `time` is rough there. Not measured: n = 30,000 with several seeds. Thresholds from a U-Net's
-bottleneck and triples of real columns: `python -m benchmarks.hidden`."""
+Ours and mcgrad with 5 rounds were timed side by side, with nothing beside them. Not reached: on German, with 350 rows, mcgrad
+with 5 rounds is as fast or a little faster (`time` below 1; 0.93 to 0.98 in two runs). Tried without effect on Adult, tree, n =
+10,000 (5 seeds, Brier): batches of one tree +.0005 ± .0003, a patience of 5 -.0001 ± .0001. One run of `--speed`, before trees
+were searched in numpy: n = 100,000 x 50 features, ours 2.6 s (Brier of fresh rows 0.1727), mcgrad with 5 rounds 11.3 s
+(0.1725); n = 1,000,000, where some rows teach the trees: ours 10.0 s (0.1715), mcgrad 83.4 s (0.1709): ours is faster there and
+slightly less accurate. mcgrad's default has run on 5 of the 10 seeds (flights: 2), on an earlier day, as have the methods of
+sklearn: `time` is rough there. Not measured: n = 30,000 with several seeds. Thresholds from a U-Net's bottleneck and triples of
+real columns: `python -m benchmarks.hidden`."""
 TRIPLES = "triples of groups that no method was given"
 Rows = dict[str, Any]
 Predict = Callable[[Rows], np.ndarray]

@@ -355,9 +355,7 @@ def page(found: dict[str, Any]) -> str:
         lines += [f"| {name} | {' | '.join(f'{value:.1f}' for value in times)} |" for name, times in found["unit"].items()]
         fresh, blocks, reading, fit = (times[1] for times in found["unit"].values())
         passes = f"{fit / fresh:.2g} passes with fresh temporaries, {fit / blocks:.2g} in blocks, {fit / reading:.2g} readings"
-        lines += ["", f"The fit is {passes} (the middle of each). Its steps, in passes in blocks, measured once:", ""]
-        lines += ["- finding places on the lattice 0.6, counting them 0.6, checks and sums over groups 0.5;"]
-        lines += ["- interior points 0.9, windows around thresholds, the vertex and the report 1.2: small operations, not pixels."]
+        lines += ["", f"The fit is {passes} (the middle of each); some 1.5 of those in blocks to observe, 0.5 to calibrate."]
     if "images" in found:
         lines += ["", "## ThresholdHead: sizes of images and combinations of groups", ""]
         lines += ["Milliseconds of the processor a batch: mean of the first and of the second half, and the largest.", ""]
@@ -404,13 +402,16 @@ NOTES = """\
   `threshold` sends its tables. With `learn=gmc.Trees()`, `probability` sends its rows up to 327,679 of them, from then on
   about 163,840; the search of trees is then the same work on every rank.
 - With a fit of up to 2^23 entries of membership `probability` holds it as floats (4 bytes an entry), with more as bits.
-- `distribution` was measured some hours before the others, on the same day.
+- `probability` up to 1e6 rows, and `distribution` and `quantile` at 1e5, were measured some hours before the others.
+- `quantile-counts` and `quantile-levels` (5 level sets) keep counts (`resolution=0.001`): what they keep, and send, stops growing
+  when every value that occurs has been seen; a rank sends all of its counts.
+- `tree` sends the sums of every move it tries, 27 MB whatever n is, so that at 1e5 rows several processes only cost time.
 - No figure above is of a size, or a number of processes, that is not in the tables.
 - `threshold` keeps a table of 8 x 4,098 x folds bytes (5 folds; 1 without the noise rule) for each combination of groups and
   class. Where most of it would be 0, or it would exceed 128 MB, it keeps 16 bytes for each point of the lattice at which the
   curve of a combination rises (at most 66 kB an image and class, 16 bytes a relevant pixel) and a + 40 bytes a combination;
   no result changes. A batch is then joined with others when they are half as many: each entry is copied O(log n) times.
-- Images of 8 x 8 have fixed costs: a key of each image (some 0.8 microseconds) and its risk at 65 thresholds (some 1).
+- Images of 8 x 8 have fixed costs: a key of each image, its risk at 65 thresholds and their powers, and a table for each batch.
 - 1e5 images of 8 x 8 in 50 random groups (1e5 combinations) ran once: 497 bytes an image, 1.9 s to observe, 173 s and 2.8 GB
   to calibrate.
 - `TreeHead.observe` passes over the scores to check them, for the best leaf, to put two rows at a time in the order of the
@@ -420,8 +421,8 @@ NOTES = """\
   `calibrate` at violations, to end. The steps of the fixed-step solvers between two looks do (`tests/engine/test_solver.py`).
 - Thresholds, offsets and sums are float64 on the device of the input. On one that lacks it (MPS), heads answer in float32, with
   the same noise, and fits and audits run on the CPU in float64: tested with devices that are pretended, not on such a device.
-- Missed here: a fit of the miss rate in 2 passes in blocks (it takes 4.6), images of 8 x 8 at 3 times the cost a pixel of
-  512 x 512 (it is 23 times; 122 before), `TreeHead.observe` in 5 softmaxes (8 to 10).
+- Missed here: a fit of the miss rate in 2 passes in blocks (it takes 2.1; 4.6 before), images of 8 x 8 at 3 times the cost a
+  pixel of 512 x 512 (it is 11 times; 23 before), `TreeHead.observe` of 134 leaves in 5 softmaxes (5.2; 10.2 before).
 - `torch.compile` is not used in fits. Of the longest chain of elementwise steps (places on the lattice, 15 blocks of 524,288
   scores, one thread) it made 31 ms of 36, after 17 s of compiling; the rest of a fit is products, sorts and counts.
 
