@@ -364,7 +364,7 @@ def descend(problem: TreeProblem, max_iter: int) -> Report:
     The merit is the sum over all promises of the squared excess over their tolerance, re-measured after the move with the sets
     it leads to; each step lowers it, so nothing cycles. Lost precision is the mean log size of the answers: without it,
     answering "root" to everybody would fix every set but one by emptying it. Kept is the last lambda that meets every promise
-    or, if none does, the last whose worst violation, in tolerances and as it is, is no worse than at the start.
+    or, if none does, the last whose worst violation is no worse than at the start; of mass-weighted ones no larger either.
     """
     started = time.perf_counter()
     before = problem.violations()
@@ -392,8 +392,8 @@ def descend(problem: TreeProblem, max_iter: int) -> Report:
             break
         merit = now
         history.append(problem.measure(total[0], total[1])[0].abs().max())
-        improved = best > 1.0 and float(worst) <= start and (problem.conditional or bool(history[-1] <= history[0]))
-        if float(worst) <= 1.0 or improved:
+        no_worse = problem.conditional or bool(history[-1] <= history[0])
+        if no_worse and float(worst) <= (1.0 if best <= 1.0 else start):
             best, kept, state = float(worst), len(problem.who), problem.lam
     reason = "converged" if best <= 1.0 else reason
     problem.restore(state)
