@@ -79,7 +79,8 @@ def stack(heads: Sequence[Head]) -> dict[str, Tensor]:
         if other:
             raise ValueError(f"`heads` must have the same forward, but heads[{i}] was made with a different `{other[0]}`.")
     buffers = [dict(head.named_buffers()) for head in heads]
-    return {name: torch.stack(_equal_length([one[name] for one in buffers])) for name in buffers[0]}
+    longest = {name: max(len(one[name]) if one[name].dim() else 0 for one in buffers) for name in buffers[0]}
+    return {name: torch.stack([_padded(one[name], size) for one in buffers]) for name, size in longest.items()}
 
 
 def _flat(value: Any) -> list[Any]:
@@ -87,9 +88,8 @@ def _flat(value: Any) -> list[Any]:
     return list(value.items()) if isinstance(value, Mapping) else [value]
 
 
-def _equal_length(buffers: list[Tensor]) -> list[Tensor]:
-    longest = max((len(b) for b in buffers if b.dim()), default=0)
-    return [b if not b.dim() or len(b) == longest else torch.cat([b, b.new_zeros(longest - len(b), *b.shape[1:])]) for b in buffers]
+def _padded(b: Tensor, size: int) -> Tensor:
+    return torch.cat([b, b.new_zeros(size - len(b), *b.shape[1:])]) if b.dim() and len(b) < size else b
 
 
 def apply(heads: Sequence[Head], *inputs: Any, chunk_size: int | None = None, **options: Any) -> Tensor:

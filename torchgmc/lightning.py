@@ -168,7 +168,13 @@ class CalibrationCallback(Callback):
     def on_train_end(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
         """Calibrate; rewrite checkpoints of these very weights."""
         loader = self._find_loader(trainer, pl_module)
-        _warn_of_training_data(trainer, loader)
+        data = getattr(loader, "dataset", None)
+        if data is not None and data is getattr(trainer.train_dataloader, "dataset", None):
+            warnings.warn(
+                "the calibration loader holds the training data, where the model is overconfident, so what is fitted there "
+                "does not hold on fresh data. Pass CalibrationCallback a `dataloader` of held-out examples.",
+                stacklevel=1,
+            )
         self.calibrate(trainer, pl_module, loader)
         for path in _checkpoints_of_now(trainer):
             trainer.save_checkpoint(path)
@@ -273,10 +279,7 @@ class CalibrationCallback(Callback):
         from torchgmc.metrics import for_head
 
         self.metric = for_head(self._head).to(pl_module.device)
-        self._hook = pl_module.register_forward_hook(self._capture)
-
-    def _capture(self, module: nn.Module, inputs: Any, output: Any) -> None:
-        self._captured = output
+        self._hook = pl_module.register_forward_hook(lambda _, __, output: setattr(self, "_captured", output))
 
     def on_validation_batch_end(
         self, trainer: "Trainer", pl_module: "LightningModule", outputs: Any, batch: Any, *_: Any, **__: Any
@@ -503,16 +506,6 @@ class _Plain(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return type(self.module).forward(self.module, *args, **kwargs)
-
-
-def _warn_of_training_data(trainer: "Trainer", loader: Iterable[Any]) -> None:
-    data = getattr(loader, "dataset", None)
-    if data is not None and data is getattr(trainer.train_dataloader, "dataset", None):
-        warnings.warn(
-            "the calibration loader holds the training data, where the model is overconfident, so what is fitted there "
-            "does not hold on fresh data. Pass CalibrationCallback a `dataloader` of held-out examples.",
-            stacklevel=2,
-        )
 
 
 def _entry(batch: Any, argument: str, key: str) -> Any:

@@ -13,9 +13,8 @@ import typer
 from typer.core import TyperGroup
 
 import torchgmc
-from torchgmc.cli import apply, audit, calibrate, export, merge, monitor, options
+from torchgmc.cli import apply, audit, calibrate, export, merge, monitor, options, show
 from torchgmc.cli.source import tasks
-from torchgmc.engine.checks import printable
 from torchgmc.engine.extras import find_paper
 
 # Base of every usage error: click's own class, or that of the copy of click which newer versions of typer carry.
@@ -93,7 +92,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         words = list(sys.argv[1:] if arguments is None else arguments)
         with _ended_gently(), warnings.catch_warnings():
             warnings.simplefilter("always", UserWarning)
-            warnings.showwarning = _show_warning
+            warnings.showwarning = lambda message, *_, **__: show.say(f"warning: {message}")
             program = _program("".join(words[:1]), tuple(tasks().values()))
             code = program.main(words, prog_name="torchgmc", standalone_mode=False)
         return _fail("interrupted", 130) if code == 130 else code if isinstance(code, int) else 0
@@ -134,10 +133,6 @@ def _ended_gently() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
-    print(f"torchgmc: warning: {printable(' '.join(str(message).split()))}", file=sys.stderr)
-
-
 def _explained(error: Exception) -> str:
     """A usage error, and where to look."""
     message = error.format_message() if isinstance(error, typer.BadParameter) else str(error)
@@ -146,5 +141,5 @@ def _explained(error: Exception) -> str:
 
 
 def _fail(message: str, code: int = 2) -> int:
-    print(f"torchgmc: {printable(' '.join(message.split()))}", file=sys.stderr)
+    show.say(message)
     return code

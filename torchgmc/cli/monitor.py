@@ -21,7 +21,7 @@ import typer
 from safetensors.torch import load_file, save
 
 import torchgmc as gmc
-from torchgmc.cli import options, show
+from torchgmc.cli import fitting, options, show
 from torchgmc.cli.source import CLUSTERS, Source, audited_arrays, load_head, open_source
 from torchgmc.cli.tables import SUFFIXES
 from torchgmc.cli.writers import check_file
@@ -87,14 +87,12 @@ def monitor(
 def _add(watch: gmc.Monitor, source: Source, head: gmc.Head) -> None:
     """The evidence of a file."""
     held: list[dict[str, Any]] = []  # a cluster must not be cut: with clusters a file is one batch
-    for block, arguments in source.blocks(head):
-        try:
+    with fitting.blocks(head, source, "monitor") as found:
+        for _, arguments in found:
             if "clusters" in arguments:
                 held.append(arguments)
             else:
                 watch.update(**arguments)
-        except (ValueError, TypeError) as error:
-            raise source.locate(block, error) from error
     if held:
         watch.update(**{name: torch.cat([part[name] for part in held]) for name in held[0]})
 

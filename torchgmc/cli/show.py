@@ -1,7 +1,6 @@
 """What commands print: tables on stdout, progress and warnings on stderr, only JSON with ``--json``."""
 
 import json
-import math
 import shlex
 import sys
 from collections.abc import Callable, Iterator
@@ -15,6 +14,7 @@ import torchgmc as gmc
 from torchgmc.audits.measures import Measures
 from torchgmc.audits.tabular import row_name
 from torchgmc.engine import checks
+from torchgmc.engine.files import plain
 
 
 def print_json(content: dict[str, Any]) -> None:
@@ -24,7 +24,7 @@ def print_json(content: dict[str, Any]) -> None:
 
 def say(message: str) -> None:
     """One line on stderr."""
-    print(f"torchgmc: {checks.printable(message)}", file=sys.stderr)
+    print(f"torchgmc: {checks.printable(' '.join(message.split()))}", file=sys.stderr)
 
 
 def console() -> Any:
@@ -53,10 +53,8 @@ def fit_content(head: gmc.Head) -> dict[str, Any]:
     fit = head.report
     assert fit is not None
     before, after = (table.flatten().tolist() for table in (fit.violations_before, fit.violations_after))
-    rows: list[dict[str, Any]] = [
-        {"name": name, "before": _finite(first), "after": _finite(last)}
-        for name, first, last in zip(head.test_functions().all(), before, after, strict=True)
-    ]
+    named = zip(head.test_functions().all(), before, after, strict=True)
+    rows = plain({"rows": [dict(zip(("name", "before", "after"), row, strict=True)) for row in named]})["rows"]
     found = {name: getattr(fit, name) for name in ("converged", "reached", "iterations", "seconds", "message")}
     found |= {f"worst_{when}": max(map(abs, one), default=0.0) for when, one in (("before", before), ("after", after))}
     return found | {"violations": sorted(rows, key=lambda row: -max(abs(row["before"] or 0.0), abs(row["after"] or 0.0)))}
@@ -123,10 +121,6 @@ def print_needed(audit: gmc.Audit, needed: Any) -> None:
 def _print_rest(page: Any, more: int) -> None:
     if more > 0:
         page.print(f"... and {more} more; --rows N shows them, --json and --report hold all.")
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None  # JSON has no NaN
 
 
 def _table(numeric: tuple[str, ...]) -> Any:

@@ -1,7 +1,6 @@
 """Argument checks shared by heads, baselines and functions: what is wrong, where, and what to do."""
 
 import math
-import operator
 import os
 import unicodedata
 from collections import Counter
@@ -81,21 +80,6 @@ def count(name: str, value: int | None, default: int) -> int:
     if value > 10**9:
         raise ValueError(f"`{name}` must be a whole number of at most 1e9, got {value!r}.")
     return value
-
-
-def place(name: str, value: Any, size: int) -> int:
-    """A whole number, also of numpy or a tensor, that counts ``size`` examples from 0, or from the end.
-
-    Raises:
-        IndexError: for an example out of range; it ends a Python loop over a data set.
-    """
-    try:
-        number = operator.index(value)
-    except TypeError:
-        raise TypeError(f"`{name}` must be a whole number, got {type(value).__name__}.") from None
-    if not -size <= number < size:
-        raise IndexError(f"`{name}` must be from 0 to {size - 1}, got {number}.")
-    return number
 
 
 def text(name: str, value: Any) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchgmc.engine import checks
+from torchgmc.conformity import of_label
 from torchgmc.heads.distribution.head import DistributionHead
 
 
@@ -40,26 +40,18 @@ class Quality:
             labels: the true tokens, ``(n,)``.
         """
         head.check_batch(logits, groups)
-        if checks.ordinary("labels", labels).is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
-            raise TypeError(f"`labels` must be token ids, int64, got {labels.dtype}.")
-        if labels.shape != logits.shape[:1]:
-            raise ValueError(f"`labels` must have shape ({len(logits)},), one token per row, got {tuple(labels.shape)}.")
-        if labels.numel() and (int(labels.min()) < 0 or int(labels.max()) >= logits.shape[1]):
-            low, high = int(labels.min()), int(labels.max())
-            raise ValueError(f"`labels` must be from 0 to {logits.shape[1] - 1}, got {low} to {high}.")
-        labels = labels.long()
         before = torch.log_softmax(logits.float() if logits.dtype != torch.float64 else logits, -1)
+        truth = of_label(before, labels)
         after = head(before, groups)
         p, q = before.exp(), after.exp()
-        at = labels[:, None]
         values = {
-            "NLL before": -before.gather(1, at),
-            "NLL after": -after.gather(1, at),
+            "NLL before": -truth,
+            "NLL after": -of_label(after, labels),
             "KL": torch.where(q > 0, q * (after - before), torch.zeros_like(q)).sum(1).clamp_min(0.0),  # never below 0 by rounding
             "zeros": ((q == 0) & (p > 0)).sum(1),
-            "printed before": torch.logsumexp(p, 1) - p.gather(1, at)[:, 0],
-            "printed after": torch.logsumexp(q, 1) - q.gather(1, at)[:, 0],
-            "infinite": torch.isinf(after.gather(1, at)),
+            "printed before": torch.logsumexp(p, 1) - of_label(p, labels),
+            "printed after": torch.logsumexp(q, 1) - of_label(q, labels),
+            "infinite": torch.isinf(of_label(after, labels)),
         }
         for name, value in values.items():
             self.sums[name] = self.sums.get(name, 0.0) + float(value.double().sum())

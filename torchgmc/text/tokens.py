@@ -94,7 +94,10 @@ class TokenGroups(nn.Module):
     def _places(self, input_ids: Tensor, unfinished: bool = False) -> Tensor:
         """Where a word of each group begins, bool ``(n, t, a)``; ``unfinished``: the last words of rows may go on."""
         if not is_scripting():
-            _check_ids(input_ids)
+            if checks.ordinary("input_ids", input_ids).is_floating_point() or input_ids.is_complex():
+                raise TypeError(
+                    f"`input_ids` must be a tensor of token ids, int64, got {input_ids.dtype}; use return_tensors='pt'."
+                )
             if input_ids.device != self.final.device:
                 where = f"on {input_ids.device} but the groups are on {self.final.device}"
                 raise ValueError(f"`input_ids` is {where}; move both to one device.")
@@ -124,14 +127,6 @@ class TokenGroups(nn.Module):
     def extra_repr(self) -> str:
         """Names of the groups."""
         return f"groups=[{', '.join(self.names)}], sequences of up to {self.longest} pieces"
-
-
-def _check_ids(input_ids: Any) -> None:
-    if not isinstance(input_ids, Tensor) or input_ids.is_floating_point() or input_ids.is_complex():
-        kind = getattr(input_ids, "dtype", type(input_ids).__name__)
-        raise TypeError(f"`input_ids` must be a tensor of token ids, int64, got {kind}; use return_tensors='pt'.")
-    if input_ids.layout != torch.strided:
-        raise TypeError(f"`input_ids` must be a dense tensor, got {input_ids.layout}; use `.to_dense()`.")
 
 
 def attributes_from_words(

@@ -3,6 +3,7 @@
 import csv
 import gzip
 import json
+import operator
 import os
 import sys
 import threading
@@ -16,7 +17,6 @@ from typing import Any
 import numpy as np
 from torch.utils.data import Dataset
 
-from torchgmc.engine import checks
 from torchgmc.engine.extras import require
 from torchgmc.engine.files import harmless, write_atomically
 
@@ -110,6 +110,21 @@ def write_table(path: Path, columns: dict[str, list[Any]]) -> None:
     write_atomically(path, write)
 
 
+def place(index: Any, size: int) -> int:
+    """A whole number, also of numpy or a tensor, that counts ``size`` examples from 0, or from the end.
+
+    Raises:
+        IndexError: for an example out of range; it ends a Python loop over a data set.
+    """
+    try:
+        number = operator.index(index)
+    except TypeError:
+        raise TypeError(f"`index` must be a whole number, got {type(index).__name__}.") from None
+    if not -size <= number < size:
+        raise IndexError(f"`index` must be from 0 to {size - 1}, got {number}.")
+    return number
+
+
 class Texts(Dataset[tuple[Any, Any]]):
     """A data set of texts with columns, in one file of JSON lines."""
 
@@ -125,9 +140,9 @@ class Texts(Dataset[tuple[Any, Any]]):
 
     def _text(self, index: int) -> tuple[Any, int]:
         """A text, transformed, and its place from the beginning or the end."""
-        place = checks.place("index", index, len(self))
-        text = self.texts[place]
-        return text if self.transform is None else self.transform(text), place
+        at = place(index, len(self))
+        text = self.texts[at]
+        return text if self.transform is None else self.transform(text), at
 
     def __len__(self) -> int:
         return len(self.texts)

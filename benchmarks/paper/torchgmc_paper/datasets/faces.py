@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from torchgmc.engine import checks
-from torchgmc_paper.datasets._files import data_root, locate, read_npz, read_table, typed
+from torchgmc_paper.datasets._files import data_root, locate, place, read_npz, read_table, typed
 from torchgmc_paper.datasets.prepare import faces as prepare
 
 #: Label of what lies outside the image (images are placed top left).
@@ -144,7 +144,7 @@ class FASSEG(Dataset[tuple[Any, Any]]):
         return len(self.labels)
 
     def __getitem__(self, index: int) -> tuple[Any, Any]:
-        index = checks.place("index", index, len(self))
+        index = place(index, len(self))
         image, label = self.images[index], self.labels[index]
         return (
             image if self.transform is None else self.transform(image),
