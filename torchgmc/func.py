@@ -5,7 +5,7 @@ Heads and :func:`torchgmc.violations` are plain functions of tensors, so they wo
 through a soft ``forward``, and ``functional_call`` runs a head with your own buffers.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -74,18 +74,12 @@ def stack(heads: Sequence[Head]) -> dict[str, Tensor]:
             )
         if not head.is_fitted:
             raise RuntimeError(f"heads[{i}] is not fitted; call `fit`, or `observe` and `calibrate`, or load its state.")
-        ours, theirs = (one.config() | {"noise_version": one.noise_version} for one in (first, head))
-        other = [name for name in ours if name not in head.fit_only and _flat(ours[name]) != _flat(theirs[name])]
+        other = [name for name in first.differences(head) if name not in head.fit_only]
         if other:
             raise ValueError(f"`heads` must have the same forward, but heads[{i}] was made with a different `{other[0]}`.")
     buffers = [dict(head.named_buffers()) for head in heads]
     longest = {name: max(len(one[name]) if one[name].dim() else 0 for one in buffers) for name in buffers[0]}
     return {name: torch.stack([_padded(one[name], size) for one in buffers]) for name, size in longest.items()}
-
-
-def _flat(value: Any) -> list[Any]:
-    """A value as a list; that of a mapping keeps its order, which == ignores."""
-    return list(value.items()) if isinstance(value, Mapping) else [value]
 
 
 def _padded(b: Tensor, size: int) -> Tensor:

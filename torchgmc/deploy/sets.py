@@ -18,8 +18,8 @@ from torchgmc.engine.hashing import row_keys
 from torchgmc.engine.modes import evaluating
 from torchgmc.groups.cells import pattern_ids
 from torchgmc.heads import finite
-from torchgmc.heads.base import ABOUT, read_about
 from torchgmc.heads.quantile.head import QuantileHead
+from torchgmc.heads.state import ABOUT, read_about
 
 INTERVALS = ("auto", "absolute", "normalised", "cqr")
 #: Names of the groups that are classes: "class 3", "classes 0, 4, 7".

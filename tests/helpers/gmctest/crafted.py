@@ -11,7 +11,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from torchgmc.deploy import io
-from torchgmc.heads.base import ABOUT
+from torchgmc.heads.state import ABOUT
 
 Tensors = dict[str, Tensor]
 Place = tuple[str, ...]

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from torchgmc.distributed import pooled
 from torchgmc.engine.values import Names
-from torchgmc.heads.base import EVERYONE
+from torchgmc.heads.contract import EVERYONE
 from torchgmc.heads.levelsets import steps as levelsets
 from torchgmc.heads.levelsets.problem import check_masses
 from torchgmc.heads.probability import solver as probabilities

@@ -19,7 +19,8 @@ from torchgmc.engine.folds import fresh_splits
 from torchgmc.engine.scripting import has_values, is_scripting
 from torchgmc.engine.solver import MAX_FIXED_STEPS, run
 from torchgmc.engine.values import Names, Values
-from torchgmc.heads.base import EVERYONE, Head
+from torchgmc.heads.base import Head
+from torchgmc.heads.contract import EVERYONE
 from torchgmc.heads.learned import Found as TreesFound, Learning, looked_at
 from torchgmc.heads.levelsets import soft as soft_levels, steps as levelsets
 from torchgmc.heads.levelsets.problem import ResidualProblem

@@ -24,8 +24,8 @@ from torchgmc.engine.solver import EXACT_STEPS, MAX_FIXED_STEPS, Log, Report, re
 from torchgmc.engine.values import Names, Values
 from torchgmc.groups.cells import pattern_ids, with_everyone
 from torchgmc.heads import finite
-from torchgmc.heads.base import EVERYONE
 from torchgmc.heads.combinations import threshold_figures, threshold_tables
+from torchgmc.heads.contract import EVERYONE
 from torchgmc.heads.learned import Found as TreesFound, Learning, looked_at
 from torchgmc.heads.levelsets import soft as soft_levels, steps as levelsets
 from torchgmc.heads.levelsets.steps import cell_sums

@@ -17,7 +17,7 @@ from torchgmc.engine.solver import Report, reached
 from torchgmc.engine.values import Names
 from torchgmc.groups.cells import pattern_ids, with_everyone
 from torchgmc.heads import finite
-from torchgmc.heads.base import EVERYONE
+from torchgmc.heads.contract import EVERYONE
 from torchgmc.heads.learned import Found as TreesFound, looked_at
 from torchgmc.heads.threshold.problem import POINTS, CurveProblem, CurveStatistics, RiseStatistics, SampleProblem, SampleStatistics
 from torchgmc.heads.threshold.sums import coarse
