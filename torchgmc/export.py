@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchgmc.deploy.attach import CalibratedModel, heard
+from torchgmc.deploy.attach import CalibratedModel
 from torchgmc.deploy.program import KEY, Flat, Program, first_line, flatten
 from torchgmc.deploy.torchscript import open_torchscript, write_torchscript
 from torchgmc.engine import checks as asked
@@ -227,17 +227,12 @@ def _compare(flat: Flat, example: tuple[Tensor, ...], found: Any, format: str) -
     Another program computes the model's scores up to rounding. So numbers must agree within RTOL; of answers (masks, nodes)
     those must agree that no change of the scores by so much (and by the jitter, which such a change re-draws) can turn.
     """
-    inputs, member = flat.inputs(example), flat.groups(example)
-    raw, seen = heard(flat.model, flat.layers, lambda: flat.raw(inputs, member))
-    for name, part in flat.each().items():
-        scores = part.adapter.scores(raw)
-        features = part.features(example, seen)
-        expected = part.finish(scores, member, inputs, features)
-        got = found
+    for name, part, given in flat.read(example):
+        expected, got = part.finish(*given), found
         if name:  # one of several heads; ONNX returns all in order
             by_name = found if isinstance(found, dict) else dict(zip(flat.outputs, _tuple(found), strict=True))
             expected, got = expected[1] if isinstance(expected, tuple) else expected, by_name[name]
-        _compare_part(part, (scores, member, inputs, features), list(zip(_tuple(expected), _tuple(got), strict=True)), format)
+        _compare_part(part, given, list(zip(_tuple(expected), _tuple(got), strict=True)), format)
 
 
 def _compare_part(part: Flat, given: tuple[Any, ...], pairs: list[tuple[Tensor, Tensor]], format: str) -> None:

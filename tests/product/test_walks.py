@@ -20,7 +20,7 @@ def test_no_layer_calls_a_higher_one_by_name(measured):
 
 
 def test_walks_do_not_grow(measured):
-    rows = re.findall(r"^\| (\w+) \| \d+ -> (\d+) \| \d+ -> (\d+) \| \d+ -> (\d+) \|$", walks.__doc__, re.MULTILINE)
+    rows = re.findall(r"^\| (\w+) \| \d+ -> (\d+) \| \d+ -> (\d+) \| \d+ -> (\d+) \| \d+ \|$", walks.__doc__, re.MULTILINE)
     table = {name: [int(number) for number in numbers] for name, *numbers in rows}
     assert list(table) == list(measured)
     for name, calls in measured.items():

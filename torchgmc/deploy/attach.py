@@ -3,7 +3,7 @@
 import functools
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -204,11 +204,16 @@ class CalibratedModel(nn.Module):
 
     def forward(self, *inputs: Any, groups: Any = None, **kwargs: Any) -> Any:
         """The model's output, calibrated."""
-        args, kwargs, member = self.divide(inputs, groups, kwargs)
-        features = kwargs.pop("features", None) if self.takes_features else None
-        output, seen = heard(self.model, self.layers, lambda: self.run(args, kwargs, member))
-        result = self.apply_head(output, member, named(args, kwargs), self.features(args, kwargs, features, seen))
+        output, (result,) = self.answers([self], inputs, groups, kwargs)
         return result if self.returns == "result" else self.adapter.replace(output, result)
+
+    def answers(self, parts: Iterable[Any], inputs: tuple[Any, ...], groups: Any, kwargs: dict[str, Any]) -> tuple[Any, list[Any]]:
+        """The model's output, from one pass, and the result of each part's head."""
+        args, kwargs, member = self.divide(inputs, groups, kwargs)
+        given = kwargs.pop("features", None) if self.takes_features else None
+        output, seen = heard(self.model, self.layers, lambda: self.run(args, kwargs, member))
+        texts = named(args, kwargs)
+        return output, [part.apply_head(output, member, texts, part.features(args, kwargs, given, seen)) for part in parts]
 
     @property
     def needs_features(self) -> bool:
@@ -244,10 +249,9 @@ class CalibratedModel(nn.Module):
         more = {} if self.mode == "hard" else {"mode": self.mode, "temperature": self.temperature}  # own heads may lack both
         more |= {"features": features} if self.takes_features else {}
         member = some(member, self.columns) if self.head.needs_groups or self.head.may_take_groups else None
-        if self.wants == "groups":
-            scores = self.adapter.scores(output)
-            return scores, beside(scores, self.head(member, **more))
         scores = self.adapter.scores(output)
+        if self.wants == "groups":
+            return scores, beside(scores, self.head(member, **more))
         self._look(scores)
         if member is not None and member.dim() == 0:
             raise ValueError("`groups` must have one row per example, (n, a), got a single number.")
@@ -393,14 +397,8 @@ class ManyHeads(CalibratedModel):
 
     def forward(self, *inputs: Any, groups: Any = None, **kwargs: Any) -> dict[str, Any]:
         """The result of every head, by name."""
-        args, kwargs, member = self.divide(inputs, groups, kwargs)
-        given = kwargs.pop("features", None) if self.takes_features else None
-        output, seen = heard(self.model, self.layers, lambda: self.run(args, kwargs, member))
-        found = {
-            name: part.apply_head(output, member, named(args, kwargs), part.features(args, kwargs, given, seen))  # type: ignore[operator]
-            for name, part in self.parts.items()
-        }
-        return {name: value[1] if isinstance(value, tuple) else value for name, value in found.items()}
+        _, found = self.answers(self.parts.values(), inputs, groups, kwargs)
+        return {name: one[1] if isinstance(one, tuple) else one for name, one in zip(self.parts, found, strict=True)}
 
 
 def heard(model: nn.Module, layers: Sequence[str], work: Callable[[], Any]) -> tuple[Any, dict[str, Any]]:

@@ -89,15 +89,19 @@ class Flat(nn.Module):
             self.of_groups = Guard("`groups`", 0.0, 1.0, binary=not getattr(self.head, "fractional", None))
 
     def forward(self, *tensors: Tensor) -> Any:
+        found = {name: part.finish(*given) for name, part, given in self.read(tensors)}
+        if not len(self.parts):
+            return found[""]
+        return {name: value[1] if isinstance(value, tuple) else value for name, value in found.items()}
+
+    def read(self, tensors: tuple[Tensor, ...]) -> "list[tuple[str, Flat, tuple[Any, ...]]]":
+        """The parts that answer, by name (the only one has none), and what each one's :meth:`finish` takes."""
         inputs, member = self.inputs(tensors), self.groups(tensors)
         raw, seen = heard(self.model, self.layers, lambda: self.raw(inputs, member))
-        if not len(self.parts):
-            return self.finish(self.adapter.scores(raw), member, inputs, self.features(tensors, seen))
-        found = {
-            name: part.finish(part.adapter.scores(raw), member, inputs, part.features(tensors, seen))
+        return [
+            (name, part, (part.adapter.scores(raw), member, inputs, part.features(tensors, seen)))
             for name, part in self.each().items()
-        }
-        return {name: value[1] if isinstance(value, tuple) else value for name, value in found.items()}
+        ]
 
     def inputs(self, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """What the model takes."""

@@ -117,7 +117,8 @@ class Head(State):
         missing = [name for name in (known[0], self.truth) if name and name not in found]
         if missing:
             raise TypeError(f"`{missing[0]}` is missing: a batch of a {type(self).__name__} is {wanted}.")
-        return {name: one if name in COLUMNS and is_frame(one) else at_hand(checks.tensor_of(one)) for name, one in found.items()}
+        ready = {name for name, one in found.items() if isinstance(one, Tensor) or (name in COLUMNS and is_frame(one))}
+        return {name: at_hand(one if name in ready else checks.tensor_of(one)) for name, one in found.items()}
 
     def bind_batch(self, batch: Any, place: int = 0) -> dict[str, Any]:
         """:meth:`bind` for a tuple or mapping out of many."""
