@@ -27,7 +27,9 @@ from benchmarks.multicalibration import problem
 from benchmarks.timing import header
 
 SETS = ("made-up", "adult, logistic", "adult, bayes", "adult, tree", "compas, tree", "german, tree", "late, boosted")
-SIZES = (2000, 10000, 30000)
+SIZES = (2000, 10000, 30000, 100_000, 1_000_000)
+#: Seeds and methods of the sizes that take long.
+SEEDS, LARGEST = {100_000: 5, 1_000_000: 2}, {"mcgrad": 100_000, "boosted [logit, groups, x]": 100_000}
 OURS, STATIC = "ours, learned", "ours, named only"
 RESULTS = Path(__file__).parent / "results"
 NOTE = """\
@@ -46,11 +48,14 @@ Rows = dict[str, Any]
 Predict = Callable[[Rows], np.ndarray]
 
 
-def split(name: str, seed: int) -> tuple[Rows, Rows]:
-    """Rows to calibrate on, in a random order, and fresh rows: p, y, member, codes and features x."""
+def split(name: str, seed: int, most: int = 30_000) -> tuple[Rows, Rows]:
+    """Rows to calibrate on, in a random order, and fresh rows: p, y, member, codes and features x.
+
+    Made-up rows are drawn: ``most``, at least 30,000.
+    """
     if name == "made-up":
         both = []
-        for n, draw in ((max(SIZES), 0), (50_000, 1)):
+        for n, draw in ((max(most, 30_000), 0), (50_000, 1)):
             found = problem(n, "interactions", seed, draw)
             member = found.groups.numpy()
             p = found.probs.double().clamp(1e-6, 1 - 1e-6).numpy()
@@ -91,24 +96,26 @@ def boosted(rows: Rows) -> Predict:
     return lambda new: model.predict_proba(columns(new))[:, 1]
 
 
+def frame(rows: Rows) -> Any:
+    """What mcgrad reads: group columns as categories c0, ..., features as numbers x0, ..., the model's output h and y."""
+    import pandas as pd
+
+    codes = pd.DataFrame(rows["codes"].astype(str), columns=[f"c{k}" for k in range(rows["codes"].shape[1])])
+    numbers = pd.DataFrame(rows["x"], columns=[f"x{k}" for k in range(rows["x"].shape[1])])
+    return pd.concat([codes, numbers], axis=1).assign(h=rows["p"], y=rows["y"].astype(int))
+
+
 def mcgrad(rows: Rows, **options: Any) -> Predict:
-    """Group columns as categories, features as numbers."""
+    """With the frame that `measure` made before the clock started, or a new one."""
     import logging
 
-    import pandas as pd
     from mcgrad.methods import MCGrad
 
     logging.getLogger("mcgrad").setLevel(logging.ERROR)
-    names = [f"c{k}" for k in range(rows["codes"].shape[1])]
-    numbers = [f"x{k}" for k in range(rows["x"].shape[1])]
-
-    def frame(part: Rows) -> Any:
-        table = pd.DataFrame(part["codes"], columns=names).astype(str)
-        return pd.concat([table, pd.DataFrame(part["x"], columns=numbers)], axis=1).assign(h=part["p"], y=part["y"].astype(int))
-
-    model = MCGrad(**options)
-    lists = {"categorical_feature_column_names": names, "numerical_feature_column_names": numbers}
-    model.fit(frame(rows), "h", "y", **lists)
+    model, table = MCGrad(**options), rows["frame"] if "frame" in rows else frame(rows)
+    columns = {kind: [name for name in table if name[0] == kind and name != "y"] for kind in "cx"}
+    lists = {"categorical_feature_column_names": columns["c"], "numerical_feature_column_names": columns["x"]}
+    model.fit(table, "h", "y", **lists)
     return lambda new: model.predict(frame(new), "h", **lists)
 
 
@@ -128,6 +135,7 @@ def measure(method: str, rows: Rows, new: Rows) -> dict[str, float]:
     """Figures of one method on one split."""
     from sklearn.metrics import roc_auc_score
 
+    rows = rows | ({"frame": frame(rows)} if "mcgrad" in method else {})
     started = time.process_time()
     predict = METHODS[method](rows)
     seconds = time.process_time() - started
@@ -141,21 +149,23 @@ def fill(kept: dict[str, Any], sets: list[str], sizes: list[int], seeds: int, me
     for seed in range(seeds):
         for name in sets:
             pool: tuple[Rows, Rows] | None = None
-            for n in sizes:
-                for method in methods:
-                    cell = kept.setdefault(name, {}).setdefault(str(n), {}).setdefault(method, {})
+            for n in (n for n in sizes if seed < SEEDS.get(n, seeds)):
+                if name == "made-up" and n > 30_000:
+                    pool = None
+                for method in (m for m in methods if n <= LARGEST.get(m, n)):
+                    cell = kept.get(name, {}).get(str(n), {}).get(method, {})
                     if str(seed) in cell:
                         continue
-                    pool = pool or split(name, seed)
-                    smaller = [k for k in sizes if k < n]
-                    if len(pool[0]["p"]) < n and smaller and len(pool[0]["p"]) <= max(smaller):
+                    pool = pool or split(name, seed, n)
+                    if len(pool[0]["p"]) <= max((k for k in SIZES if k < n), default=0):
                         continue  # no more rows than at the size before
                     with warnings.catch_warnings():
                         warnings.simplefilter("ignore")
                         if method not in warm:
                             METHODS[method](fresh.cut(pool[0], slice(0, 300)))
                             warm.add(method)
-                        cell[str(seed)] = measure(method, fresh.cut(pool[0], slice(0, n)), pool[1])
+                        found = measure(method, fresh.cut(pool[0], slice(0, n)), pool[1])
+                    kept.setdefault(name, {}).setdefault(str(n), {}).setdefault(method, {})[str(seed)] = found
                     save()
 
 
@@ -290,13 +300,14 @@ def main() -> None:
     parser.add_argument("--again", nargs="+", default=[], choices=list(METHODS), help="forget their figures")
     parser.add_argument("--triples", action="store_true", help="made-up groups held out from all methods, too")
     parser.add_argument("--speed", nargs="+", type=int, default=[])
+    parser.add_argument("--results", type=Path, default=RESULTS / "learned.json", help="kept figures; the page is beside them")
     options = parser.parse_args()
     torch.set_num_threads(1)
     for n in options.speed:
         print(speed(n), flush=True)
     if options.speed:
         return
-    file = RESULTS / "learned.json"
+    file = options.results
     kept: dict[str, Any] = json.loads(file.read_text()) if file.is_file() else {}
 
     for cell in (cell for cells in kept.values() for cell in cells.values()):
@@ -305,7 +316,7 @@ def main() -> None:
 
     def save() -> None:
         file.write_text(json.dumps(kept, indent=0))
-        (RESULTS / "learned.md").write_text(page(kept) + "\n")
+        file.with_suffix(".md").write_text(page(kept) + "\n")
 
     fill(kept, options.sets, options.sizes, options.seeds, options.methods, save)
     if options.triples:

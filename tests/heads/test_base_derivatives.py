@@ -18,6 +18,7 @@ from torchgmc.engine.implicit import SoftPinball, minimise
 from torchgmc.heads.distribution.tilt import Dual
 from torchgmc.heads.distribution.training import log_masses
 from torchgmc.heads.probability import static
+from torchgmc.heads.probability.problem import Columns
 
 SEEDS = st.integers(0, 2**16)
 T = 0.05
@@ -172,7 +173,7 @@ def test_probability_offsets_are_those_of_the_fit(floor: bool):
         member = torch.cat([torch.ones_like(groups[:, :1]), groups], 1).double()
         slack = 1.5 * (member.T @ (probs - y.double()).square()).sqrt()[:, None] / 2000
         slack[0] = 0.0
-        columns = static.Columns(member, logits[:, None], y.double()[:, None], torch.full((2000, 1), 1 / 2000), False, False)
+        columns = Columns(member, logits[:, None], y.double()[:, None], torch.full((2000, 1), 1 / 2000), False, False)
         fitted = static.fit_static(columns, groups.sum(0).double(), torch.zeros(2000, 0), slack).theta[0]
         expected = torch.sigmoid(logits - (member @ fitted)[:, 0])
     else:

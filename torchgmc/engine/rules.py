@@ -40,8 +40,9 @@ def words(
         node = (node - 1) // 2
     ends: dict[int, list[Any]] = {}  # of numbers: low, high, may be missing
     other: dict[str, None] = {}
+    splits = list(zip(column.tolist(), cut.tolist(), kind.tolist(), strict=True))
     for at, right in reversed(path):
-        j, value, how = int(column[at]), float(cut[at]), int(kind[at])
+        j, value, how = splits[at]
         lacking = how >= 4 and (how // 2 % 2 == 1) == right
         if math.isinf(value):
             if how // 2 % 2:  # else nobody goes right

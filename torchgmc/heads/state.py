@@ -168,7 +168,7 @@ class State(Contract):
 
     def mark_unfitted(self) -> None:
         """The buffers hold nothing (those that grow are empty), and no examples were seen."""
-        for name in self.growing:
+        for name in ("variance", "tail", *self.growing):
             if len(getattr(self, name)):  # torch takes its time to set a buffer
                 setattr(self, name, getattr(self, name)[:0].clone())
         self.statistics = None
@@ -178,7 +178,6 @@ class State(Contract):
         self.is_fitted = False
         self.with_everyone.fill_(self.common and self.grouped)
         self.promises_everyone = self.common and self.grouped
-        self.variance, self.tail = self.variance[:0], self.tail[:0]
         self.largest_cluster.zero_()
         self.noise_version = hashing.VERSION
         self.report = None

@@ -258,20 +258,20 @@ def test_order_and_batches_do_not_matter():
 
 def test_large_samples_use_a_thinned_hessian_and_reach_the_same_optimum():
     """Above 8,192 rows the Hessian comes from a part of them; the slope does not, so the optimum is the same."""
-    from torchgmc.heads.probability import solver as probabilities, static
+    from torchgmc.heads.probability import problem, solver as probabilities, static
 
     probs, y, member, _ = events(70_000, a=20, slope=0.0, shift=0.5)
     head = gmc.ProbabilityHead(0.001, [str(i) for i in range(20)], bins=None)
     head.observe(probs, y, member)
     sample = probabilities.Sample(head.statistics.unpacked(20), head._promise(probs.device))
-    columns = static.Columns(sample.member, sample.z, sample.y, sample.share, False, False, sample.places)
-    assert len(columns.thin(static.SAMPLE).z) < 70_000
+    columns = problem.Columns(sample.member, sample.z, sample.y, sample.share, False, False, sample.places)
+    assert len(columns.thin(problem.SAMPLE).z) < 70_000
     error = sample._transposed((probs[:, None] - sample.y).square() * sample.share.square()).sqrt()
     slack = 0.5 * error
     slack[0] = 0.0
     found = static.fit_static(columns, sample.sizes, sample.cluster, slack)
     thinned = found.theta
-    full = columns.minimise(torch.zeros_like(thinned), slack[None], None, 50, 1e-3)
+    full = problem.minimise(columns, torch.zeros_like(thinned), slack[None], None, 50, 1e-3)
     slope, _ = columns.slope(thinned)
     assert found.optimal and bool((slope[0, 1:].abs() <= 1.06 * slack[1:]).all())
     torch.testing.assert_close(thinned, full, rtol=0, atol=5e-3)

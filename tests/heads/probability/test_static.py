@@ -7,7 +7,7 @@ import scipy.optimize
 import torch
 
 import torchgmc as gmc
-from torchgmc.heads.probability import static
+from torchgmc.heads.probability import problem, static
 
 
 def sure(n, scale, slope, seed=0):
@@ -52,9 +52,9 @@ def test_groups_with_a_ridge_are_at_the_optimum(scale, slope):
     design = torch.cat([torch.ones(len(z), 1), member], 1).double()
     ridge = torch.tensor([[0.0, 4.0, 4.0], [1.0, 52.0, 52.0]], dtype=torch.float64) / len(z)
     share = torch.full((len(z), 1), 1 / len(z), dtype=torch.float64)
-    columns = static.Columns(design, z[:, None], y[:, None], share, False, True).shrunk(ridge[:, :, None])
+    columns = problem.Columns(design, z[:, None], y[:, None], share, False, True).but(ridge=ridge[:, :, None])
     zero = torch.zeros(columns.shape, dtype=torch.float64)
-    found, optimal = static._solve(columns, zero, zero)
+    found, optimal = problem.solve(columns, zero, zero)
     best = minimum(z, y, design, ridge.flatten(), torch.zeros(6, dtype=torch.float64))
     assert optimal
     torch.testing.assert_close(found.flatten(), best, rtol=0, atol=1e-3)
@@ -90,7 +90,7 @@ def test_slopes_within_and_between_groups_are_at_the_optimum():
     z, y, member, _ = between(800, 0.2, 0)
     share = torch.full((800, 1), 1 / 800, dtype=torch.float64)
     design = torch.cat([torch.ones(800, 1), member], 1).double()
-    columns = static.Columns(design, z[:, None], y[:, None], share, False, True)
+    columns = problem.Columns(design, z[:, None], y[:, None], share, False, True)
     paid = static.MEANS_RIDGE / 800 * torch.eye(5, dtype=torch.float64)
     paid[0, 0] = 0.0
     means = static._between(columns, 1 / 800)
@@ -154,29 +154,29 @@ def test_folds_side_by_side_are_the_fits_without_each_fold(euclidean: bool) -> N
     member = torch.cat([torch.ones(400, 1), (torch.rand(400, 3, generator=g) < 0.4).float()], 1).double()
     z, y = torch.randn(400, 1, generator=g).double(), (torch.rand(400, 1, generator=g) < 0.5).double()
     share = torch.full((400, 1), 1 / 400).double()
-    whole = static.Columns(member, torch.sigmoid(z) if euclidean else z, y, share, euclidean, not euclidean)
+    whole = problem.Columns(member, torch.sigmoid(z) if euclidean else z, y, share, euclidean, not euclidean)
     fold, zero = torch.arange(400) % 5, torch.zeros(whole.shape).double()
     ridge = torch.full_like(zero, 0.01)
     every, start = whole.folds(fold, 5, ridge), zero.expand(-1, -1, 5)
-    found = every.minimise(start, torch.zeros_like(start), None, 50, 1e-3)
+    found = problem.minimise(every, start, torch.zeros_like(start), None, 50, 1e-3)
     for k in range(5):
         one = whole.pick((fold != k).nonzero()[:, 0], ridge)
         torch.testing.assert_close(every.hessian(start)[k], one.hessian(zero)[0])
         torch.testing.assert_close(every.slope(start)[0][..., k], one.slope(zero)[0][..., 0])
-        alone = one.minimise(zero, zero.clone(), None, 50, 1e-3)
+        alone = problem.minimise(one, zero, zero.clone(), None, 50, 1e-3)
         torch.testing.assert_close(found[..., k], alone[..., 0], rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize(("slopes", "many"), [(True, 1 << 12), (False, 1 << 12), (True, 0)])
 def test_all_ridges_and_folds_at_once_are_plain_loops_of_fits(slopes: bool, many: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Held-out losses and fits of ``_at_once`` against one Newton fit per ridge and fold, and losses from their formula."""
-    monkeypatch.setattr(static, "MANY", many)  # 0: folds in float32
+    monkeypatch.setattr(problem, "MANY", many)  # 0: folds in float32
     g = torch.Generator().manual_seed(1)
     member = torch.cat([torch.ones(500, 1), (torch.rand(500, 4, generator=g) < 0.3).float()], 1).double()
     z = 2 * torch.randn(500, 1, generator=g).double()
     y = (torch.rand(500, 1, generator=g).double() < torch.sigmoid(0.6 * z + member[:, 1:2] - 0.5)).double()
     share = torch.rand(500, 1, generator=g).double() + 0.5
-    columns = static.Columns(member, z, y, share / share.sum(), False, slopes)
+    columns = problem.Columns(member, z, y, share / share.sum(), False, slopes)
     fold, theta = (torch.arange(500) % 5).to(torch.uint8), torch.zeros(columns.shape).double()
     free, shut = torch.zeros_like(theta), torch.zeros_like(theta)
     shut[1:, 1:] = math.inf  # no slopes of groups
@@ -186,11 +186,11 @@ def test_all_ridges_and_folds_at_once_are_plain_loops_of_fits(slopes: bool, many
     heads, losses, fine = found
     assert fine and heads.shape == (3, *theta.shape) and losses.shape == (3, 5)
     for k, (ridge, price) in enumerate(zip(ridges, [shut, free, shut], strict=True)):
-        alone = columns.shrunk(ridge).minimise(theta, price, None, 50, 1e-3)
+        alone = problem.minimise(columns.but(ridge=ridge), theta, price, None, 50, 1e-3)
         torch.testing.assert_close(heads[k], alone, rtol=0, atol=2e-4)
         for part in range(5):
             rest, out = (fold != part).nonzero()[:, 0], (fold == part).nonzero()[:, 0]
-            fitted = columns.pick(rest, ridge * 1.25).minimise(theta, price, None, 50, 1e-3)
+            fitted = problem.minimise(columns.pick(rest, ridge * 1.25), theta, price, None, 50, 1e-3)
             offset = member[out] @ fitted[0]
             moved = z[out] * (1 - member[out] @ fitted[1]).clamp_min(0) - offset if slopes else z[out] - offset
             weight = share[out] / share[out].sum()
@@ -202,7 +202,7 @@ def test_hessians_of_parts_sum_to_that_of_all() -> None:
     g = torch.Generator().manual_seed(5)
     member = torch.cat([torch.ones(300, 1), (torch.rand(300, 3, generator=g) < 0.4).float()], 1).double()
     z, y = torch.randn(300, 1, generator=g).double(), (torch.rand(300, 1, generator=g) < 0.5).double()
-    columns = static.Columns(member, z, y, torch.full_like(z, 1 / 300), False, True)
+    columns = problem.Columns(member, z, y, torch.full_like(z, 1 / 300), False, True)
     theta, fold = 0.1 * torch.randn(columns.shape, generator=g).double(), (torch.arange(300) * 7 % 11 % 5).to(torch.uint8)
     parts = columns.hessians(theta, fold, 5)
     torch.testing.assert_close(parts.sum(0, keepdim=True), columns.hessian(theta))
@@ -214,7 +214,7 @@ def test_steps_at_once_that_do_not_end_leave_the_fit_to_plainer_ones(monkeypatch
     z, y, member = sure(600, 2.0, 0.5)
     probs = torch.sigmoid(z)
     usual = gmc.ProbabilityHead(None, ["a", "b"]).fit(probs, y, member)(probs, member)
-    monkeypatch.setattr(static, "CHORDS", 1)
+    monkeypatch.setattr(problem, "CHORDS", 1)
     other = gmc.ProbabilityHead(None, ["a", "b"]).fit(probs, y, member)(probs, member)
     torch.testing.assert_close(usual, other, rtol=0, atol=1e-4)
 

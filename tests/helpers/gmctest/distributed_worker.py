@@ -87,12 +87,12 @@ def traffic(rank: int) -> dict:
 def scattered(rank: int) -> dict:
     """Fits whose rows stay on three ranks, one without rows: states, the largest sum in bytes, a rank that fails half-way."""
     from torchgmc.engine import folds, offsets, trees
-    from torchgmc.heads.probability import solver, static
+    from torchgmc.heads.probability import problem, solver, static
     from torchgmc.heads.tree import solver as tree_solver
 
     # As of many rows: places by a hash, Hessians of some rows, folds by one step.
     folds.EXACT, folds.EQUAL, static.EXACT_FOLDS = 100, 100, 0
-    solver.SAMPLE = static.SAMPLE = tree_solver.SAMPLE = 256
+    solver.SAMPLE = problem.SAMPLE = tree_solver.SAMPLE = 256
     tree_solver.EXACT, offsets.NEAR, trees.POOL, trees.JUDGES = 100, 64, 800, 200
     for calibrate in (gmc.TreeHead.calibrate.__wrapped__, gmc.QuantileHead.calibrate.__wrapped__):
         calibrate.rows_stay = calibrate.rows_stay[0], 100

@@ -15,7 +15,8 @@ from torchgmc.heads.levelsets import steps as levelsets
 from torchgmc.heads.levelsets.problem import check_masses
 from torchgmc.heads.probability import solver as probabilities
 from torchgmc.heads.probability.head import ProbabilityHead
-from torchgmc.heads.probability.static import Columns, Found
+from torchgmc.heads.probability.problem import Columns, minimise
+from torchgmc.heads.probability.static import Found
 
 
 class Scaling(ProbabilityHead):
@@ -60,7 +61,7 @@ class Scaling(ProbabilityHead):
             columns = Columns(sample.member, sample.z, sample.y, sample.share, False, True)
             none = torch.full(columns.shape, math.inf, dtype=torch.float64, device=sample.z.device)
             price = self._price(sample.member[:], none)
-            theta = columns.minimise(torch.zeros_like(price), price, None, 50, 1e-6)
+            theta = minimise(columns, torch.zeros_like(price), price, None, 50, 1e-6)
             before = sample.measure(sample.z)
             z, offsets, slopes = sample.apply(theta)
             after = sample.measure(z)

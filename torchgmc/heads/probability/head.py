@@ -24,7 +24,7 @@ from torchgmc.heads.contract import EVERYONE
 from torchgmc.heads.learned import Found as TreesFound, Learning, looked_at
 from torchgmc.heads.levelsets import soft as soft_levels, steps as levelsets
 from torchgmc.heads.levelsets.problem import ResidualProblem
-from torchgmc.heads.probability import solver as probabilities, static, training
+from torchgmc.heads.probability import problem as potential, solver as probabilities, static, training
 from torchgmc.heads.probability.solver import ProbabilityStatistics
 from torchgmc.heads.probability.task import TASK
 
@@ -363,10 +363,7 @@ class ProbabilityHead(Learning):
         """The step of Theorem 1, and its bound on the number of steps."""
         alpha = self.goal() / (self.high - self.low)
         norm = float((problem.mass / problem.scale.square()).max())  # E||g||^2 is at most P(A) / scale^2
-        parts = torch.split(problem.z, 1, 1) if self.multilabel else [problem.z]
-        outcomes = torch.split(problem.y, 1, 1) if self.multilabel else [problem.y]
-        f = [levelsets.probabilities(z, self.euclidean) for z in parts]
-        start = sum(static.loss(z, p, y, self.euclidean) for z, p, y in zip(parts, f, outcomes, strict=True))
+        start = potential.loss(problem.z, self._f(problem.z), problem.y, self.euclidean, self.multilabel).sum(1)
         height = max(float((start * problem.share).sum()) + 1.0, 1.0)
         bound = theory.iteration_bound(alpha, problem.smoothness, norm, height)
         return eta or theory.step_size(alpha, problem.smoothness, norm), min(MAX_FIXED_STEPS, max(1, bound))

@@ -17,7 +17,6 @@ from torch import Tensor
 
 from torchgmc.distributed import total as over_ranks
 from torchgmc.engine import noise
-from torchgmc.engine.clusters import codes
 from torchgmc.engine.folds import Places, places_of
 from torchgmc.engine.hashing import row_keys
 from torchgmc.engine.lasso import solve_lasso
@@ -29,7 +28,8 @@ from torchgmc.heads.learned import Found as TreesFound
 from torchgmc.heads.levelsets import steps as levelsets
 from torchgmc.heads.levelsets.problem import check_masses
 from torchgmc.heads.levelsets.steps import LARGEST, ROWS, UNIT, Members, Membership, blocks, cell_sums, exact_product, project, snap
-from torchgmc.heads.probability.static import BLOCK, HALVINGS, SAMPLE, Columns, Found, curvature, fit_static, loss, without
+from torchgmc.heads.probability.problem import BLOCK, HALVINGS, SAMPLE, Columns, curvature, loss, squares_of_clusters
+from torchgmc.heads.probability.static import Found, fit_static, without
 
 #: Slack of a cell's step, as a share of the violation that is worth a step.
 CELL_SLACK = 2.0 / 3.0
@@ -224,16 +224,10 @@ class Sample:
 
     def _clustered(self, values: Tensor, level: Tensor) -> Tensor:
         """Standard errors from sums over clusters: a cell at a time."""
-        place, count = codes(self.cluster)
-        found = []
-        for k in range(self.promise.bins + (self.promise.bins > 1)):
-            inside = values if k == self.promise.bins or self.promise.bins == 1 else values * (level == k)
-            columns = [
-                values.new_zeros(count, self.member.shape[1]).index_add_(0, place, self.member[:].double() * v[:, None])
-                for v in inside.T
-            ]
-            found.append(torch.stack([c.square().sum(0).sqrt() for c in columns], 1))
-        return torch.stack(found, 1)
+        bins = self.promise.bins
+        inside = [values * (level == k) for k in range(bins if bins > 1 else 0)]
+        squares = squares_of_clusters(self.member[:], torch.cat([*inside, values], 1), self.cluster)
+        return squares.sqrt().view(len(squares), -1, values.shape[1])
 
     def tolerance(self, measure: Measure) -> Tensor:
         """Largest violation allowed in each cell (not divided by P(A))."""
@@ -278,12 +272,12 @@ def tree_loss(y: Tensor, weight: Tensor, euclidean: bool) -> Loss:
         z, mass = z.to(y.device), weight[rows]
         f = levelsets.probabilities(z, euclidean)
         second = curvature(z, f, euclidean).mul_(mass)
-        return torch.sub(f, y[rows], out=f).mul_(mass), second
+        return f.sub_(y[rows]).mul_(mass), second
 
     def value(z: Tensor, rows: slice) -> Tensor:
         z = z.to(y.device)
         f = levelsets.probabilities(z, euclidean) if euclidean else z  # of logits the loss needs no f
-        return loss(z, f, y[rows], euclidean) * weight[rows, 0]
+        return (loss(z, f, y[rows], euclidean) * weight[rows])[:, 0]
 
     return Loss(slopes, value)
 
@@ -318,10 +312,8 @@ def fit(examples: ProbabilityStatistics, promise: Promise, max_iter: int, names:
 def fit_each(examples: ProbabilityStatistics, promise: Promise, max_iter: int, names: Names, grow: Grow | None = None) -> Solution:
     """:func:`fit` of every column by itself, as the probability of one event."""
     count = examples.z.shape[1]
-    found = []
-    for k in range(count):
-        one = replace(examples, z=examples.z[:, [k]], y=examples.y[:, [k]])
-        found.append(fit(one, promise, max_iter, Names(names.who, names.what[k::count]), grow))
+    each = [replace(examples, z=examples.z[:, [k]], y=examples.y[:, [k]]) for k in range(count)]
+    found = [fit(one, promise, max_iter, Names(names.who, names.what[k::count]), grow) for k, one in enumerate(each)]
     rounds = max(len(part.tables) for part in found)  # those of 0 change nothing
     tables = [torch.cat([part.tables, part.tables.new_zeros(rounds - len(part.tables), *part.tables.shape[1:])]) for part in found]
     reports = [part.report for part in found]
@@ -348,18 +340,13 @@ def fit_each(examples: ProbabilityStatistics, promise: Promise, max_iter: int, n
 def _side_by_side(parts: Sequence[TreesFound | None]) -> TreesFound | None:
     """Trees of each column, which do not move the others."""
     pad, last = torch.nn.functional.pad, len(parts) - 1
-    kept = [
-        p._replace(leaf=pad(p.leaf, (k, last - k)), weight=pad(p.weight, (k, last - k)))
-        for k, p in enumerate(parts)
-        if p is not None
-    ]
+    wide = ((p, (k, last - k)) for k, p in enumerate(parts) if p is not None)
+    kept = [p._replace(leaf=pad(p.leaf, sides), weight=pad(p.weight, sides)) for p, sides in wide]
     if not kept:
         return None
-    column, cut, kind, leaf, place = (
-        torch.cat([getattr(p, name) for p in kept]) for name in ("column", "cut", "kind", "leaf", "place")
-    )
-    weight = torch.stack([p.weight for p in kept]).sum(0)
-    return kept[0]._replace(column=column, cut=cut, kind=kind, leaf=leaf, place=place, weight=weight)
+    names = ("column", "cut", "kind", "leaf", "place")
+    joined: dict[str, Any] = {name: torch.cat([getattr(p, name) for p in kept]) for name in names}
+    return kept[0]._replace(weight=torch.stack([p.weight for p in kept]).sum(0), **joined)
 
 
 class _Attempt(NamedTuple):
@@ -522,7 +509,7 @@ class _Rounds:
         for one in sample._blocks():
             y, share, f = sample.y[one], sample.share[one], levelsets.probabilities(z[one], euclidean)
             brier = ((f - y).square() * share).sum()
-            sums += torch.stack([brier if euclidean else (loss(z[one], f, y, False) * share[:, 0]).sum(), brier])
+            sums += torch.stack([brier if euclidean else (loss(z[one], f, y, False) * share).sum(), brier])
         value, brier = over_ranks(sums).tolist()
         return value, brier
 
@@ -557,10 +544,9 @@ def _report(
     asked = "as small as the sample can resolve" if alpha is None else f"alpha = {alpha:.4g}"
     text = f"asked {asked}, met {met:.4g} on the sample (in {names.label(*divmod(largest, last.shape[1]))})."
     text += (f" {_how(static)}" if promise.noise_floor else "") + noise.too_small(small)
-    if promise.noise_floor:
-        above = 0 if alpha is None else int((last.abs() > alpha).sum())
-        if above and state == "noise":
-            text += f" {above} of {last.numel()} cells lie above alpha but within their own noise (noise_floor=False chases them)."
+    above = 0 if alpha is None or not promise.noise_floor else int((last.abs() > alpha).sum())
+    if above and state == "noise":
+        text += f" {above} of {last.numel()} cells lie above alpha but within their own noise (noise_floor=False chases them)."
     if static is not None and not static.optimal:
         text += " The conditions of the optimum are not met for every group: plain steps got no further."
     if state == "no":
@@ -591,10 +577,5 @@ def in_units(report: Report, width: float) -> Report:
     """A report on f and y in [0, 1], with violations in the units of a y that had a range of this width."""
     if width == 1.0:
         return report
-    return replace(
-        report,
-        violations_before=report.violations_before * width,
-        violations_after=report.violations_after * width,
-        history=report.history * width,
-        message=f"{report.message} (Values in this message are relative to the width of `range`.)",
-    )
+    values = {name: getattr(report, name) * width for name in ("violations_before", "violations_after", "history")}
+    return replace(report, message=f"{report.message} (Values in this message are relative to the width of `range`.)", **values)
