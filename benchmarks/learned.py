@@ -29,7 +29,7 @@ from benchmarks.timing import header
 SETS = ("made-up", "adult, logistic", "adult, bayes", "adult, tree", "compas, tree", "german, tree", "late, boosted")
 SIZES = (2000, 10000, 30000, 100_000, 1_000_000)
 #: Seeds and methods of the sizes that take long.
-SEEDS, LARGEST = {100_000: 5, 1_000_000: 2}, {"mcgrad": 100_000, "boosted [logit, groups, x]": 100_000}
+SEEDS, LARGEST = {100_000: 3, 1_000_000: 2}, {"mcgrad": 100_000, "boosted [logit, groups, x]": 100_000}
 OURS, STATIC = "ours, learned", "ours, named only"
 RESULTS = Path(__file__).parent / "results"
 NOTE = """\
@@ -44,6 +44,8 @@ slightly less accurate. mcgrad's default has run on 5 of the 10 seeds (flights: 
 sklearn: `time` is rough there. Not measured: n = 30,000 with several seeds. Thresholds from a U-Net's bottleneck and triples of
 real columns: `python -m benchmarks.hidden`."""
 TRIPLES = "triples of groups that no method was given"
+QUANTILES = "quantiles of residuals"
+RESIDUALS, TARGET = ("flights", "k401", "labsup"), 0.9
 Rows = dict[str, Any]
 Predict = Callable[[Rows], np.ndarray]
 
@@ -180,7 +182,7 @@ def summary(kept: dict[str, Any]) -> list[str]:
     """How often ours is ahead of mcgrad and behind, beyond two standard errors, and mcgrad's time over ours."""
     lines = []
     for method in ("mcgrad, 5 rounds", "mcgrad"):
-        every = [cell for name, cells in kept.items() if name != TRIPLES for cell in cells.values()]
+        every = [cell for name, cells in kept.items() if name not in (TRIPLES, QUANTILES) for cell in cells.values()]
         cells = [cell for cell in every if len(set(cell.get(OURS, {})) & set(cell.get(method, {}))) > 1]
         gaps = [gap(cell[method], cell[OURS], figure) for cell in cells for figure in FIGURES[:-1]]
         ahead, behind = sum(g > 2 * e for g, e in gaps), sum(g < -2 * e for g, e in gaps)
@@ -231,6 +233,107 @@ def show_triples(kept: dict[str, Any]) -> list[str]:
     return [*lines, ""]
 
 
+def residuals(name: str, seed: int) -> tuple[Rows, Rows]:
+    """Absolute residuals of boosted trees, with groups and features; rows to calibrate on, and fresh ones."""
+    data, _ = fresh.table(name)
+    parts = fresh.deal(len(data.target), seed)[1:]
+    rows = zip(fresh.make_scores(name, seed), parts, strict=True)
+    one, two = (part | {"x": data.features.to_numpy()[at].astype(np.float32)} for part, at in rows)
+    return one, two
+
+
+def quantile_head(rows: Rows, learn: gmc.Trees | None = None) -> Predict:
+    columns = fresh.some_groups(rows["member"])
+    head = gmc.QuantileHead(TARGET, None, [f"g{c}" for c in columns], learn=learn)
+
+    def batch(part: Rows) -> dict[str, Any]:
+        found: dict[str, Any] = {"groups": torch.tensor(part["member"][:, columns])}
+        return found | ({} if learn is None else {"features": torch.tensor(part["x"])})
+
+    head.fit(torch.tensor(rows["scores"]), **batch(rows))
+    return lambda new: head(**batch(new)).numpy()
+
+
+def conformal(scores: np.ndarray) -> float:
+    """The threshold of split conformal prediction."""
+    return float(np.sort(scores)[min(len(scores), int(np.ceil(TARGET * (len(scores) + 1)))) - 1])
+
+
+def boosted_quantile(rows: Rows) -> Predict:
+    """Boosted trees for the quantile on half of the rows, and a constant from the other half (conformalised regression)."""
+    from sklearn.ensemble import HistGradientBoostingRegressor
+
+    def columns(part: Rows) -> np.ndarray:
+        return np.concatenate([part["member"].astype(float), part["x"]], 1)
+
+    one, two = (fresh.cut(rows, slice(k, None, 2)) for k in range(2))
+    model = HistGradientBoostingRegressor(loss="quantile", quantile=TARGET, random_state=0).fit(columns(one), one["scores"])
+    more = conformal(two["scores"] - model.predict(columns(two)))
+    return lambda new: model.predict(columns(new)) + more
+
+
+QUANTILE_METHODS: dict[str, Callable[[Rows], Predict]] = {
+    OURS: lambda rows: quantile_head(rows, gmc.Trees()),
+    STATIC: quantile_head,
+    "one threshold (conformal)": lambda rows: lambda new: np.full(len(new["member"]), conformal(rows["scores"])),
+    "boosted quantile + conformal": boosted_quantile,
+}
+
+
+def fill_quantiles(kept: dict[str, Any], sizes: list[int], seeds: int, save: Callable[[], None]) -> None:
+    """Thresholds on scores: pinball loss, coverage of the worst named group, time; on fresh rows."""
+    for seed in range(seeds):
+        for name in RESIDUALS:
+            pool: tuple[Rows, Rows] | None = None
+            for n in sizes:
+                cell = kept.setdefault(f"{name}, n = {n}", {})
+                todo = [method for method in QUANTILE_METHODS if str(seed) not in cell.get(method, {})]
+                pool = pool or (residuals(name, seed) if todo else None)
+                if pool is None or len(pool[0]["scores"]) < n:
+                    continue
+                for method in todo:
+                    rows, new = fresh.cut(pool[0], slice(0, n)), pool[1]
+                    QUANTILE_METHODS[method](fresh.cut(rows, slice(0, 300)))  # imports
+                    started = time.process_time()
+                    predict = QUANTILE_METHODS[method](rows)
+                    seconds = time.process_time() - started
+                    above = new["scores"] - predict(new)
+                    pinball = float(np.maximum(TARGET * above, (TARGET - 1) * above).mean() / new["scores"].mean())
+                    worst = fresh.worst((above <= 0) - TARGET, new["member"])
+                    found = {"pinball": pinball, "worst group": worst, "coverage": float((above <= 0).mean()), "seconds": seconds}
+                    cell.setdefault(method, {})[str(seed)] = found
+                save()
+
+
+def show_quantiles(kept: dict[str, Any]) -> list[str]:
+    lines = [
+        f"## QuantileHead: {QUANTILES}",
+        "",
+        "Thresholds that 90 % of |residuals| of boosted trees stay below. Pinball loss over",
+    ]
+    lines[-1] += (
+        " the mean score; worst |coverage - 0.9| of a named group with at least 100 fresh rows, and everyone; `time` over ours."
+    )
+    for name, cell in kept.items():
+        if OURS not in cell:
+            continue
+        own = cell[OURS]
+        lines += ["", f"| {name} | pinball | worst group | coverage | time | seeds |", "|---|---|---|---|---|---|"]
+        for method, found in cell.items():
+            shared, texts = [s for s in found if s in own], []
+            for figure in ("pinball", "worst group"):
+                text = f"{np.mean([found[s][figure] for s in shared]):.4f}"
+                if method != OURS and len(shared) > 1:
+                    mean, error = gap({s: found[s] for s in shared}, own, figure)
+                    mark = "**" if mean > 2 * error else "!" if mean < -2 * error else ""
+                    text += f" ({mark}{mean:+.4f} ± {error:.4f}{mark})"
+                texts.append(text)
+            ratio = np.sum([found[s]["seconds"] for s in shared]) / np.sum([own[s]["seconds"] for s in shared])
+            coverage = np.mean([found[s]["coverage"] for s in shared])
+            lines.append(f"| {method} | " + " | ".join(texts) + f" | {coverage:.4f} | {ratio:.2g} | {len(shared)} |")
+    return [*lines, ""]
+
+
 def page(kept: dict[str, Any]) -> str:
     """Means over seeds, and paired differences from ours."""
     lines = ["# Learned groups", "", *(__doc__ or "").strip().splitlines()[6:], ""]
@@ -242,9 +345,11 @@ def page(kept: dict[str, Any]) -> str:
     lines += [NOTE, "", *summary(kept), ""]
     if TRIPLES in kept:
         lines += show_triples(kept[TRIPLES])
+    if QUANTILES in kept:
+        lines += show_quantiles(kept[QUANTILES])
     for name, cells in kept.items():
         for n, cell in cells.items():
-            own = {} if name == TRIPLES else cell.get(OURS, {})
+            own = {} if name in (TRIPLES, QUANTILES) else cell.get(OURS, {})
             if not own:
                 continue
             lines += [f"## {name}, n = {n} ({len(own)} seeds)", "", "| method | " + " | ".join(FIGURES[:-1]) + " | time |"]
@@ -299,6 +404,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--again", nargs="+", default=[], choices=list(METHODS), help="forget their figures")
     parser.add_argument("--triples", action="store_true", help="made-up groups held out from all methods, too")
+    parser.add_argument("--quantiles", action="store_true", help="only QuantileHead, on residuals of real data")
     parser.add_argument("--speed", nargs="+", type=int, default=[])
     parser.add_argument("--results", type=Path, default=RESULTS / "learned.json", help="kept figures; the page is beside them")
     options = parser.parse_args()
@@ -318,6 +424,10 @@ def main() -> None:
         file.write_text(json.dumps(kept, indent=0))
         file.with_suffix(".md").write_text(page(kept) + "\n")
 
+    if options.quantiles:
+        fill_quantiles(kept.setdefault(QUANTILES, {}), [n for n in options.sizes if n <= 10_000], options.seeds, save)
+        print("\n".join(show_quantiles(kept[QUANTILES])))
+        return
     fill(kept, options.sets, options.sizes, options.seeds, options.methods, save)
     if options.triples:
         fill_triples(kept.setdefault(TRIPLES, {}), 10_000, options.seeds, options.methods, save)
