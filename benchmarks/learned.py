@@ -402,7 +402,7 @@ def main() -> None:
     parser.add_argument("--sizes", nargs="+", type=int, default=list(SIZES))
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS))
     parser.add_argument("--seeds", type=int, default=10)
-    parser.add_argument("--again", nargs="+", default=[], choices=list(METHODS), help="forget their figures")
+    parser.add_argument("--again", nargs="+", default=[], choices=list(METHODS), help="forget their figures on these sets")
     parser.add_argument("--triples", action="store_true", help="made-up groups held out from all methods, too")
     parser.add_argument("--quantiles", action="store_true", help="only QuantileHead, on residuals of real data")
     parser.add_argument("--speed", nargs="+", type=int, default=[])
@@ -416,8 +416,8 @@ def main() -> None:
     file = options.results
     kept: dict[str, Any] = json.loads(file.read_text()) if file.is_file() else {}
 
-    for cell in (cell for cells in kept.values() for cell in cells.values()):
-        for method in options.again:
+    for method in options.again:
+        for cell in (kept.get(name, {}).get(str(n), {}) for name in options.sets for n in options.sizes):
             cell.pop(method, None)
 
     def save() -> None:

@@ -272,8 +272,7 @@ def _at_once(
     columns: Columns, theta: Tensor, ridges: list[Tensor], prices: list[Tensor], fold: Tensor
 ) -> tuple[Tensor, Tensor, bool] | None:
     """As :func:`_one_by_one`, of a small problem of one event: all steps at once. None where it is not, or they do not end."""
-    wide, parts, count = columns.shape[0] * columns.shape[1], noise.FOLDS, len(ridges)
-    rows = columns.places().rows
+    wide, parts, count, rows = columns.shape[0] * columns.shape[1], noise.FOLDS, len(ridges), columns.places().rows
     exact = rows <= ROOM * wide or rows * columns.shape[1] <= EXACT_FOLDS
     if columns.shape[2] > 1 or not exact or count * (1 + parts) * wide**2 > HESSIANS:
         return None
@@ -343,9 +342,8 @@ def held_out(columns: Columns, theta: Tensor, price: Tensor, fold: Tensor, plain
     columns, theta, price = columns.some(groups), theta[:, groups], price[:, groups]
     grown = price * math.sqrt(parts / (parts - 1))
     ridge = columns.ridge * (parts / (parts - 1)) if columns.ridge is not None else torch.zeros_like(theta)
-    wide = columns.shape[0] * columns.shape[1]
+    wide, count = columns.shape[0] * columns.shape[1], columns.places().rows
     hessian = problem.nearby(columns, theta, plain) if wide <= MOST_COLUMNS else None
-    count = columns.places().rows
     if hessian is None or count <= ROOM * wide or count * columns.shape[1] <= EXACT_FOLDS:
         if hessian is not None and columns.shape[2] == 1:
             every = columns.folds(fold, parts, ridge)
@@ -357,8 +355,7 @@ def held_out(columns: Columns, theta: Tensor, price: Tensor, fold: Tensor, plain
         else:
             found = [minimise(rest, theta, grown, hessian, 5, 0.2) for rest in rests]
         return columns.losses(torch.stack(found), fold)
-    sums = columns.slopes_by_part(theta, fold, parts)
-    mass = _masses(columns, fold)
+    sums, mass = columns.slopes_by_part(theta, fold, parts), _masses(columns, fold)
     outside = [
         problem.aim(columns, theta, (sums.sum(0) - sums[k]) / (1.0 - mass[k]).clamp_min(1e-300) - ridge * theta, grown, hessian)
         for k in range(parts)
