@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from torchgmc.engine import folds, offsets
-from torchgmc.engine.offsets import Curves, Folded, fit_offsets_to, quantile_of_all, span_of, weighted_quantile
+from torchgmc.engine.offsets import Curves, Folded, crossing, fit_offsets_to, quantile_of_all, span_of, weighted_quantile
 
 
 def scores_of(n: int, kind: str) -> Folded:
@@ -16,6 +16,22 @@ def scores_of(n: int, kind: str) -> Folded:
     weight = torch.rand(1, n, generator=g).double() + 0.5 if kind == "weights" else torch.ones(1, n).double()
     mass = torch.zeros(1, 4).double().index_add_(1, cell, weight)
     return Folded(scores, cell, weight, mass, patterns, float(n), span_of(scores, 4))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_scores_counted_by_their_bits_cross_where_sorted_ones_do(seed: int):
+    """Against sorting: both signs, all sizes, zeros, infinite ranges of exponents, equal scores, weights of 0."""
+    g = torch.Generator().manual_seed(seed)
+    n = (1, 2, 50, 400, 1000, 3000)[seed]
+    size = 10.0 ** (torch.randint(-300, 300, (n,), generator=g) if seed % 2 else torch.zeros(n)).double()
+    scores = torch.randn(n, generator=g).double() * size
+    scores = torch.where(torch.rand(n, generator=g) < 0.3, torch.tensor([-0.0, 0.0, 2.5, -1e-310])[torch.arange(n) % 4], scores)
+    weight = torch.randint(4, (n,), generator=g).double() + (torch.arange(n) == 0)
+    for part in (0.0, 1e-9, 0.1, 0.5, 0.9, 1.0, 1.1):
+        goal = part * float(weight.sum())
+        found, (reached, below) = crossing(scores, weight, goal)
+        assert found == weighted_quantile(scores[weight > 0], weight[weight > 0], goal)
+        assert reached == weight[scores <= found].sum() and below == weight[scores < found].sum()
 
 
 @pytest.mark.parametrize("kind", ["plain", "equal", "weights"])

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from torchgmc.distributed import collected, extremes, from_first, total as over_ranks
 from torchgmc.engine import folds, noise
-from torchgmc.engine.pinball import Array, Pinball, solve
+from torchgmc.engine.pinball import LIMIT, Array, Pinball, solve
 
 #: Scores from which k is chosen; of more, neighbours become one.
 BUCKETS = 512
@@ -19,6 +19,8 @@ INSIDE = (0.95, 0.75, 0.5, 0.0)
 #: Of many scores, those near the thresholds that are looked at one by one; cells up to which the others are counted by their
 #: distance, in so many octaves; and how often thresholds may leave what is near.
 NEAR, CELLS, OCTAVES, PASSES = 1 << 13, 1 << 10, 24, 12
+#: Bits of a score that are looked at in one count of all scores; scores counted at a time.
+BITS, ROWS = 10, 1 << 17
 #: Points of a lattice on each side of a threshold that are looked at one by one.
 WINDOW = 8
 
@@ -33,7 +35,7 @@ class Folded:
     cell, by fold, ``(F, c)``; where examples may have no score at all it exceeds the sum of the weights. ``member``: groups of
     each cell, bool or fractional ``(c, a)``. ``examples``: number of examples (or clusters) altogether. ``span``: width of the
     scores, a power of two, where they are many, and may be this rank's only; else 0. See :meth:`near`. ``merged``: a score may
-    stand for many.
+    stand for many. ``fold``: of each score, uint8 ``(N,)``, where they are many and each is in one; ``weight`` is ``(1, N)`` then.
     """
 
     scores: Tensor
@@ -44,6 +46,7 @@ class Folded:
     examples: float
     span: float = 0.0
     merged: bool = False
+    fold: Tensor | None = None
 
     @property
     def total(self) -> Tensor:
@@ -65,16 +68,27 @@ class Folded:
             return self, math.inf
         cells = len(self.member)
         fine = min(3, max(0, 8 - (cells - 1).bit_length()))  # bits of a distance within its octave
-        rest, bins = self.scores - centre[self.cell], OCTAVES << fine
-        code = (rest.abs() * (2.0**OCTAVES / self.span)).view(torch.int64) >> (52 - fine)
-        code = (code - (1023 << fine)).clamp_(0, bins - 1)
-        place, weight = (2 * self.cell + (rest > 0)) * bins + code, self.weight.sum(0)
-        sums = [torch.bincount(place, w, 2 * cells * bins) for w in (*self.weight, weight * self.scores)]
-        table = over_ranks(torch.stack(sums).double())  # of no rows, torch counts in int64
+        bins, folds = OCTAVES << fine, len(self.mass)
+        size = 2 * cells * bins
+        table, code = self.mass.new_zeros(folds + 1, size), torch.empty_like(self.scores, dtype=torch.uint8)
+        for start in range(0, len(code), ROWS):
+            one = slice(start, start + ROWS)
+            scores, cell, weight = self.scores[one], self.cell[one].long(), self.weight[:, one]
+            rest = scores - centre[cell]
+            far = (rest.abs() * (2.0**OCTAVES / self.span)).view(torch.int64) >> (52 - fine)
+            far = (far - (1023 << fine)).clamp_(0, bins - 1)
+            place, code[one] = (2 * cell + (rest > 0)) * bins + far, far.to(torch.uint8)
+            if self.fold is None:
+                table[:-1] += torch.stack([torch.bincount(place, w, size) for w in weight])
+            else:
+                table[:-1] += torch.bincount(place + size * self.fold[one].long(), weight[0], folds * size).view(folds, size)
+            table[-1] += torch.bincount(place, weight.sum(0) * scores, size)
+        table = over_ranks(table)
         first = int((over_ranks(torch.bincount(code, minlength=bins)).cumsum(0) <= NEAR).sum())  # beyond the nearest
         kept = (code < first).nonzero()[:, 0]
-        near = torch.cat([torch.stack([self.scores[kept], self.cell[kept].double()]), self.weight[:, kept]])
-        beyond = torch.arange(table.shape[1], device=code.device) % bins >= first
+        some = replace(self, weight=self.weight[:, kept], fold=None if self.fold is None else self.fold[kept]).by_fold()
+        near = torch.cat([torch.stack([self.scores[kept], self.cell[kept].double()]), some.weight])
+        beyond = torch.arange(size, device=code.device) % bins >= first
         used = (beyond & (table[:-1].sum(0) > 0)).nonzero()[:, 0]
         table = table[:, used]
         merged = torch.cat([(table[-1] / table[:-1].sum(0))[None], (used // (2 * bins)).double()[None], table[:-1]])
@@ -82,7 +96,14 @@ class Folded:
         rows = rows[rows[:, 0].argsort(stable=True)]
         rows = rows[rows[:, 1].argsort(stable=True)].T.contiguous()
         radius = self.span * 2.0 ** (first // (1 << fine) - OCTAVES) * (1 + first % (1 << fine) / (1 << fine))
-        return replace(self, scores=rows[0], cell=rows[1].long(), weight=rows[2:], span=0.0, merged=True), radius
+        return replace(self, scores=rows[0], cell=rows[1].long(), weight=rows[2:], span=0.0, merged=True, fold=None), radius
+
+    def by_fold(self) -> "Folded":
+        """The same with ``weight`` ``(F, N)``."""
+        if self.fold is None:
+            return self
+        weight = self.weight.new_zeros(len(self.mass), len(self.fold)).scatter_(0, self.fold[None].long(), self.weight)
+        return replace(self, weight=weight, fold=None)
 
     def settle(self, theta: Tensor, design: Tensor, find: Callable[["Folded", Tensor], Tensor]) -> tuple["Folded", Tensor]:
         """Offsets ``(B, K)`` that ``find`` makes of the scores and of offsets to start from; and the scores it saw last.
@@ -102,15 +123,16 @@ class Folded:
         """:meth:`settle` on the minima of B pinball losses; ``left`` ``(B, F)``: what the folds weigh in each."""
 
         def find(few: Folded, begin: Tensor) -> Tensor:
-            return solve(Pinball(few.scores, few.cell, design), left @ few.weight, linear, price, begin, exact=1).theta
+            return solve(
+                Pinball(few.scores, few.cell, design), left @ few.weight, linear, price, begin, exact=1, rough=not self.span
+            ).theta
 
         return self.settle(start, design, find)
 
     def quantile(self, mass: float) -> float:
         """:func:`weighted_quantile` of all scores."""
-        one = replace(self, cell=torch.zeros_like(self.cell), weight=self.weight.sum(0)[None], member=self.member[:1])
-        alone = torch.ones(1, 1, dtype=torch.float64, device=self.mass.device)
-        return float(one.settle(0 * alone, alone, lambda few, _: alone * weighted_quantile(few.scores, few.weight[0], mass))[1])
+        weight = self.weight[0] if len(self.weight) == 1 else self.weight.sum(0)
+        return crossing(self.scores, weight, mass)[0] if self.span else weighted_quantile(self.scores, weight, mass)
 
     def bucketed(self, most: int) -> "Folded":
         """About ``most`` scores in place of all: neighbours in a cell become one, at their mean; of about equal weight if some
@@ -228,6 +250,39 @@ def weighted_quantile(scores: Tensor, weight: Tensor, mass: float) -> float:
     return float(ordered[torch.searchsorted(rest, goal).clamp(max=len(ordered) - 1)])
 
 
+def crossing(scores: Tensor, weight: Tensor, mass: float) -> tuple[float, Tensor]:
+    """:func:`weighted_quantile` of the scores ``(n,)`` of all ranks, and the weight at or below it, and below it, ``(2,)``.
+
+    Scores are counted by their first bits, those that share these with the answer by the next, and so on: what is sent does not
+    depend on n, and the answer not on how the rows are spread. There must be some weight.
+    """
+    goal, below = mass - 1e-12 * max(abs(mass), 1e-300), weight.new_zeros(())
+    low, high = (int(_ordered(weight.new_tensor([end]))) for end in extremes(scores))
+    code = _ordered(scores)
+    while True:
+        shift = max(0, (high - low).bit_length() - BITS)
+        first, size = low >> shift, (high >> shift) - (low >> shift) + 1
+        place = (code >> shift).sub_(first)
+        sums = over_ranks(torch.bincount(place, weight, size).double())  # of no rows, torch counts in int64
+        covered = below + sums.cumsum(0)
+        used = sums.nonzero()[:, 0]
+        bucket = int(torch.searchsorted(covered, goal).clamp(used[0], used[-1]))
+        below = covered[bucket - 1] if bucket else below
+        if shift == 0:
+            return float(_ordered(torch.tensor([low + bucket]), back=True)), torch.stack([covered[bucket], below])
+        inside = place == bucket
+        code, weight = code[inside], weight[inside]
+        low = (first + bucket) << shift
+        high = low + (1 << shift) - 1
+
+
+def _ordered(numbers: Tensor, back: bool = False) -> Tensor:
+    """Whole numbers in the order of float64 numbers; or these of those."""
+    bits = numbers.clone() if back else (numbers + 0.0).view(torch.int64)  # one zero
+    bits ^= (bits >> 63).bitwise_and_(torch.iinfo(torch.int64).max)
+    return bits.view(torch.float64) if back else bits
+
+
 def span_of(scores: Tensor, cells: int = 1) -> float:
     """:attr:`Folded.span` of the scores of all ranks ``(n,)``, in so many cells."""
     if int(over_ranks(torch.tensor(len(scores)))) <= folds.EXACT or cells > CELLS:
@@ -288,7 +343,7 @@ def fit_offsets(data: Folded, target: float, error: Tensor, count: Tensor, skewn
     ``target * (n + ahead)``, with ahead = 1.
     """
     columns = data.columns()
-    total, folds = data.total, len(data.weight)
+    total, folds = data.total, len(data.mass)
     rank = target * (data.examples + ahead) / data.examples  # of the mass of all
     everyone = data.quantile(float(rank * total))
     alike = torch.zeros(data.member.shape[1], dtype=torch.float64, device=data.mass.device)
@@ -296,8 +351,8 @@ def fit_offsets(data: Folded, target: float, error: Tensor, count: Tensor, skewn
     if len(columns) == 0 or int(kept.sum()) < 2:
         return Offsets(everyone, alike, math.inf, torch.zeros(0))
     design = data.design(columns)
-    few, most = data.near(torch.full_like(data.mass[0], everyone))[0], max(BUCKETS, 4 * len(data.member))
-    few = few.bucketed(most)  # to choose k
+    seen = data.near(torch.full_like(data.mass[0], everyone))[0]
+    few = seen.bucketed(max(BUCKETS, 4 * len(data.member)))  # to choose k
     problem = Pinball(few.scores, few.cell, design)
     # Fits without each fold, then with all.
     left = torch.cat([1.0 - torch.eye(folds, dtype=torch.float64, device=design.device)[kept], total.new_ones(1, folds)])
@@ -328,7 +383,12 @@ def fit_offsets(data: Folded, target: float, error: Tensor, count: Tensor, skewn
     if math.isinf(choice.k):
         return Offsets(everyone, alike, math.inf, choice.loss)
     # The fits with this k once more, on every score: the last gives the offsets, the others the common shift.
-    few, theta = data.optimum(design, left / size, linear[:, 0], price[:, choice.place], theta[:, choice.place])
+    chosen = (linear[:, 0], price[:, choice.place], theta[:, choice.place])
+    if data.span:  # near enough to look at few scores from there on
+        some = seen.bucketed(2 * LIMIT)
+        found = solve(Pinball(some.scores, some.cell, design), left / size @ some.weight, *chosen).theta
+        chosen = (*chosen[:2], from_first(found))
+    few, theta = data.optimum(design, left / size, *chosen)
     rest = few.scores - (theta[:-1] @ design.T)[:, few.cell]  # (F, N)
     shift = weighted_quantile(rest.flatten(), few.weight[kept].flatten(), float(rank * inside.sum()))
     groups = torch.zeros_like(alike)

@@ -63,14 +63,21 @@ class Solution:
 
 
 def solve(
-    problem: Pinball, weight: Tensor, linear: Tensor, slack: Tensor, start: Tensor, exact: int = 0, enough: float = GAP
+    problem: Pinball,
+    weight: Tensor,
+    linear: Tensor,
+    slack: Tensor,
+    start: Tensor,
+    exact: int = 0,
+    enough: float = GAP,
+    rough: bool = True,
 ) -> Solution:
     """The minimum of B problems over the same scores.
 
     ``problem``: scores and design. ``weight``: w >= 0, ``(B, N)``; scores of weight 0 play no part. ``linear``: b, ``(B, K)``.
     ``slack``: s >= 0, ``(B, K)``. ``start``: offsets to start from, ``(B, K)``; of a large problem they also say which scores
     matter. ``exact``: bring so many of the last solutions from the interior to a vertex, where thresholds equal scores.
-    ``enough``: the gap at which to end.
+    ``enough``: the gap at which to end. ``rough``: of a large problem, look for a better start than the one given.
 
     Example:
         >>> scores = torch.tensor([0.1, 0.4, 0.2, 0.9, 0.5], dtype=torch.float64)
@@ -92,7 +99,7 @@ def solve(
         begin = start.clone()
         begin[:, common] -= centre
         begin /= width
-    found = _windows(scaled, weight, linear, slack, begin, enough)
+    found = _windows(scaled, weight, linear, slack, begin, enough, rough)
     theta = found.theta * width
     if common is not None:
         theta[:, common] += centre
@@ -114,7 +121,9 @@ def _common(design: Tensor) -> int | None:
     return int(ones[0]) if len(ones) else None
 
 
-def _windows(problem: Pinball, weight: Tensor, linear: Tensor, slack: Tensor, start: Tensor, enough: float) -> Solution:
+def _windows(
+    problem: Pinball, weight: Tensor, linear: Tensor, slack: Tensor, start: Tensor, enough: float, rough: bool = True
+) -> Solution:
     """Solve each problem on the scores near its thresholds.
 
     The others of a cell count as one score at the nearest of them, on either side: the minimum is the same as long as no
@@ -124,9 +133,11 @@ def _windows(problem: Pinball, weight: Tensor, linear: Tensor, slack: Tensor, st
     scores, cell = (t.expand(len(weight), n) for t in (problem.scores, problem.cell))
     if n <= 4 * (LIMIT + 2 * cells):
         return _interior(problem.design, scores, cell, weight, linear, slack, start, enough)
-    every = torch.arange(0, n, -(-n // LIMIT), device=weight.device)
-    rough = weight[:, every] * (weight.sum(1) / weight[:, every].sum(1).clamp_min(1e-300))[:, None]
-    theta = _interior(problem.design, scores[:, every], cell[:, every], rough, linear, slack, start, max(1e-5, enough)).theta
+    theta = start
+    if rough:
+        every = torch.arange(0, n, -(-n // LIMIT), device=weight.device)
+        some = weight[:, every] * (weight.sum(1) / weight[:, every].sum(1).clamp_min(1e-300))[:, None]
+        theta = _interior(problem.design, scores[:, every], cell[:, every], some, linear, slack, start, max(1e-5, enough)).theta
     ends = torch.arange(cells, device=weight.device).expand(len(weight), cells)
     size = LIMIT
     while True:

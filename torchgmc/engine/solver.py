@@ -38,6 +38,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from torchgmc.distributed import total as over_ranks
 from torchgmc.engine.folds import Pair, Splits
 from torchgmc.engine.hashing import places64
 
@@ -267,7 +268,7 @@ class _Search:
         hit = torch.zeros_like(self.blocked.flatten()).index_fill_(0, index[None], True).view_as(self.blocked)
         self.blocked = torch.where(moved, torch.zeros_like(self.blocked), self.blocked | (hit & active))
         if self.solver == "paper":
-            self.prints.append(fingerprint(self.problem.state(), self.eta))
+            self.prints.append(over_ranks(fingerprint(self.problem.state(), self.eta)))
         self.problem.move(who, what, step)
         self.history.append(_worst_tensor(table))
         self.excess.append(ratio.max())

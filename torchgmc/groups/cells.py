@@ -41,16 +41,20 @@ def fold(keys: list[Tensor], radices: list[int], n: int | None = None, device: t
     size = 1
     for key, radix in zip(keys, radices, strict=True):
         if size * radix > 2**_WORD:
-            ids, size = _compress(ids)
+            ids, size = _compress(ids, size)
         if size * radix > 2**_WORD:
-            key, radix = _compress(key)
+            key, radix = _compress(key, radix)
         ids, size = ids * radix + key, size * radix
-    return _compress(ids)
+    return _compress(ids, size)
 
 
-def _compress(ids: Tensor) -> tuple[Tensor, int]:
+def _compress(ids: Tensor, size: int) -> tuple[Tensor, int]:
+    """Numbers below ``size`` as places among those that occur, and how many these are."""
+    if size <= min(len(ids), 1 << 16):  # counted, not sorted
+        place = (torch.bincount(ids, minlength=size) > 0).cumsum(0)
+        return (place - 1)[ids], int(place[-1])
     values, inverse = torch.unique(ids, return_inverse=True)
-    return inverse, max(len(values), 0)
+    return inverse, len(values)
 
 
 def representatives(ids: Tensor, count: int) -> Tensor:

@@ -14,7 +14,7 @@ from torch import Tensor
 from torchgmc import distributed
 from torchgmc.audits import overlap
 from torchgmc.engine import checks, hashing
-from torchgmc.engine.clusters import total
+from torchgmc.engine.clusters import Clusters
 from torchgmc.engine.float64 import at_hand
 from torchgmc.engine.solver import Report
 from torchgmc.engine.statistics import PerExample
@@ -321,9 +321,9 @@ class State(Contract):
 def largest_cluster(statistics: Any) -> float:
     """Largest weight of a cluster among examples observed; 0 if they came without clusters."""
     cluster, sums = getattr(statistics, "cluster", None), getattr(statistics, "clusters", None)
-    if isinstance(cluster, Tensor) and cluster.shape[1] and len(cluster):
+    if isinstance(cluster, Tensor) and cluster.shape[1]:
         weight = statistics.weight if hasattr(statistics, "weight") else statistics.mass.amax(1)
-        return float(total(weight[:, None].double(), cluster).max())
+        return Clusters(cluster).largest(weight.double())
     return 0.0 if sums is None or not len(sums.mass) else float(sums.mass[:, -1].max())
 
 

@@ -48,7 +48,7 @@ def test_incremental_search_is_the_full_one(columns, euclidean, moves, seed):
     p = problem(columns=columns, euclidean=euclidean, seed=seed)
     for who, level, step in moves:
         p.move(torch.tensor(who), torch.tensor(level * columns), torch.tensor(step, dtype=torch.float64))
-        full = cell_sums(p.member, *p.read(None), p.bins)
+        full = cell_sums(p.member, *p.read(slice(None)), p.bins)
         torch.testing.assert_close(p.table.sums, full, rtol=0, atol=1e-13)
 
 

@@ -1,14 +1,20 @@
 """The quantile's line search and its error."""
 
+import pytest
 import torch
 
+import torchgmc as gmc
 from gmctest.oracles_levelsets import scores_of
+from torchgmc.engine import folds
+from torchgmc.engine.solver import run
 from torchgmc.engine.values import Names
 from torchgmc.heads.quantile.problem import QuantileProblem, quantile_error
 
 
-def test_quantile_line_search_reaches_the_best_coverage():
+@pytest.mark.parametrize("many", [False, True], ids=["sorted", "counted"])
+def test_quantile_line_search_reaches_the_best_coverage(many: bool, monkeypatch):
     """Against every possible shift of one cell."""
+    monkeypatch.setattr(folds, "EXACT", 10 if many else 100)
     g = torch.Generator().manual_seed(0)
     scores = torch.rand(60, generator=g, dtype=torch.float64)
     member = torch.rand(60, 2, generator=g) < 0.7
@@ -33,6 +39,27 @@ def test_quantile_line_search_reaches_the_best_coverage():
     ]
     p.move(who, what, step)
     assert abs(float(p.violations()[0, 0])) <= min(candidates) + 1e-12
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_counted_steps_on_level_sets_are_the_sorted_ones(seed: int, monkeypatch):
+    """The same log, with equal scores too, whether residuals are sorted or counted by their bits; no ties between coverages."""
+    scores, member = scores_of(3000, seed)
+    weight = torch.rand(3000, generator=torch.Generator().manual_seed(seed)).double()
+    scores = (4 * scores).round() / 4 if seed % 2 else scores
+    found = []
+    for exact in (1 << 15, 100):
+        monkeypatch.setattr(folds, "EXACT", exact)
+        head = gmc.QuantileHead(0.8, 0.002, ["a", "b", "c"], bins=5, noise_floor=False, init=1.0)
+        edges, z = torch.arange(1, 5).double() / 2, torch.full((3000, 1), 1.0).double()
+        head.observe(scores, member, weight)
+        problem = head._problem(head.statistics, z, edges, 2.0**-40, True)
+        assert problem.many == (exact == 100)
+        found.append(run(problem, 0.002, max_iter=60))
+    (first, log), (second, other) = found
+    assert first.iterations > 3
+    assert all(torch.equal(a, b) for a, b in zip(log, other, strict=True))
+    torch.testing.assert_close(first.violations_after, second.violations_after, rtol=0, atol=1e-12)
 
 
 def test_quantile_error_is_the_formula():

@@ -104,7 +104,7 @@ def scattered(rank: int) -> dict:
         sent.clear()
         state = make().fit(*(t[slice(*(0, 500, 2600, 2600)[rank : rank + 2])] for t in rows)).state_dict()
         found[name] = {"state": state, "largest": max(sent), "sent": [sum(sent)]}
-        if name in ("quantile plain True", "learned"):
+        if name in ("quantile plain True", "quantile levels True", "learned"):
             sent.clear()
             make().fit(*(t[rank::3] for t in data(4 * 2600, 8)))
             found[name]["sent"].append(sum(sent))
@@ -137,7 +137,19 @@ def _conforming(n: int, seed: int, kind: str) -> tuple[torch.Tensor, ...]:
     scores = torch.randn(n, generator=g).double().abs() * (1 + member[:, 0])
     if kind == "equal":
         return (2 * scores).round() / 2, member
-    return (scores, member) if kind == "plain" else (scores, member, *torch.rand(2, n, generator=g).double())
+    if kind in ("plain", "levels", "paper"):
+        return scores, member
+    rows = scores, member, *torch.rand(2, n, generator=g).double()
+    if kind == "clusters":  # of which some are on several ranks; equal scores there
+        return (scores * scores[:300].repeat(n // 300 + 1)[:n], *rows[1:], torch.randint(300, (n,), generator=g))
+    return rows
+
+
+class _Paper(gmc.QuantileHead):
+    """Takes fixed steps."""
+
+    def fit(self, *rows):
+        return super().fit(*rows, solver="paper", eta=0.02, max_iter=40)
 
 
 class _Learned(gmc.ProbabilityHead):
@@ -170,7 +182,19 @@ SCATTERED = {
             lambda floor=floor: gmc.QuantileHead(0.8, 0.01, ["a", "b", "c"], noise_floor=floor),
             lambda n, s, kind=kind: _conforming(n, s, kind),
         )
-        for kind, floor in (("plain", True), ("equal", True), ("weights", False))
+        for kind, floor in (("plain", True), ("equal", True), ("weights", False), ("clusters", True))
+    },
+    **{
+        f"quantile {kind} {floor}": (
+            lambda kind=kind, floor=floor: {"paper": _Paper}.get(kind, gmc.QuantileHead)(
+                0.8, 0.004, ["a", "b", "c"], bins=4, noise_floor=floor
+            ),
+            lambda n, s, kind=kind: _conforming(n, s, "equal" if kind == "levels of equals" else kind),
+        )
+        for kind, floor in (
+            *(("levels", True), ("levels", False), ("levels of equals", False), ("weights", True)),
+            *(("clusters", False), ("paper", False)),
+        )
     },
 }
 

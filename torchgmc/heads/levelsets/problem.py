@@ -10,8 +10,8 @@ from torchgmc.engine.values import Names
 from torchgmc.heads.levelsets import steps as levelsets
 from torchgmc.heads.levelsets.steps import Table, cell_sums, levels, project
 
-#: A membership of up to so many entries is also kept in float64 (128 MB), so that no step converts it.
-WIDE = 1 << 24
+#: A membership of up to so many entries is also kept in float64 (32 MB), so that no step converts it.
+WIDE = 1 << 22
 
 
 class LevelProblem:
@@ -45,14 +45,14 @@ class LevelProblem:
         self.dynamic = self.bins > 1
         self.share = weight / over_ranks(weight.sum())
         wide = member.double() if member.numel() <= WIDE else member  # what sums are made from
-        alike = torch.zeros_like(member[:, :1], dtype=torch.int64)
+        alike = torch.zeros(1, 1, dtype=torch.int64, device=z.device).expand(len(member), 1)
         self.mass = over_ranks(cell_sums(wide, self.share[:, None], alike, 1)[:, 0, 0])  # P(A)
         self.scale = self.mass if conditional else torch.ones_like(self.mass)
         self.sparse = z.device.type == "cpu"
         self.place = self.level(z)
         self.table = Table(wide, self.bins, self.read)
 
-    def mapping(self, z: Tensor, rows: Tensor | None) -> Tensor:
+    def mapping(self, z: Tensor, rows: Tensor | slice) -> Tensor:
         """s of the rows at z, ``(m, C)``."""
         raise NotImplementedError  # abstract
 
@@ -60,14 +60,14 @@ class LevelProblem:
         """Every group has examples."""
         check_masses(self.mass, self.names.who)
 
-    def read(self, rows: Tensor | None) -> tuple[Tensor, Tensor]:
+    def read(self, rows: Tensor | slice) -> tuple[Tensor, Tensor]:
         """w s and level set of the rows at the current f."""
-        if rows is None:
-            return self.mapping(self.z, None) * self.share[:, None], self.place
         return self.mapping(self.z[rows], rows) * self.share[rows, None], self.place[rows]
 
     def level(self, z: Tensor) -> Tensor:
         """Level set of each coordinate."""
+        if self.bins == 1:
+            return torch.zeros(1, 1, dtype=torch.int64, device=z.device).expand(z.shape)
         if z.shape[1] == 1 and z.device.type == "cpu":
             return torch.bucketize(z, self.edges, right=True)
         return levels(z, self.edges, bool(self.euclidean), self.apart)
@@ -143,9 +143,9 @@ class ResidualProblem(LevelProblem):
         self.y, self.smoothness = y, smoothness
         super().__init__(**options)  # type: ignore[arg-type]  # checked where it is called
 
-    def mapping(self, z: Tensor, rows: Tensor | None) -> Tensor:
+    def mapping(self, z: Tensor, rows: Tensor | slice) -> Tensor:
         """s = f - y."""
-        return levelsets.probabilities(z, bool(self.euclidean), self.apart) - (self.y if rows is None else self.y[rows])
+        return levelsets.probabilities(z, bool(self.euclidean), self.apart) - self.y[rows]
 
     def line_search(self, who: Tensor, what: Tensor, violation: Tensor) -> Tensor:
         """The step with the largest guaranteed fall of the potential: violation / (K E g^2)."""

@@ -150,19 +150,22 @@ class Table:
     added. Every ``REFRESH`` updates, or when more than a quarter moved, the table is recomputed, so rounding does not add up.
 
     ``member``: membership ``(n, a)``, bool or floating. ``bins``: level sets b. ``read``: rows -> (s ``(m, C)``, level ``(m,
-    C)``) at the current f, with weights in s already; None for all rows.
+    C)``) at the current f, with weights in s already.
     """
 
     REFRESH = 256
 
-    def __init__(self, member: Tensor, bins: int, read: Callable[[Tensor | None], tuple[Tensor, Tensor]]) -> None:
+    def __init__(self, member: Tensor, bins: int, read: Callable[[Tensor | slice], tuple[Tensor, Tensor]]) -> None:
         self.member, self.bins, self.read = member, bins, read
         self.recompute()
 
     def recompute(self) -> None:
         """Make the table from all examples."""
-        self.sums = cell_sums(self.member, *self.read(None), self.bins)  # (a, b, C)
-        self.age = 0
+        count, self.age = len(self.member), 0
+        first, *others = blocks(count, ROWS if self.member.device.type == "cpu" else max(count, 1)) or [slice(0)]
+        self.sums = cell_sums(self.member[first], *self.read(first), self.bins)  # (a, b, C)
+        for one in others:
+            self.sums += cell_sums(self.member[one], *self.read(one), self.bins)
 
     def update(self, rows: Tensor, move: Callable[[], None]) -> None:
         """Call ``move``, which changes f of ``rows`` only, and keep the table up to date."""

@@ -1,8 +1,8 @@
 """Group-conditional and multivalid quantiles of conformity scores: coverage at its target for every group."""
 
-import dataclasses
 import math
 import time
+from dataclasses import replace
 from typing import Any, ClassVar, Optional
 
 import torch
@@ -14,9 +14,9 @@ from torchgmc.audits.tabular import Table
 from torchgmc.distributed import collected, extremes, pooled, rows_stay, total as over_ranks
 from torchgmc.engine import checks, noise, soft, trees
 from torchgmc.engine.batches import checked_once
-from torchgmc.engine.clusters import check as check_clusters, total as total_of
+from torchgmc.engine.clusters import Clusters, check as check_clusters
 from torchgmc.engine.float64 import wide
-from torchgmc.engine.folds import EXACT, fresh_splits
+from torchgmc.engine.folds import EXACT
 from torchgmc.engine.noise import small_groups
 from torchgmc.engine.offsets import CELLS, Folded, Offsets, fit_offsets, fit_offsets_to, quantile_of_all, span_of
 from torchgmc.engine.scripting import is_scripting
@@ -181,10 +181,8 @@ class QuantileHead(Learning):
             features: what groups are learned from, ``(n, d)``, where the head was made with ``learn``.
         """
         batch = self.check_batch(scores, groups, weight, base, clusters, features)
-        if self.resolution is not None and (base is not None or clusters is not None):
-            raise ValueError("a head with `resolution` counts scores; omit `base` and `clusters`, or make it without.")
         if batch.rows:
-            self.keep(batch.clone() if self.resolution is None else ScoreCounts.of(batch, self.resolution), batch.scores)
+            self.keep(batch.kept(self.resolution), batch.scores)
 
     @checked_once
     def check_batch(
@@ -210,12 +208,11 @@ class QuantileHead(Learning):
 
     def _rows_stay(self, rows: QuantileStatistics, solver: str = "exact", *_: Any, **__: Any) -> bool:
         """Do sums over the rows tell everything? See :func:`torchgmc.distributed.rows_stay`."""
-        counted = self.bins is not None or self.finite_sample or self.learns or self.resolution is not None
-        if solver != "exact" or counted or rows.cluster.shape[1]:
+        if solver == "fresh" or rows.counted or self.finite_sample or self.learns:
             return False
         own = rows if self.statistics is None else self.statistics
-        counts = torch.tensor([len(pattern_ids(own.member)[1]), int(own.base.isnan().sum()), own.rows])
-        kinds, without, count = over_ranks(counts, always=True).tolist()
+        kinds = len(pattern_ids(own.member)[1]) if solver == "exact" else 0
+        kinds, without, count = over_ranks(torch.tensor([kinds, int(own.base.isnan().sum()), own.rows]), always=True).tolist()
         return kinds <= CELLS and without in (0, count)  # else it is an error, which those who have all rows raise
 
     @pooled
@@ -224,8 +221,8 @@ class QuantileHead(Learning):
         """Find the thresholds.
 
         Over several processes, rows of more than 32,768 examples stay where they are; they are sent to every process with
-        ``bins``, ``finite_sample``, ``learn``, clusters, other solvers, or more than 1,024 combinations of groups. With
-        ``resolution`` the counts are sent.
+        ``finite_sample``, ``learn``, solver "fresh", or more than 1,024 combinations of groups. With ``resolution`` the counts
+        are sent, with clusters their ids and the sums of those whose rows are on several processes.
 
         Args:
             solver: ``"exact"`` (line searches on the pinball loss), ``"paper"`` (Algorithm 1) or ``"fresh"`` (Algorithm 2).
@@ -245,7 +242,7 @@ class QuantileHead(Learning):
             self.write_trees(found, examples.features.shape[1])
             if found is not None:  # the rest is fitted to what the trees leave
                 shift = (found.unseen - found.start)[:, 0]  # of trees that did not see the row: as on fresh data
-                examples = dataclasses.replace(examples, scores=examples.scores - shift)
+                examples = replace(examples, scores=examples.scores - shift)
         low, high = self.range or extremes(examples.scores)
         edges = low + (high - low) * torch.arange(1, self.num_bins, dtype=torch.float64) / self.num_bins
         edges = levelsets.snap(edges.to(examples.scores.device), unit)
@@ -270,7 +267,7 @@ class QuantileHead(Learning):
             "alpha_met": float(report.violations_after.abs().max()),
         }
         details |= report.details | {"rounds": len(self.log_who)}
-        self.mark_fitted(dataclasses.replace(report, details=details), everyone)
+        self.mark_fitted(replace(report, details=details), everyone)
         return self
 
     def _grow(self, examples: QuantileStatistics, unit: float) -> TreesFound | None:
@@ -281,7 +278,7 @@ class QuantileHead(Learning):
         own = examples.has_base()
 
         def thresholds(rows: QuantileStatistics) -> Tensor:
-            found, _ = self._offsets(rows, own, unit)
+            found, _ = self._offsets(rows, own, unit, Clusters(rows.cluster) if rows.cluster.shape[1] else None)
             lift, snapped = _snapped(found, unit)
             return (examples.base if own else 0.0) + lift + examples.member.double() @ snapped
 
@@ -314,27 +311,29 @@ class QuantileHead(Learning):
         if start is None:
             start = quantile_of_all(examples.scores, examples.weight, self.target)
         start = math.ceil(start / unit) * unit
-        return start, torch.where(examples.base.isnan(), start, levelsets.snap(examples.base, unit))[:, None]
+        own = examples.has_base()
+        return start, levelsets.snap(examples.base, unit)[:, None] if own else torch.full_like(examples.base, start)[:, None]
 
     def _exact(self, examples: QuantileStatistics, edges: Tensor, unit: float, max_iter: int) -> tuple[Report, bool]:
         """Offsets of all groups at once, then steps on the level sets for what is left."""
         began = time.perf_counter()
         start, z = self._begin(examples, unit)
         everyone = self.lacks_everyone(examples.member)
-        before = self._problem(examples, z, edges, unit, everyone)
-        before.check_groups()
-        own = examples.has_base()
-        found, level = self._offsets(examples, own, unit)
+        problem = self._problem(examples, z, edges, unit, everyone)
+        problem.check_groups()
+        before = problem.violations()
+        del problem, z  # and with them some bytes a row
+        own, clusters = examples.has_base(), Clusters(examples.cluster) if examples.cluster.shape[1] else None
+        found, level = self._offsets(examples, own, unit, clusters)
         lift, snapped = _snapped(found, unit)
-        origin = levelsets.snap(examples.base, unit)[:, None] if own else 0.0
-        problem = self._problem(examples, origin + lift + (examples.member.double() @ snapped)[:, None], edges, unit, everyone)
-        if not self.noise_floor and bool(problem.violations().abs().max() > before.violations().abs().max()):
+        problem = self._problem(examples, _shifted(examples, own, lift, snapped, unit)[:, None], edges, unit, everyone)
+        if not self.noise_floor and bool(problem.violations().abs().max() > before.abs().max()):
             lift, snapped = 0.0 if own else start, torch.zeros_like(snapped)  # the offsets moved level sets for the worse
-            problem = self._problem(examples, z, edges, unit, everyone)
+            problem = self._problem(examples, _shifted(examples, own, lift, snapped, unit)[:, None], edges, unit, everyone)
         (self.shift if own else self.base).fill_(lift)
         self.offsets.copy_(-snapped)
-        steps, history = 1, [before.violations().abs().max(), problem.violations().abs().max()]
-        fixed, noise_of, _ = self._noise(problem, level, examples)
+        steps, history = 1, [before.abs().max(), problem.violations().abs().max()]
+        fixed, noise_of, _ = self._noise(problem, level, examples, clusters)
         small = small_groups(self.groups, examples.group_sizes(), self.target)
         message = noise.explain(found.k, self.noise_floor, small)
         if len(edges):
@@ -347,49 +346,54 @@ class QuantileHead(Learning):
         worst = int(after.abs().argmax())
         place = divmod(worst, after.shape[1])
         state = reached(after, self.alpha, noise_of)
-        details = {"slack": found.k, "noise": noise_of, "variance": self._noise(problem, level, examples)[2]}
+        details = {"slack": found.k, "noise": noise_of, "variance": self._noise(problem, level, examples, clusters)[2]}
         if state == "no" and not len(edges):
             message = f"{problem.explain(*place)} {message}"
         message = f"worst |violation| {float(after.abs().max()):.4g} in {problem.label(*place)}. {message}"
         worsts, seconds = torch.stack([t.cpu() for t in history]), time.perf_counter() - began
-        found_in = (steps, before.violations(), after, worsts, seconds, message, details | {"small": small}, state)
+        found_in = (steps, before, after, worsts, seconds, message, details | {"small": small}, state)
         return Report(state == "alpha", *found_in), everyone
 
-    def _offsets(self, examples: QuantileStatistics, own: bool, unit: float) -> tuple[Offsets, float]:
+    def _offsets(self, examples: QuantileStatistics, own: bool, unit: float, clusters: Clusters | None) -> tuple[Offsets, float]:
         """The common threshold and the offsets, and the slack they were found with."""
         residual = examples.scores - examples.base if own else examples.scores
-        member, weight, total = examples.member.double(), examples.weight, over_ranks(examples.weight.sum())
-        square = examples.squared()
+        member, weight, total = examples.member, examples.weight, over_ranks(examples.weight.sum())
         cell, patterns = pattern_ids(examples.member)
         every, first = collected(patterns.double())
         if len(every) > len(patterns):  # other ranks have some too
             place, patterns = pattern_ids(every.to(patterns.dtype))
             cell = place[first:][cell]
-        spread = examples.dealt(noise.FOLDS)
-        mass = over_ranks(spread.new_zeros(noise.FOLDS, len(patterns)).index_add_(1, cell, spread))
-        together = total_of(weight[:, None], examples.cluster)[:, 0].square() if examples.cluster.shape[1] else square
-        count = float(total.square() / over_ranks(together.sum()))  # examples (or clusters), after weighting
-        span, merged = span_of(residual, len(patterns)), self.resolution is not None
-        data = Folded(residual, cell, spread, mass, patterns, count, span, merged)
+        cell = cell.to(torch.int32)
+        spread, fold = examples.dealt(noise.FOLDS)
+        mass = spread.new_zeros(noise.FOLDS, len(patterns))
+        if fold is None:
+            mass.index_add_(1, cell, spread)
+        else:
+            mass.view(-1).index_add_(0, fold.long() * len(patterns) + cell, weight)
+        mass = over_ranks(mass)
+        alike = over_ranks(examples.squared().sum()) if clusters is None else clusters.sums(torch.ones_like(member[:, :1]), weight)
+        count = float(total.square() / alike)  # examples (or clusters), after weighting
+        span = span_of(residual, len(patterns))
+        data = Folded(residual, cell, spread, mass, patterns, count, span, examples.counted, fold)
+        if not span:
+            data = replace(data.by_fold(), cell=cell.long())
         if not self.noise_floor:
             inside = mass.sum(0) @ patterns.double()
             alpha = self.goal() * (inside / total if self.conditional else torch.ones_like(inside))
 
             def worst(found: Offsets) -> float:
-                lift, snapped = _snapped(found, unit)
-                s = weight * ((residual <= lift + member @ snapped).double() - self.target)
-                *off, all_off = over_ranks(torch.cat([s @ member, s.sum()[None]]) / total).abs()
+                s = weight * ((residual <= _shifted(examples, False, *_snapped(found, unit), unit)).double() - self.target)
+                *off, all_off = over_ranks(torch.cat([_group_sums(s[None], member)[0, :-1], s.sum()[None]]) / total).abs()
                 return max(float((torch.stack(off) / alpha).max()), float(all_off) / self.goal())
 
             return fit_offsets_to(data, self.target, alpha, worst), 0.0
         middle = quantile_of_all(residual, weight, self.target)
         s = (residual <= middle).double() - self.target
-        everyone = with_everyone(member)
-        sums = torch.stack([square * s.square(), square]) @ everyone.square()  # (2, a + 1)
-        if examples.cluster.shape[1]:
-            values = (total_of(everyone * part[:, None], examples.cluster) for part in (weight * s, weight))
-            sums = torch.stack([value.square().sum(0) for value in values])
-        squares, heavy = over_ranks(sums)
+        if clusters is None:
+            square = examples.squared()
+            squares, heavy = over_ranks(_group_sums(torch.stack([square * s.square(), square]), member, 2))  # (2, a + 1)
+        else:
+            squares, heavy = (clusters.sums(with_everyone(member), part) for part in (weight * s, weight))
         error = noise.standard_errors(squares[:-1], heavy[:-1], total, squares[-1] / heavy[-1].clamp_min(1e-300))
         found = fit_offsets(data, self.target, error, examples.group_sizes(), noise.skewness_of(s, weight), 1.0)
         return found, found.k
@@ -424,11 +428,13 @@ class QuantileHead(Learning):
         self.mark_fitted(report, everyone)
         return self
 
-    def _noise(self, problem: QuantileProblem, level: float, examples: QuantileStatistics) -> tuple[Tensor, Tensor, Tensor]:
+    def _noise(
+        self, problem: QuantileProblem, level: float, examples: QuantileStatistics, clusters: Clusters | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """``(a, b)`` each: slack of each g where there is nothing to cross-validate, violation indistinguishable from 0, and n
         times its variance.
         """
-        share, cluster, number = problem.share, examples.cluster, examples.counts()
+        share, number = problem.share, examples.counts()
         square = examples.squared() / over_ranks(examples.weight.sum()).square()
         variance = self.target * (1.0 - self.target)
         member = problem.member.square() if problem.member.is_floating_point() else problem.member
@@ -436,13 +442,12 @@ class QuantileHead(Learning):
         count = cell_sums(problem.member, number[:, None], problem.place, problem.bins)[:, :, 0]
         skewness = (1.0 - 2.0 * self.target) / math.sqrt(variance)
         squares, count = over_ranks(torch.stack([squares * variance, count]))
-        if cluster.shape[1]:  # from sums over clusters, and their number
-            s = share * problem.mapping(problem.z, None)[:, 0]
+        if clusters is not None:  # from sums over clusters, and their number
+            s = share * problem.mapping(problem.z, slice(None))[:, 0]
             for k in range(problem.bins):
-                inside = problem.member.double() * (problem.place == k)
-                sums = total_of(inside * s[:, None], cluster).square().sum(0)
-                squares[:, k] = torch.maximum(squares[:, k], sums)
-                count[:, k] = (total_of(inside, cluster) > 0).sum(0)
+                inside = (problem.place[:, 0] == k).double()
+                squares[:, k] = torch.maximum(squares[:, k], clusters.sums(problem.member, inside * s))
+                count[:, k] = clusters.sums(problem.member, inside, lambda sums: (sums > 0).double())
         error = squares.sqrt().clamp_min(1e-12) / problem.scale[:, None]
         return (
             noise.slacks(noise.FIXED, error, count, skewness),
@@ -458,15 +463,13 @@ class QuantileHead(Learning):
         self, examples: QuantileStatistics, edges: Tensor, unit: float, solver: str, eta: float | None, max_iter: int | None
     ) -> Report:
         """Algorithm 1 or 2."""
-        if solver == "fresh" and self.resolution is not None:
-            raise ValueError("solver='fresh' divides the examples, which a head with `resolution` does not keep; omit it.")
+        splits = examples.splits(max_iter) if solver == "fresh" else None
         start, z = self._begin(examples, unit)
         problem = self._problem(examples, z, edges, unit)
         problem.check_groups()
         slope, norm = problem.slope(), float((problem.mass / problem.scale.square()).max())
-        low, high = (float(v) for v in torch.cat([problem.scores, z]).aminmax())
+        low, high = extremes(torch.cat([examples.scores, z[:, 0]]))
         bound = theory.iteration_bound(self.goal(), slope, norm, max(high - low, 1e-12))
-        splits = fresh_splits(max_iter, *examples.content()) if solver == "fresh" else None
         steps = max_iter or min(MAX_FIXED_STEPS, max(1, bound))
         eta = eta or theory.step_size(self.goal(), slope, norm)
         report, log = run(problem, self.goal(), solver, eta, steps, splits=splits)
@@ -738,6 +741,22 @@ class QuantileHead(Learning):
     def extra_repr(self) -> str:
         """Options and state."""
         return f"target={self.target}, bins={self.bins}, {super().extra_repr()}, rounds={len(self.log_who)}"
+
+
+def _shifted(examples: QuantileStatistics, own: bool, lift: float, offsets: Tensor, unit: float) -> Tensor:
+    """Thresholds of common ones (of the examples' own) that are shifted by ``lift`` and by what groups add, ``(n,)``."""
+    found = levelsets.snap(examples.base, unit).add_(lift) if own else torch.full_like(examples.base, lift)
+    for to, some in zip(torch.split(found, EXACT), torch.split(examples.member, EXACT), strict=True):
+        to += some.double() @ offsets
+    return found
+
+
+def _group_sums(values: Tensor, member: Tensor, power: int = 1) -> Tensor:
+    """Sums of values ``(k, n)`` times a power of the membership over each group and everyone, ``(k, a + 1)``."""
+    found = values.new_zeros(len(values), member.shape[1] + 1)
+    for some, inside in zip(torch.split(values, EXACT, 1), torch.split(member, EXACT), strict=True):
+        found += some @ with_everyone(inside.double() ** power)
+    return found
 
 
 def _snapped(found: Offsets, unit: float) -> tuple[float, Tensor]:

@@ -8,11 +8,14 @@ import torch
 from torch import Tensor
 
 from torchgmc.distributed import extremes, total as over_ranks
+from torchgmc.engine import folds
 from torchgmc.engine.clusters import deal_clusters
+from torchgmc.engine.offsets import crossing
 from torchgmc.engine.solver import entry
 from torchgmc.engine.statistics import PerExample
 from torchgmc.groups.cells import pattern_ids
 from torchgmc.heads.levelsets.problem import LevelProblem
+from torchgmc.heads.levelsets.steps import cell_sums, snap
 
 
 @dataclass
@@ -23,6 +26,8 @@ class QuantileStatistics(PerExample):
     """
 
     layout: ClassVar[dict[str, str]] = {"scores": "float n", "base": "start n", **PerExample.layout}
+    #: May a row stand for many examples?
+    counted: ClassVar[bool] = False
     scores: Tensor
     base: Tensor
     member: Tensor
@@ -40,15 +45,21 @@ class QuantileStatistics(PerExample):
         """Has each example, on all ranks, its own start?"""
         return not int(over_ranks(self.base.isnan().sum()))
 
+    def kept(self, resolution: float | None) -> "QuantileStatistics":
+        """What a head keeps of a batch: a copy, or counts of scores that are rounded up by at most this part of their size."""
+        return self.clone() if resolution is None else ScoreCounts.of(self, resolution)
+
     def counts(self) -> Tensor:
         """Examples that each row stands for, float64 ``(n,)``."""
         return torch.ones_like(self.weight)
 
-    def dealt(self, folds: int) -> Tensor:
-        """Weight of each row in each fold, ``(folds, n)``."""
-        found = self.weight.new_zeros(folds, self.rows)
-        found[deal_clusters(folds, self.cluster, *self.content()), torch.arange(self.rows, device=found.device)] = self.weight
-        return found
+    def dealt(self, parts: int) -> tuple[Tensor, Tensor | None]:
+        """Weight of each row ``(1, n)`` and its fold, uint8 ``(n,)``; or its weight in each fold, ``(parts, n)``."""
+        return self.weight[None], deal_clusters(parts, self.cluster, *self.content()).to(torch.uint8)
+
+    def splits(self, max_iter: int | None) -> folds.Splits:
+        """Of Algorithm 2."""
+        return folds.fresh_splits(max_iter, *self.content())
 
 
 @dataclass
@@ -59,12 +70,15 @@ class ScoreCounts(QuantileStatistics):
     """
 
     layout: ClassVar[dict[str, str]] = {**QuantileStatistics.layout, "squares": "weight n", "count": "weight n"}
+    counted: ClassVar[bool] = True
     squares: Tensor
     count: Tensor
 
     @classmethod
     def of(cls, batch: QuantileStatistics, resolution: float) -> "ScoreCounts":
         """A batch whose scores are rounded up by at most this part of their size."""
+        if batch.cluster.shape[1] or not batch.base.isnan().all():
+            raise ValueError("a head with `resolution` counts scores; omit `base` and `clusters`, or make it without.")
         bits = math.ceil(-math.log2(resolution))
         scores = round_up(batch.scores, bits)
         return cls(**(vars(batch) | {"scores": scores}), squares=batch.squared(), count=batch.counts())._counted()
@@ -97,30 +111,41 @@ class ScoreCounts(QuantileStatistics):
         """Examples counted."""
         return self.count
 
-    def dealt(self, folds: int) -> Tensor:
+    def dealt(self, parts: int) -> tuple[Tensor, Tensor | None]:
         """Each example of a row goes to a fold by chance, so that batches and ranks do not matter: only their counts do."""
         generator = torch.Generator().manual_seed(int(self.count.sum()))
-        left, parts = self.count.cpu(), []
-        for fold in range(folds - 1):
-            parts.append(torch.binomial(left, torch.full_like(left, 1.0 / (folds - fold)), generator))
-            left = left - parts[-1]
-        return torch.stack([*parts, left]).to(self.weight.device) * (self.weight / self.count)
+        left, found = self.count.cpu(), []
+        for fold in range(parts - 1):
+            found.append(torch.binomial(left, torch.full_like(left, 1.0 / (parts - fold)), generator))
+            left = left - found[-1]
+        return torch.stack([*found, left]).to(self.weight.device) * (self.weight / self.count), None
+
+    def splits(self, max_iter: int | None) -> folds.Splits:
+        """Examples cannot be divided."""
+        raise ValueError("solver='fresh' divides the examples, which a head with `resolution` does not keep; omit it.")
 
 
 class QuantileProblem(LevelProblem):
     """Thresholds q = z, one per example; the potential is the pinball loss, so line searches are exact.
 
     ``scores``: ``(n,)``, float64. ``target``: target share of scores at or below q. ``options``: of
-    :class:`~torchgmc.heads.levelsets.problem.LevelProblem`.
+    :class:`~torchgmc.heads.levelsets.problem.LevelProblem`. Of many scores (on all ranks) equal violations are equal to the bit
+    however the rows are spread, so that the same one is taken: rounding of sums is rounded away.
     """
 
     def __init__(self, scores: Tensor, target: float, **options: object) -> None:
         self.scores, self.target = scores[:, None], target
+        self.many = int(over_ranks(torch.tensor(len(scores)))) > folds.EXACT
         super().__init__(**options)  # type: ignore[arg-type]  # checked where it is called
 
-    def mapping(self, z: Tensor, rows: Tensor | None) -> Tensor:
+    def mapping(self, z: Tensor, rows: Tensor | slice) -> Tensor:
         """s = 1{score <= q} - target."""
-        return ((self.scores if rows is None else self.scores[rows]) <= z).to(z.dtype) - self.target
+        return (self.scores[rows] <= z).to(z.dtype) - self.target
+
+    def violations(self, split: folds.Pair | None = None) -> Tensor:
+        """Signed violations at the current f, ``(a, b)``."""
+        found = super().violations(split)
+        return snap(found, 2.0**-40) if self.many else found
 
     def line_search(self, who: Tensor, what: Tensor, violation: Tensor) -> Tensor:
         """The shift that brings the cell's coverage nearest to the target; damped where level sets depend on q.
@@ -129,21 +154,30 @@ class QuantileProblem(LevelProblem):
         """
         inside, _ = self.cell(who, what)
         rows = inside.nonzero()[:, 0]
-        if len(rows) == 0:
-            return torch.zeros_like(violation)
         m = inside[rows].to(self.share.dtype)  # a shift moves q by its part m
-        residual, order = ((self.scores[rows, 0] - self.z[rows, 0]) / m).sort()
-        weight = (self.share[rows] * m)[order]
-        covered, goal = weight.cumsum(0), self.target * weight.sum()
+        residual, weight = (self.scores[rows, 0] - self.z[rows, 0]) / m, self.share[rows] * m
+        if self.many:
+            weights = over_ranks(weight.sum())
+            if not bool(weights > 0):
+                return torch.zeros_like(violation)
+            goal = self.target * weights
+            value, reached = crossing(residual, weight, float(goal))
+            crossed = goal.new_tensor(value)
+        elif len(rows) == 0:
+            return torch.zeros_like(violation)
+        else:
+            residual, order = residual.sort()
+            covered = weight[order].cumsum(0)
+            goal = self.target * weight[order].sum()
+            crossed = residual[torch.searchsorted(covered, goal).clamp(max=len(residual) - 1)]
+            ends = torch.stack([torch.searchsorted(residual, crossed, right=True), torch.searchsorted(residual, crossed)])
+            reached = torch.cat([covered.new_zeros(1), covered])[ends]
         # The pinball loss is lowest at the residual where coverage crosses the goal; of the coverages there and just below it
         # (ties come and go together) the nearer one is taken.
-        crossing = residual[torch.searchsorted(covered, goal).clamp(max=len(residual) - 1)]
-        last = torch.searchsorted(residual, crossing, right=True)
-        first = torch.searchsorted(residual, crossing)
-        reached = torch.cat([covered.new_zeros(1), covered])[torch.stack([last, first])]
         gap = (reached - goal).abs()
-        there = torch.ceil(crossing / self.unit) * self.unit  # at or above the residual, on the grid
-        least, shift = gap.min(), torch.where(gap[0] <= gap[1], there, there - self.unit)
+        there = torch.ceil(crossed / self.unit) * self.unit  # at or above the residual, on the grid
+        nearer = gap[0] <= gap[1] + (1e-12 * goal if self.many else 0.0)
+        least, shift = gap.min(), torch.where(nearer, there, there - self.unit)
         step = -shift * entry(self.scale, who)
         # Only a step that lowers the violation counts as one (the target may lie inside an atom of equal scores).
         step = torch.where(least / entry(self.scale, who) < violation.abs() * (1 - 1e-9), step, torch.zeros_like(step))
@@ -170,11 +204,10 @@ class QuantileProblem(LevelProblem):
 
     def slope(self) -> float:
         """Largest density of the scores of any group, over windows of a 64th of their range."""
-        low, high = (float(v) for v in self.scores.aminmax())
+        low, high = extremes(self.scores[:, 0])
         width = max(high - low, 1e-12) / 64
-        place = ((self.scores[:, 0] - low) / width).long().clamp(0, 63)
-        spread = torch.zeros(len(place), 64, dtype=torch.float64, device=place.device).scatter_(1, place[:, None], 1.0)
-        share = self.member.double().T @ (spread * self.share[:, None])  # (a, 64)
+        place = ((self.scores - low) / width).long().clamp(0, 63)
+        share = over_ranks(cell_sums(self.member, self.share[:, None], place, 64)[:, :, 0])
         return max(float((share / self.mass.clamp_min(1e-300)[:, None]).max()) / width, 1e-6)
 
     def explain(self, who: int, what: int) -> str:
