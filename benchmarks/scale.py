@@ -86,6 +86,7 @@ HEADS: dict[str, tuple[Callable[[], gmc.Head], Callable[[int, torch.Generator], 
     "probability": (lambda: gmc.ProbabilityHead(0.005, _names(50)), probability),
     "distribution": (lambda: gmc.DistributionHead({"a": [3, 4], "b": [4, 5], "c": [9]}, 0.002, _names(10)), distribution),
     "quantile": (lambda: gmc.QuantileHead(0.9, 0.01, _names(5)), quantile),
+    "quantile-bins": (lambda: gmc.QuantileHead(0.9, 0.01, _names(5), bins=5, range=(0.0, 5.0)), quantile),
     "quantile-counts": (lambda: gmc.QuantileHead(0.9, 0.01, _names(5), resolution=0.001), quantile),
     "quantile-levels": (lambda: gmc.QuantileHead(0.9, 0.01, _names(5), bins=5, range=(0.0, 5.0), resolution=0.001), quantile),
     "threshold": (lambda: gmc.ThresholdHead(0.1, 0.01, _names(4)), threshold),
@@ -94,7 +95,7 @@ HEADS: dict[str, tuple[Callable[[], gmc.Head], Callable[[int, torch.Generator], 
 
 
 #: Bytes kept a row, by the formulas of the notes.
-KEPT = {"probability": 24 + 7, "distribution": 8 * 4 + 16 + 10, "quantile": 24 + 5, "tree": 8 * 2 + 40 + 1}
+KEPT = {"probability": 24 + 7, "distribution": 8 * 4 + 16 + 10, "quantile": 24 + 5, "quantile-bins": 24 + 5, "tree": 8 * 2 + 40 + 1}
 
 
 def _resident() -> int:

@@ -5,19 +5,15 @@ count clusters, not examples.
 """
 
 import hashlib
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, distributed as dist
 
-from torchgmc.distributed import collected, extremes, total as over_ranks
+from torchgmc.distributed import collected, total as over_ranks
 from torchgmc.engine.folds import deal, places
 from torchgmc.engine.hashing import mix64
-
-#: Rows, or clusters, added up at a time.
-ROWS = 1 << 15
 
 
 def check(value: Any, n: int, device: torch.device) -> Tensor:
@@ -56,50 +52,24 @@ def codes(cluster: Tensor) -> tuple[Tensor, int]:
 
 
 def total(values: Tensor, cluster: Tensor) -> Tensor:
-    """Sums of values ``(n, k)`` over clusters ``(m, k)``; the values themselves without ids."""
+    """Sums of values ``(n, k)`` over clusters ``(m, k)``; the values themselves without ids.
+
+    In a fit whose rows stay on their ranks these tell one another the ids of their clusters (8 bytes each) and the sums of those
+    that lie on several: the first rank has them then, so that each cluster is on one. No rows are sent.
+    """
     if cluster.shape[1] == 0:
         return values
-    place, count = codes(cluster)
-    return values.new_zeros(count, *values.shape[1:]).index_add_(0, place, values)
-
-
-class Clusters:
-    """Sums over the clusters of all ranks, in a fit whose rows stay on their ranks too.
-
-    Ranks tell one another the ids of their clusters (8 bytes each), and then the sums of those that lie on several ranks: nothing
-    grows with the rows. Where the rows of a cluster are on one rank, as they best are, its sums stay there.
-
-    ``cluster``: int64 ``(n, 1)``.
-    """
-
-    def __init__(self, cluster: Tensor) -> None:
-        ids, self.place = torch.unique(cluster[:, 0], return_inverse=True)
-        every, start = collected(ids)
-        _, where, ranks = torch.unique(every, return_inverse=True, return_counts=True)
-        mine, several = where[start : start + len(ids)], ranks > 1
-        self.alone = ~several[mine]  # of this rank's
-        self.slot, self.shared = (several.cumsum(0) - 1)[mine], int(several.sum())
-
-    def sums(self, member: Tensor, values: Tensor, of: Callable[[Tensor], Tensor] = torch.square) -> Tensor:
-        """Values ``(n,)`` of each group of ``member`` ``(n, k)``, summed by cluster, and ``of`` these over clusters, ``(k,)``."""
-        own = values.new_zeros(len(self.alone), member.shape[1])
-        for start in range(0, len(values), ROWS):
-            one = slice(start, start + ROWS)
-            own.index_add_(0, self.place[one], member[one].double() * values[one, None])
-        return sum((of(part).sum(0) for part in self._shared(own)), over_ranks(of(own[self.alone]).sum(0)))
-
-    def largest(self, values: Tensor) -> float:
-        """The largest sum of values ``(n,)``, none below 0, over a cluster."""
-        own = values.new_zeros(len(self.alone), 1).index_add_(0, self.place, values[:, None])
-        return extremes(torch.cat([own[self.alone], own.new_zeros(1, 1), *self._shared(own)])[:, 0])[1]
-
-    def _shared(self, own: Tensor) -> Iterator[Tensor]:
-        """Sums of clusters on several ranks, ``(m, k)``, some at a time, from those of this rank's."""
-        for start in range(0, self.shared, ROWS):
-            here = (~self.alone & (self.slot >= start) & (self.slot < start + ROWS)).nonzero()[:, 0]
-            part = own.new_zeros(min(ROWS, self.shared - start), own.shape[1])
-            part[self.slot[here] - start] = own[here]
-            yield over_ranks(part)
+    ids, place = torch.unique(cluster[:, 0], return_inverse=True)
+    sums = values.new_zeros(len(ids), *values.shape[1:]).index_add_(0, place, values)
+    every, start = collected(ids)
+    if len(every) == len(ids):
+        return sums
+    _, where, ranks = torch.unique(every, return_inverse=True, return_counts=True)
+    mine, several = where[start : start + len(ids)], ranks > 1
+    here, shared = several[mine], sums.new_zeros(int(several.sum()), *values.shape[1:])
+    shared[(several.cumsum(0) - 1)[mine[here]]] = sums[here]
+    shared = over_ranks(shared)
+    return torch.cat([sums[~here], shared[: len(shared) * (dist.get_rank() == 0)]])
 
 
 def deal_clusters(parts: int, cluster: Tensor, *content: Tensor) -> Tensor:

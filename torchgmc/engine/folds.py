@@ -74,9 +74,7 @@ def places_of(keys: Tensor) -> Places:
         place = torch.empty_like(order)
         place[order] = torch.arange(count, device=order.device)
         return Places(place[start : start + len(keys)], count, count)
-    ordered = torch.from_numpy(np.sort(keys.numpy())) if keys.device.type == "cpu" else keys.sort().values  # in half of the memory
-    kinds = min(1, len(keys)) + int((ordered[1:] != ordered[:-1]).sum())
-    del ordered
+    kinds = len(keys) and 1 + np.count_nonzero(np.diff(np.sort(keys.cpu().numpy())))  # half of the time and memory of torch's
     apart = int(distributed.total(torch.tensor(int(kinds > EQUAL)))) > 0
     if apart and kinds == len(keys):
         code = hashing.mix64(keys)

@@ -78,11 +78,8 @@ def among(count: int) -> float:
 def skewness_of(s: Tensor, weight: Tensor) -> float:
     """Skewness of s ``(n,)``; 0 where it does not vary."""
     share = weight / over_ranks(weight.sum()).clamp_min(1e-300)
-    middle, powers = over_ranks(share @ s), share.new_zeros(2)
-    for part, values in zip(torch.split(share, 1 << 15), torch.split(s, 1 << 15), strict=True):
-        centred = values - middle
-        powers += torch.stack([part @ centred.square(), part @ centred**3])
-    spread, cubes = over_ranks(powers).tolist()
+    centred = s - over_ranks(share @ s)
+    spread, cubes = over_ranks(torch.stack([share @ centred.square(), share @ centred**3])).tolist()
     return cubes / spread**1.5 if spread > 1e-24 else 0.0
 
 

@@ -12,15 +12,15 @@ from torchgmc.distributed import collected, extremes, from_first, total as over_
 from torchgmc.engine import folds, noise
 from torchgmc.engine.pinball import LIMIT, Array, Pinball, solve
 
-#: Scores from which k is chosen; of more, neighbours become one.
+#: Scores from which k is chosen; of more, neighbours become one. Buckets that scores are counted in.
 BUCKETS = 512
 #: Slacks of a fit that goes to alpha, as parts of it.
 INSIDE = (0.95, 0.75, 0.5, 0.0)
 #: Of many scores, those near the thresholds that are looked at one by one; cells up to which the others are counted by their
 #: distance, in so many octaves; and how often thresholds may leave what is near.
 NEAR, CELLS, OCTAVES, PASSES = 1 << 13, 1 << 10, 24, 12
-#: Bits of a score that are looked at in one count of all scores; scores counted at a time.
-BITS, ROWS = 10, 1 << 17
+#: Scores counted at a time.
+ROWS = 1 << 17
 #: Points of a lattice on each side of a threshold that are looked at one by one.
 WINDOW = 8
 
@@ -65,29 +65,24 @@ class Folded:
         in a pinball loss while no threshold passes them. The same on every rank, however the rows are spread.
         """
         if not self.span:
-            return self, math.inf
+            return replace(self, weight=self.weights(slice(None)), fold=None), math.inf
         cells = len(self.member)
         fine = min(3, max(0, 8 - (cells - 1).bit_length()))  # bits of a distance within its octave
-        bins, folds = OCTAVES << fine, len(self.mass)
+        bins = OCTAVES << fine
         size = 2 * cells * bins
-        table, code = self.mass.new_zeros(folds + 1, size), torch.empty_like(self.scores, dtype=torch.uint8)
+        table, code = self.mass.new_zeros(len(self.mass) + 1, size), torch.empty_like(self.scores, dtype=torch.uint8)
         for start in range(0, len(code), ROWS):
             one = slice(start, start + ROWS)
-            scores, cell, weight = self.scores[one], self.cell[one].long(), self.weight[:, one]
+            scores, cell, weight = self.scores[one], self.cell[one].long(), self.weights(one)
             rest = scores - centre[cell]
             far = (rest.abs() * (2.0**OCTAVES / self.span)).view(torch.int64) >> (52 - fine)
             far = (far - (1023 << fine)).clamp_(0, bins - 1)
             place, code[one] = (2 * cell + (rest > 0)) * bins + far, far.to(torch.uint8)
-            if self.fold is None:
-                table[:-1] += torch.stack([torch.bincount(place, w, size) for w in weight])
-            else:
-                table[:-1] += torch.bincount(place + size * self.fold[one].long(), weight[0], folds * size).view(folds, size)
-            table[-1] += torch.bincount(place, weight.sum(0) * scores, size)
+            table += torch.stack([torch.bincount(place, w, size) for w in (*weight, weight.sum(0) * scores)])
         table = over_ranks(table)
         first = int((over_ranks(torch.bincount(code, minlength=bins)).cumsum(0) <= NEAR).sum())  # beyond the nearest
         kept = (code < first).nonzero()[:, 0]
-        some = replace(self, weight=self.weight[:, kept], fold=None if self.fold is None else self.fold[kept]).by_fold()
-        near = torch.cat([torch.stack([self.scores[kept], self.cell[kept].double()]), some.weight])
+        near = torch.cat([torch.stack([self.scores[kept], self.cell[kept].double()]), self.weights(kept)])
         beyond = torch.arange(size, device=code.device) % bins >= first
         used = (beyond & (table[:-1].sum(0) > 0)).nonzero()[:, 0]
         table = table[:, used]
@@ -98,41 +93,32 @@ class Folded:
         radius = self.span * 2.0 ** (first // (1 << fine) - OCTAVES) * (1 + first % (1 << fine) / (1 << fine))
         return replace(self, scores=rows[0], cell=rows[1].long(), weight=rows[2:], span=0.0, merged=True, fold=None), radius
 
-    def by_fold(self) -> "Folded":
-        """The same with ``weight`` ``(F, N)``."""
+    def weights(self, rows: Tensor | slice) -> Tensor:
+        """Of some scores, by fold, ``(F, k)``."""
+        some = self.weight[:, rows]
         if self.fold is None:
-            return self
-        weight = self.weight.new_zeros(len(self.mass), len(self.fold)).scatter_(0, self.fold[None].long(), self.weight)
-        return replace(self, weight=weight, fold=None)
+            return some
+        return some.new_zeros(len(self.mass), some.shape[1]).scatter_(0, self.fold[rows].long()[None], some)
 
-    def settle(self, theta: Tensor, design: Tensor, find: Callable[["Folded", Tensor], Tensor]) -> tuple["Folded", Tensor]:
-        """Offsets ``(B, K)`` that ``find`` makes of the scores and of offsets to start from; and the scores it saw last.
+    def optimum(self, design: Tensor, left: Tensor, linear: Tensor, price: Tensor, theta: Tensor) -> tuple["Folded", Tensor]:
+        """Minima of B pinball losses, offsets ``(B, K)``, from others to start from; and the scores that were looked at last.
 
-        It looks at :meth:`near` scores only, and again where a threshold leaves these.
+        These are the :meth:`near` ones, and others where a threshold leaves them. ``left`` ``(B, F)``: weight of each fold.
         """
         for _ in range(PASSES):
             centre = design @ theta[-1]
             few, radius = self.near(centre)
-            theta = from_first(find(few, theta))  # of several ranks one's rounding decides
+            problem = Pinball(few.scores, few.cell, design, few.merged)
+            theta = from_first(solve(problem, left @ few.weight, linear, price, theta, exact=1).theta)  # one's rounding decides
             moved = (theta @ design.T - centre).abs().amax(1)
             if float(moved.max()) <= radius or float(moved[-1]) <= self.span * 2.0**-OCTAVES:
                 break
         return few, theta
 
-    def optimum(self, design: Tensor, left: Tensor, linear: Tensor, price: Tensor, start: Tensor) -> tuple["Folded", Tensor]:
-        """:meth:`settle` on the minima of B pinball losses; ``left`` ``(B, F)``: what the folds weigh in each."""
-
-        def find(few: Folded, begin: Tensor) -> Tensor:
-            return solve(
-                Pinball(few.scores, few.cell, design), left @ few.weight, linear, price, begin, exact=1, rough=not self.span
-            ).theta
-
-        return self.settle(start, design, find)
-
     def quantile(self, mass: float) -> float:
         """:func:`weighted_quantile` of all scores."""
         weight = self.weight[0] if len(self.weight) == 1 else self.weight.sum(0)
-        return crossing(self.scores, weight, mass)[0] if self.span else weighted_quantile(self.scores, weight, mass)
+        return crossing(self.scores, weight, mass, alone=not self.span)[0]
 
     def bucketed(self, most: int) -> "Folded":
         """About ``most`` scores in place of all: neighbours in a cell become one, at their mean; of about equal weight if some
@@ -236,51 +222,28 @@ class Offsets:
 
 
 def weighted_quantile(scores: Tensor, weight: Tensor, mass: float) -> float:
-    """Smallest score with at least this mass at or below it; the largest score if there is none."""
-    goal = mass - 1e-12 * max(abs(mass), 1e-300)
-    low, width = scores.min(), float(scores.max() - scores.min())
-    place = torch.zeros_like(scores, dtype=torch.int64)
-    if 0.0 < width < math.inf and len(scores) > BUCKETS:  # sort only those in the bucket that the mass ends in
-        place = ((scores - low) * (BUCKETS / width)).long()
-    covered = torch.bincount(place, weight).cumsum(0)
-    bucket = int(torch.searchsorted(covered, goal).clamp(max=len(covered) - 1))
-    inside = place == bucket
-    ordered, order = scores[inside].sort()
-    rest = weight[inside][order].cumsum(0) + (covered[bucket - 1] if bucket else 0.0)
-    return float(ordered[torch.searchsorted(rest, goal).clamp(max=len(ordered) - 1)])
+    """Smallest score with at least this mass at or below it; the largest score with a weight if there is none."""
+    return crossing(scores, weight, mass, alone=True)[0]
 
 
-def crossing(scores: Tensor, weight: Tensor, mass: float) -> tuple[float, Tensor]:
+def crossing(scores: Tensor, weight: Tensor, mass: float, alone: bool = False) -> tuple[float, Tensor]:
     """:func:`weighted_quantile` of the scores ``(n,)`` of all ranks, and the weight at or below it, and below it, ``(2,)``.
 
-    Scores are counted by their first bits, those that share these with the answer by the next, and so on: what is sent does not
-    depend on n, and the answer not on how the rows are spread. There must be some weight.
+    Scores are counted in buckets, those in the answer's bucket in smaller ones, and so on: what is sent does not depend on n, nor
+    the answer on how the rows are spread. There must be some weight. ``alone``: of this rank's scores.
     """
     goal, below = mass - 1e-12 * max(abs(mass), 1e-300), weight.new_zeros(())
-    low, high = (int(_ordered(weight.new_tensor([end]))) for end in extremes(scores))
-    code = _ordered(scores)
     while True:
-        shift = max(0, (high - low).bit_length() - BITS)
-        first, size = low >> shift, (high >> shift) - (low >> shift) + 1
-        place = (code >> shift).sub_(first)
-        sums = over_ranks(torch.bincount(place, weight, size).double())  # of no rows, torch counts in int64
-        covered = below + sums.cumsum(0)
-        used = sums.nonzero()[:, 0]
+        low, high = (float(end) for end in (scores.aminmax() if alone else extremes(scores)))
+        place = ((scores - low) * (BUCKETS / max(high - low, 1e-290))).long().clamp_(max=BUCKETS - 1)
+        sums = torch.bincount(place, weight, BUCKETS).double()  # of no rows, torch counts in int64
+        sums = sums if alone else over_ranks(sums)
+        covered, used = below + sums.cumsum(0), sums.nonzero()[:, 0]
         bucket = int(torch.searchsorted(covered, goal).clamp(used[0], used[-1]))
-        below = covered[bucket - 1] if bucket else below
-        if shift == 0:
-            return float(_ordered(torch.tensor([low + bucket]), back=True)), torch.stack([covered[bucket], below])
+        if high - low <= 1e-290:
+            return low, torch.stack([covered[-1], below])
         inside = place == bucket
-        code, weight = code[inside], weight[inside]
-        low = (first + bucket) << shift
-        high = low + (1 << shift) - 1
-
-
-def _ordered(numbers: Tensor, back: bool = False) -> Tensor:
-    """Whole numbers in the order of float64 numbers; or these of those."""
-    bits = numbers.clone() if back else (numbers + 0.0).view(torch.int64)  # one zero
-    bits ^= (bits >> 63).bitwise_and_(torch.iinfo(torch.int64).max)
-    return bits.view(torch.float64) if back else bits
+        scores, weight, below = scores[inside], weight[inside], covered[bucket - 1] if bucket else below
 
 
 def span_of(scores: Tensor, cells: int = 1) -> float:
@@ -293,9 +256,7 @@ def span_of(scores: Tensor, cells: int = 1) -> float:
 
 def quantile_of_all(scores: Tensor, weight: Tensor, part: float) -> float:
     """Smallest score of all ranks with at least this part of the weight at or below it."""
-    mass = over_ranks(weight.sum())
-    cell, one = torch.zeros(len(scores), dtype=torch.int64, device=scores.device), mass.view(1, 1)
-    return Folded(scores, cell, weight[None], one, one > 0, 1.0, span_of(scores)).quantile(part * float(mass))
+    return crossing(scores, weight, part * float(over_ranks(weight.sum())))[0]
 
 
 def fit_offsets_to(data: Folded, target: float, alpha: Tensor, worst: Callable[[Offsets], float]) -> Offsets:
@@ -383,12 +344,10 @@ def fit_offsets(data: Folded, target: float, error: Tensor, count: Tensor, skewn
     if math.isinf(choice.k):
         return Offsets(everyone, alike, math.inf, choice.loss)
     # The fits with this k once more, on every score: the last gives the offsets, the others the common shift.
-    chosen = (linear[:, 0], price[:, choice.place], theta[:, choice.place])
+    chosen, theta = (design, left / size, linear[:, 0], price[:, choice.place]), theta[:, choice.place]
     if data.span:  # near enough to look at few scores from there on
-        some = seen.bucketed(2 * LIMIT)
-        found = solve(Pinball(some.scores, some.cell, design), left / size @ some.weight, *chosen).theta
-        chosen = (*chosen[:2], from_first(found))
-    few, theta = data.optimum(design, left / size, *chosen)
+        theta = seen.bucketed(2 * LIMIT).optimum(*chosen, theta)[1]
+    few, theta = data.optimum(*chosen, theta)
     rest = few.scores - (theta[:-1] @ design.T)[:, few.cell]  # (F, N)
     shift = weighted_quantile(rest.flatten(), few.weight[kept].flatten(), float(rank * inside.sum()))
     groups = torch.zeros_like(alike)

@@ -11,7 +11,7 @@ Many problems that share scores and design (folds, slacks) are solved side by si
 
 import contextlib
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -36,12 +36,13 @@ class Pinball:
     """Scores and design, shared by all problems.
 
     ``scores``: h, float64 ``(N,)``. ``cell``: row of the design that each score belongs to, int64 ``(N,)``. ``design``: x,
-    float64 ``(c, K)``.
+    float64 ``(c, K)``. ``merged``: a score may stand for many, so that a few of them say little.
     """
 
     scores: Tensor
     cell: Tensor
     design: Tensor
+    merged: bool = False
 
     def thresholds(self, theta: Tensor) -> Tensor:
         """Lambda of each cell, ``(..., c)``."""
@@ -63,21 +64,14 @@ class Solution:
 
 
 def solve(
-    problem: Pinball,
-    weight: Tensor,
-    linear: Tensor,
-    slack: Tensor,
-    start: Tensor,
-    exact: int = 0,
-    enough: float = GAP,
-    rough: bool = True,
+    problem: Pinball, weight: Tensor, linear: Tensor, slack: Tensor, start: Tensor, exact: int = 0, enough: float = GAP
 ) -> Solution:
     """The minimum of B problems over the same scores.
 
     ``problem``: scores and design. ``weight``: w >= 0, ``(B, N)``; scores of weight 0 play no part. ``linear``: b, ``(B, K)``.
     ``slack``: s >= 0, ``(B, K)``. ``start``: offsets to start from, ``(B, K)``; of a large problem they also say which scores
     matter. ``exact``: bring so many of the last solutions from the interior to a vertex, where thresholds equal scores.
-    ``enough``: the gap at which to end. ``rough``: of a large problem, look for a better start than the one given.
+    ``enough``: the gap at which to end.
 
     Example:
         >>> scores = torch.tensor([0.1, 0.4, 0.2, 0.9, 0.5], dtype=torch.float64)
@@ -88,18 +82,18 @@ def solve(
         tensor([[0.5000]], dtype=torch.float64)
     """
     centre, width = _scale(problem.scores)
-    scaled = Pinball((problem.scores - centre) / width, problem.cell, problem.design)
+    scaled = replace(problem, scores=(problem.scores - centre) / width)
     # A shift of all scores is a shift of all thresholds, which offsets cannot express: it goes to a column of the design that
     # every row has, if there is one. Otherwise only the width is taken out.
     common = _common(problem.design)
     if common is None:
-        scaled = Pinball(problem.scores / width, problem.cell, problem.design)
+        scaled = replace(problem, scores=problem.scores / width)
         begin = start / width
     else:
         begin = start.clone()
         begin[:, common] -= centre
         begin /= width
-    found = _windows(scaled, weight, linear, slack, begin, enough, rough)
+    found = _windows(scaled, weight, linear, slack, begin, enough)
     theta = found.theta * width
     if common is not None:
         theta[:, common] += centre
@@ -121,9 +115,7 @@ def _common(design: Tensor) -> int | None:
     return int(ones[0]) if len(ones) else None
 
 
-def _windows(
-    problem: Pinball, weight: Tensor, linear: Tensor, slack: Tensor, start: Tensor, enough: float, rough: bool = True
-) -> Solution:
+def _windows(problem: Pinball, weight: Tensor, linear: Tensor, slack: Tensor, start: Tensor, enough: float) -> Solution:
     """Solve each problem on the scores near its thresholds.
 
     The others of a cell count as one score at the nearest of them, on either side: the minimum is the same as long as no
@@ -134,10 +126,10 @@ def _windows(
     if n <= 4 * (LIMIT + 2 * cells):
         return _interior(problem.design, scores, cell, weight, linear, slack, start, enough)
     theta = start
-    if rough:
+    if not problem.merged:
         every = torch.arange(0, n, -(-n // LIMIT), device=weight.device)
-        some = weight[:, every] * (weight.sum(1) / weight[:, every].sum(1).clamp_min(1e-300))[:, None]
-        theta = _interior(problem.design, scores[:, every], cell[:, every], some, linear, slack, start, max(1e-5, enough)).theta
+        rough = weight[:, every] * (weight.sum(1) / weight[:, every].sum(1).clamp_min(1e-300))[:, None]
+        theta = _interior(problem.design, scores[:, every], cell[:, every], rough, linear, slack, start, max(1e-5, enough)).theta
     ends = torch.arange(cells, device=weight.device).expand(len(weight), cells)
     size = LIMIT
     while True:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from torchgmc import distributed
 from torchgmc.engine import hashing
-from torchgmc.engine.clusters import Clusters
+from torchgmc.engine.clusters import total
 
 _Same = TypeVar("_Same", bound="PerExample")
 #: Examples summed at a time.
@@ -96,7 +96,7 @@ class PerExample:
     def group_sizes(self) -> Tensor:
         """Examples of each group after weighting, or clusters it occurs in, ``(a,)``."""
         if self.cluster.shape[1]:
-            return Clusters(self.cluster).sums(self.member, torch.ones_like(self.weight), lambda sums: (sums > 0).double())
+            return distributed.total((total(self.member.double(), self.cluster) > 0).double().sum(0))
         powers = torch.stack([self.weight, self.squared()])  # (2, n)
         inside = powers.new_zeros(2, self.member.shape[1])
         for start in range(0, len(self.weight), ROWS):

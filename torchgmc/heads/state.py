@@ -14,7 +14,7 @@ from torch import Tensor
 from torchgmc import distributed
 from torchgmc.audits import overlap
 from torchgmc.engine import checks, hashing
-from torchgmc.engine.clusters import Clusters
+from torchgmc.engine.clusters import total
 from torchgmc.engine.float64 import at_hand
 from torchgmc.engine.solver import Report
 from torchgmc.engine.statistics import PerExample
@@ -323,7 +323,7 @@ def largest_cluster(statistics: Any) -> float:
     cluster, sums = getattr(statistics, "cluster", None), getattr(statistics, "clusters", None)
     if isinstance(cluster, Tensor) and cluster.shape[1]:
         weight = statistics.weight if hasattr(statistics, "weight") else statistics.mass.amax(1)
-        return Clusters(cluster).largest(weight.double())
+        return distributed.extremes(torch.cat([total(weight.double(), cluster), weight.new_zeros(1).double()]))[1]
     return 0.0 if sums is None or not len(sums.mass) else float(sums.mass[:, -1].max())
 
 

@@ -27,6 +27,9 @@ class LevelProblem:
     are rounded to multiples of it. ``apart``: the columns are events that do not exclude one another.
     """
 
+    #: Rounding of sums is rounded away, so that of equal violations the same is taken however rows are spread over ranks.
+    many = False
+
     def __init__(
         self,
         z: Tensor,
@@ -45,8 +48,7 @@ class LevelProblem:
         self.dynamic = self.bins > 1
         self.share = weight / over_ranks(weight.sum())
         wide = member.double() if member.numel() <= WIDE else member  # what sums are made from
-        alike = torch.zeros(1, 1, dtype=torch.int64, device=z.device).expand(len(member), 1)
-        self.mass = over_ranks(cell_sums(wide, self.share[:, None], alike, 1)[:, 0, 0])  # P(A)
+        self.mass = over_ranks(cell_sums(wide, self.share[:, None])[:, 0, 0])  # P(A)
         self.scale = self.mass if conditional else torch.ones_like(self.mass)
         self.sparse = z.device.type == "cpu"
         self.place = self.level(z)
@@ -80,7 +82,8 @@ class LevelProblem:
             rows = split.outer.nonzero()[:, 0]
             value, level = self.read(rows)
             sums = cell_sums(self.member[rows], value / self.share[rows].sum(), level, self.bins)
-        return sums.flatten(1) / self.scale[:, None]
+        found = sums.flatten(1) / self.scale[:, None]
+        return levelsets.snap(found, 2.0**-40) if self.many else found
 
     def cell(self, who: Tensor, what: Tensor) -> tuple[Tensor, Tensor]:
         """Membership in a cell, bool or fractional ``(n,)``, and its column of z as a one-hot row ``(C,)``."""

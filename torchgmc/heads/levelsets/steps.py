@@ -6,6 +6,7 @@ the input is in *now*. f is held in coordinates z in which a step is an addition
 any order, and an example ends in the same level set in any batch, format or precision of the solver.
 """
 
+import functools
 import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -162,10 +163,8 @@ class Table:
     def recompute(self) -> None:
         """Make the table from all examples."""
         count, self.age = len(self.member), 0
-        first, *others = blocks(count, ROWS if self.member.device.type == "cpu" else max(count, 1)) or [slice(0)]
-        self.sums = cell_sums(self.member[first], *self.read(first), self.bins)  # (a, b, C)
-        for one in others:
-            self.sums += cell_sums(self.member[one], *self.read(one), self.bins)
+        parts = blocks(count, ROWS if self.member.device.type == "cpu" else max(count, 1)) or [slice(0)]
+        self.sums = functools.reduce(torch.add, (cell_sums(self.member[one], *self.read(one), self.bins) for one in parts))
 
     def update(self, rows: Tensor, move: Callable[[], None]) -> None:
         """Call ``move``, which changes f of ``rows`` only, and keep the table up to date."""
@@ -236,21 +235,22 @@ def calm(member: Tensor | Bits) -> AbstractContextManager[None]:
     return one_thread(member.device.type == "cpu" and math.prod(member.shape) <= ONE_THREAD)
 
 
-def cell_sums(member: Members, values: Tensor, level: Tensor, bins: int, start: int = 0) -> Tensor:
+def cell_sums(member: Members, values: Tensor, level: Tensor | None = None, bins: int = 1, start: int = 0) -> Tensor:
     """Sum of ``values`` (n, C) over every group and level set of each column: ``(a, b, C)``, float64.
 
     One matrix product with the values spread over their level sets, in pieces that stay in the cache. Their groups are the
-    rows of ``member`` from ``start`` on.
+    rows of ``member`` from ``start`` on. Without ``level`` there is one level set.
     """
     columns = values.shape[1]
     total = torch.zeros(member.shape[1], bins * columns, dtype=torch.float64, device=values.device)
     dtype = member.dtype if member.dtype.is_floating_point else torch.float64
-    column = torch.arange(columns, device=level.device)
+    column = torch.arange(columns, device=values.device)
     step = len(values) if values.device.type != "cpu" else ROWS
     for one in blocks(len(values), max(step, 1)):
         part = values[one].to(dtype)
-        spread = part.new_zeros(len(part), bins * columns).scatter_(1, level[one].long() * columns + column, part)
-        total += (member[start + one.start : start + one.start + len(part)].to(dtype).T @ spread).to(torch.float64)
+        if level is not None:
+            part = part.new_zeros(len(part), bins * columns).scatter_(1, level[one].long() * columns + column, part)
+        total += (member[start + one.start : start + one.start + len(part)].to(dtype).T @ part).to(torch.float64)
     return total.view(-1, bins, columns)
 
 

@@ -14,9 +14,9 @@ from torchgmc.audits.tabular import Table
 from torchgmc.distributed import collected, extremes, pooled, rows_stay, total as over_ranks
 from torchgmc.engine import checks, noise, soft, trees
 from torchgmc.engine.batches import checked_once
-from torchgmc.engine.clusters import Clusters, check as check_clusters
+from torchgmc.engine.clusters import check as check_clusters, total as total_of
 from torchgmc.engine.float64 import wide
-from torchgmc.engine.folds import EXACT
+from torchgmc.engine.folds import EXACT, fresh_splits
 from torchgmc.engine.noise import small_groups
 from torchgmc.engine.offsets import CELLS, Folded, Offsets, fit_offsets, fit_offsets_to, quantile_of_all, span_of
 from torchgmc.engine.scripting import is_scripting
@@ -182,7 +182,7 @@ class QuantileHead(Learning):
         """
         batch = self.check_batch(scores, groups, weight, base, clusters, features)
         if batch.rows:
-            self.keep(batch.kept(self.resolution), batch.scores)
+            self.keep(batch.clone() if self.resolution is None else ScoreCounts.of(batch, self.resolution), batch.scores)
 
     @checked_once
     def check_batch(
@@ -278,7 +278,7 @@ class QuantileHead(Learning):
         own = examples.has_base()
 
         def thresholds(rows: QuantileStatistics) -> Tensor:
-            found, _ = self._offsets(rows, own, unit, Clusters(rows.cluster) if rows.cluster.shape[1] else None)
+            found, _ = self._offsets(rows, own, unit)
             lift, snapped = _snapped(found, unit)
             return (examples.base if own else 0.0) + lift + examples.member.double() @ snapped
 
@@ -323,8 +323,8 @@ class QuantileHead(Learning):
         problem.check_groups()
         before = problem.violations()
         del problem, z  # and with them some bytes a row
-        own, clusters = examples.has_base(), Clusters(examples.cluster) if examples.cluster.shape[1] else None
-        found, level = self._offsets(examples, own, unit, clusters)
+        own = examples.has_base()
+        found, level = self._offsets(examples, own, unit)
         lift, snapped = _snapped(found, unit)
         problem = self._problem(examples, _shifted(examples, own, lift, snapped, unit)[:, None], edges, unit, everyone)
         if not self.noise_floor and bool(problem.violations().abs().max() > before.abs().max()):
@@ -333,7 +333,7 @@ class QuantileHead(Learning):
         (self.shift if own else self.base).fill_(lift)
         self.offsets.copy_(-snapped)
         steps, history = 1, [before.abs().max(), problem.violations().abs().max()]
-        fixed, noise_of, _ = self._noise(problem, level, examples, clusters)
+        fixed, noise_of, _ = self._noise(problem, level, examples)
         small = small_groups(self.groups, examples.group_sizes(), self.target)
         message = noise.explain(found.k, self.noise_floor, small)
         if len(edges):
@@ -346,7 +346,7 @@ class QuantileHead(Learning):
         worst = int(after.abs().argmax())
         place = divmod(worst, after.shape[1])
         state = reached(after, self.alpha, noise_of)
-        details = {"slack": found.k, "noise": noise_of, "variance": self._noise(problem, level, examples, clusters)[2]}
+        details = {"slack": found.k, "noise": noise_of, "variance": self._noise(problem, level, examples)[2]}
         if state == "no" and not len(edges):
             message = f"{problem.explain(*place)} {message}"
         message = f"worst |violation| {float(after.abs().max()):.4g} in {problem.label(*place)}. {message}"
@@ -354,7 +354,7 @@ class QuantileHead(Learning):
         found_in = (steps, before, after, worsts, seconds, message, details | {"small": small}, state)
         return Report(state == "alpha", *found_in), everyone
 
-    def _offsets(self, examples: QuantileStatistics, own: bool, unit: float, clusters: Clusters | None) -> tuple[Offsets, float]:
+    def _offsets(self, examples: QuantileStatistics, own: bool, unit: float) -> tuple[Offsets, float]:
         """The common threshold and the offsets, and the slack they were found with."""
         residual = examples.scores - examples.base if own else examples.scores
         member, weight, total = examples.member, examples.weight, over_ranks(examples.weight.sum())
@@ -363,37 +363,34 @@ class QuantileHead(Learning):
         if len(every) > len(patterns):  # other ranks have some too
             place, patterns = pattern_ids(every.to(patterns.dtype))
             cell = place[first:][cell]
-        cell = cell.to(torch.int32)
         spread, fold = examples.dealt(noise.FOLDS)
-        mass = spread.new_zeros(noise.FOLDS, len(patterns))
-        if fold is None:
-            mass.index_add_(1, cell, spread)
-        else:
-            mass.view(-1).index_add_(0, fold.long() * len(patterns) + cell, weight)
-        mass = over_ranks(mass)
-        alike = over_ranks(examples.squared().sum()) if clusters is None else clusters.sums(torch.ones_like(member[:, :1]), weight)
-        count = float(total.square() / alike)  # examples (or clusters), after weighting
-        span = span_of(residual, len(patterns))
+        part = torch.arange(noise.FOLDS, device=cell.device)[:, None] if fold is None else fold.long()
+        sizes = torch.bincount((part * len(patterns) + cell).flatten(), spread.flatten(), noise.FOLDS * len(patterns))
+        together = total_of(weight[:, None], examples.cluster)[:, 0].square() if examples.cluster.shape[1] else examples.squared()
+        count = float(total.square() / over_ranks(together.sum()))  # examples (or clusters), after weighting
+        mass, span = over_ranks(sizes.double().view(noise.FOLDS, -1)), span_of(residual, len(patterns))
         data = Folded(residual, cell, spread, mass, patterns, count, span, examples.counted, fold)
-        if not span:
-            data = replace(data.by_fold(), cell=cell.long())
         if not self.noise_floor:
             inside = mass.sum(0) @ patterns.double()
             alpha = self.goal() * (inside / total if self.conditional else torch.ones_like(inside))
 
             def worst(found: Offsets) -> float:
                 s = weight * ((residual <= _shifted(examples, False, *_snapped(found, unit), unit)).double() - self.target)
-                *off, all_off = over_ranks(torch.cat([_group_sums(s[None], member)[0, :-1], s.sum()[None]]) / total).abs()
+                *off, all_off = over_ranks(torch.cat([cell_sums(member, s[:, None])[:, 0, 0], s.sum()[None]]) / total).abs()
                 return max(float((torch.stack(off) / alpha).max()), float(all_off) / self.goal())
 
             return fit_offsets_to(data, self.target, alpha, worst), 0.0
         middle = quantile_of_all(residual, weight, self.target)
         s = (residual <= middle).double() - self.target
-        if clusters is None:
-            square = examples.squared()
-            squares, heavy = over_ranks(_group_sums(torch.stack([square * s.square(), square]), member, 2))  # (2, a + 1)
+        if examples.cluster.shape[1]:
+            everyone = with_everyone(member.double())
+            values = (total_of(everyone * part[:, None], examples.cluster) for part in (weight * s, weight))
+            sums = torch.stack([value.square().sum(0) for value in values])
         else:
-            squares, heavy = (clusters.sums(with_everyone(member), part) for part in (weight * s, weight))
+            pair = torch.stack([examples.squared() * s.square(), examples.squared()], 1)
+            squared = member.square() if member.is_floating_point() else member
+            sums = torch.cat([cell_sums(squared, pair)[:, 0], pair.sum(0)[None]]).T  # (2, a + 1)
+        squares, heavy = over_ranks(sums)
         error = noise.standard_errors(squares[:-1], heavy[:-1], total, squares[-1] / heavy[-1].clamp_min(1e-300))
         found = fit_offsets(data, self.target, error, examples.group_sizes(), noise.skewness_of(s, weight), 1.0)
         return found, found.k
@@ -428,13 +425,11 @@ class QuantileHead(Learning):
         self.mark_fitted(report, everyone)
         return self
 
-    def _noise(
-        self, problem: QuantileProblem, level: float, examples: QuantileStatistics, clusters: Clusters | None
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def _noise(self, problem: QuantileProblem, level: float, examples: QuantileStatistics) -> tuple[Tensor, Tensor, Tensor]:
         """``(a, b)`` each: slack of each g where there is nothing to cross-validate, violation indistinguishable from 0, and n
         times its variance.
         """
-        share, number = problem.share, examples.counts()
+        share, cluster, number = problem.share, examples.cluster, examples.counts()
         square = examples.squared() / over_ranks(examples.weight.sum()).square()
         variance = self.target * (1.0 - self.target)
         member = problem.member.square() if problem.member.is_floating_point() else problem.member
@@ -442,12 +437,13 @@ class QuantileHead(Learning):
         count = cell_sums(problem.member, number[:, None], problem.place, problem.bins)[:, :, 0]
         skewness = (1.0 - 2.0 * self.target) / math.sqrt(variance)
         squares, count = over_ranks(torch.stack([squares * variance, count]))
-        if clusters is not None:  # from sums over clusters, and their number
+        if cluster.shape[1]:  # from sums over clusters, and their number
             s = share * problem.mapping(problem.z, slice(None))[:, 0]
             for k in range(problem.bins):
-                inside = (problem.place[:, 0] == k).double()
-                squares[:, k] = torch.maximum(squares[:, k], clusters.sums(problem.member, inside * s))
-                count[:, k] = clusters.sums(problem.member, inside, lambda sums: (sums > 0).double())
+                inside = problem.member.double() * (problem.place == k)
+                sums, there = total_of(torch.stack([inside * s[:, None], inside], 1), cluster).unbind(1)
+                squared, count[:, k] = over_ranks(torch.stack([sums.square().sum(0), (there > 0).double().sum(0)]))
+                squares[:, k] = torch.maximum(squares[:, k], squared)
         error = squares.sqrt().clamp_min(1e-12) / problem.scale[:, None]
         return (
             noise.slacks(noise.FIXED, error, count, skewness),
@@ -463,13 +459,15 @@ class QuantileHead(Learning):
         self, examples: QuantileStatistics, edges: Tensor, unit: float, solver: str, eta: float | None, max_iter: int | None
     ) -> Report:
         """Algorithm 1 or 2."""
-        splits = examples.splits(max_iter) if solver == "fresh" else None
+        if solver == "fresh" and examples.counted:
+            raise ValueError("solver='fresh' divides the examples, which a head with `resolution` does not keep; omit it.")
         start, z = self._begin(examples, unit)
         problem = self._problem(examples, z, edges, unit)
         problem.check_groups()
         slope, norm = problem.slope(), float((problem.mass / problem.scale.square()).max())
         low, high = extremes(torch.cat([examples.scores, z[:, 0]]))
         bound = theory.iteration_bound(self.goal(), slope, norm, max(high - low, 1e-12))
+        splits = fresh_splits(max_iter, *examples.content()) if solver == "fresh" else None
         steps = max_iter or min(MAX_FIXED_STEPS, max(1, bound))
         eta = eta or theory.step_size(self.goal(), slope, norm)
         report, log = run(problem, self.goal(), solver, eta, steps, splits=splits)
@@ -748,14 +746,6 @@ def _shifted(examples: QuantileStatistics, own: bool, lift: float, offsets: Tens
     found = levelsets.snap(examples.base, unit).add_(lift) if own else torch.full_like(examples.base, lift)
     for to, some in zip(torch.split(found, EXACT), torch.split(examples.member, EXACT), strict=True):
         to += some.double() @ offsets
-    return found
-
-
-def _group_sums(values: Tensor, member: Tensor, power: int = 1) -> Tensor:
-    """Sums of values ``(k, n)`` times a power of the membership over each group and everyone, ``(k, a + 1)``."""
-    found = values.new_zeros(len(values), member.shape[1] + 1)
-    for some, inside in zip(torch.split(values, EXACT, 1), torch.split(member, EXACT), strict=True):
-        found += some @ with_everyone(inside.double() ** power)
     return found
 
 

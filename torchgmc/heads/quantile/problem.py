@@ -15,7 +15,7 @@ from torchgmc.engine.solver import entry
 from torchgmc.engine.statistics import PerExample
 from torchgmc.groups.cells import pattern_ids
 from torchgmc.heads.levelsets.problem import LevelProblem
-from torchgmc.heads.levelsets.steps import cell_sums, snap
+from torchgmc.heads.levelsets.steps import cell_sums
 
 
 @dataclass
@@ -45,10 +45,6 @@ class QuantileStatistics(PerExample):
         """Has each example, on all ranks, its own start?"""
         return not int(over_ranks(self.base.isnan().sum()))
 
-    def kept(self, resolution: float | None) -> "QuantileStatistics":
-        """What a head keeps of a batch: a copy, or counts of scores that are rounded up by at most this part of their size."""
-        return self.clone() if resolution is None else ScoreCounts.of(self, resolution)
-
     def counts(self) -> Tensor:
         """Examples that each row stands for, float64 ``(n,)``."""
         return torch.ones_like(self.weight)
@@ -56,10 +52,6 @@ class QuantileStatistics(PerExample):
     def dealt(self, parts: int) -> tuple[Tensor, Tensor | None]:
         """Weight of each row ``(1, n)`` and its fold, uint8 ``(n,)``; or its weight in each fold, ``(parts, n)``."""
         return self.weight[None], deal_clusters(parts, self.cluster, *self.content()).to(torch.uint8)
-
-    def splits(self, max_iter: int | None) -> folds.Splits:
-        """Of Algorithm 2."""
-        return folds.fresh_splits(max_iter, *self.content())
 
 
 @dataclass
@@ -120,17 +112,12 @@ class ScoreCounts(QuantileStatistics):
             left = left - found[-1]
         return torch.stack([*found, left]).to(self.weight.device) * (self.weight / self.count), None
 
-    def splits(self, max_iter: int | None) -> folds.Splits:
-        """Examples cannot be divided."""
-        raise ValueError("solver='fresh' divides the examples, which a head with `resolution` does not keep; omit it.")
-
 
 class QuantileProblem(LevelProblem):
     """Thresholds q = z, one per example; the potential is the pinball loss, so line searches are exact.
 
     ``scores``: ``(n,)``, float64. ``target``: target share of scores at or below q. ``options``: of
-    :class:`~torchgmc.heads.levelsets.problem.LevelProblem`. Of many scores (on all ranks) equal violations are equal to the bit
-    however the rows are spread, so that the same one is taken: rounding of sums is rounded away.
+    :class:`~torchgmc.heads.levelsets.problem.LevelProblem`.
     """
 
     def __init__(self, scores: Tensor, target: float, **options: object) -> None:
@@ -142,11 +129,6 @@ class QuantileProblem(LevelProblem):
         """s = 1{score <= q} - target."""
         return (self.scores[rows] <= z).to(z.dtype) - self.target
 
-    def violations(self, split: folds.Pair | None = None) -> Tensor:
-        """Signed violations at the current f, ``(a, b)``."""
-        found = super().violations(split)
-        return snap(found, 2.0**-40) if self.many else found
-
     def line_search(self, who: Tensor, what: Tensor, violation: Tensor) -> Tensor:
         """The shift that brings the cell's coverage nearest to the target; damped where level sets depend on q.
 
@@ -156,15 +138,12 @@ class QuantileProblem(LevelProblem):
         rows = inside.nonzero()[:, 0]
         m = inside[rows].to(self.share.dtype)  # a shift moves q by its part m
         residual, weight = (self.scores[rows, 0] - self.z[rows, 0]) / m, self.share[rows] * m
+        goal = self.target * over_ranks(weight.sum())
+        if not bool(goal > 0):
+            return torch.zeros_like(violation)
         if self.many:
-            weights = over_ranks(weight.sum())
-            if not bool(weights > 0):
-                return torch.zeros_like(violation)
-            goal = self.target * weights
             value, reached = crossing(residual, weight, float(goal))
             crossed = goal.new_tensor(value)
-        elif len(rows) == 0:
-            return torch.zeros_like(violation)
         else:
             residual, order = residual.sort()
             covered = weight[order].cumsum(0)
