@@ -399,11 +399,18 @@ NOTES = """\
   and 8 for each atom of its lists, `tree` 40 + a and 8 for each edge of the longest path; `threshold` keeps tables.
 - `probability` and `distribution` keep their rows on their ranks: what is sent does not depend on n beyond 32,768 examples
   (up to there each example sends a key of 8 bytes too); `tree` and `quantile` do so from 32,769 examples on, and send their
-  rows before (`quantile` also with level sets, learned groups, clusters, or more than 1,024 combinations of groups).
+  rows before. `quantile` also sends them with `finite_sample`, learned groups, `solver="fresh"`, or more than 1,024 combinations
+  of groups; with clusters it sends their ids, 8 bytes each, some 6 times (2 more for each level set), and the sums of clusters
+  whose rows are on several ranks: keep the rows of a cluster on one rank. Its level sets (`quantile-bins`, 5 of them) add counts
+  in 512 buckets, some 20 kB a step.
   `threshold` sends its tables. With `learn=gmc.Trees()`, `probability` sends its rows up to 327,679 of them, from then on
   about 163,840; the search of trees is then the same work on every rank.
 - With a fit of up to 2^23 entries of membership `probability` holds it as floats (4 bytes an entry), with more as bits.
-- `probability` up to 1e6 rows, and `distribution` and `quantile` at 1e5, were measured some hours before the others.
+- `probability` up to 1e6 rows and `distribution` at 1e5 were measured some hours before the others; `quantile` and
+  `quantile-bins` last, all ranks on one busy core. Before scores were counted in blocks, `quantile` took 1.78 / 1.50 / 1.65 s at
+  1e6 with 1 / 2 / 4 processes and 409 bytes a row in one. What every rank does by itself there is the search of offsets from
+  about 10,000 scores, and the exchanges, each of which wakes every process; benchmarks at 1e6 deal out 10 batches, so that of 4
+  ranks two have 3.
 - `quantile-counts` and `quantile-levels` (5 level sets) keep counts (`resolution=0.001`): what they keep, and send, stops growing
   when every value that occurs has been seen; a rank sends all of its counts.
 - `tree` sends the sums of every move it tries, 27 MB whatever n is, so that at 1e5 rows several processes only cost time.

@@ -12,6 +12,7 @@ import dataclasses
 import functools
 import importlib
 import json
+import math
 import warnings
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
@@ -141,8 +142,13 @@ def collected(values: Tensor) -> tuple[Tensor, int]:
 
 def extremes(values: Tensor) -> tuple[float, float]:
     """Smallest and largest of the values ``(n,)`` of all ranks; see :func:`total`."""
-    low, high = collected(torch.stack(values.aminmax()) if len(values) else values)[0].aminmax()
-    return float(low), float(high)
+    low, high = (float(end) for end in values.aminmax()) if len(values) else (math.inf, -math.inf)
+    if not _SCATTERED.get():
+        return low, high
+    every = torch.zeros(dist.get_world_size(), 2, dtype=torch.float64)
+    every[dist.get_rank(), 0], every[dist.get_rank(), 1] = low, high
+    every = total(every)
+    return float(every[:, 0].min()), float(every[:, 1].max())
 
 
 def rows_stay(where: Callable[..., bool], above: int = 0) -> Callable[[Method], Method]:

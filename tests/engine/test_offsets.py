@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from torchgmc.engine import folds, offsets
-from torchgmc.engine.offsets import Curves, Folded, crossing, fit_offsets_to, quantile_of_all, span_of, weighted_quantile
+from torchgmc.engine.offsets import Curves, Folded, crossing, fit_offsets_to, quantile_of_all, span_of
 
 
 def scores_of(n: int, kind: str) -> Folded:
@@ -32,7 +32,7 @@ def test_scores_counted_in_buckets_cross_where_sorted_ones_do(seed: int):
         found, (reached, below) = crossing(scores, weight, goal)
         ordered, order = scores[weight > 0].sort()
         at = torch.searchsorted(weight[weight > 0][order].cumsum(0), goal * (1 - 1e-12)).clamp(max=len(order) - 1)
-        assert found == weighted_quantile(scores, weight, goal) == float(ordered[at])
+        assert found == crossing(scores, weight, goal, alone=True)[0] == float(ordered[at])
         assert reached == weight[scores <= found].sum() and below == weight[scores < found].sum()
 
 
@@ -48,7 +48,7 @@ def test_many_scores_have_the_optimum_of_all(kind: str, monkeypatch):
     torch.testing.assert_close(few.weight.sum(), many.total)
     torch.testing.assert_close((few.weight[0] * few.scores).sum(), (many.weight[0] * many.scores).sum())
     for part in (0.0317, 0.5123, 0.9071):  # no flat minima
-        plain = weighted_quantile(many.scores, many.weight[0], part * float(many.total))
+        plain = crossing(many.scores, many.weight[0], part * float(many.total), alone=True)[0]
         assert quantile_of_all(many.scores, many.weight[0], part) == pytest.approx(plain, abs=1e-9)
         for slack in (0.0, 0.02):
             alpha = torch.full((2,), slack).double()

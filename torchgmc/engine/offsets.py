@@ -111,12 +111,12 @@ class Folded:
             problem = Pinball(few.scores, few.cell, design, few.merged)
             theta = from_first(solve(problem, left @ few.weight, linear, price, theta, exact=1).theta)  # one's rounding decides
             moved = (theta @ design.T - centre).abs().amax(1)
-            if float(moved.max()) <= radius or float(moved[-1]) <= self.span * 2.0**-OCTAVES:
+            if float(moved.max()) <= radius or float(moved[-1]) <= max(self.span * 2.0**-OCTAVES, radius * 2.0**-10):
                 break
         return few, theta
 
     def quantile(self, mass: float) -> float:
-        """:func:`weighted_quantile` of all scores."""
+        """:func:`crossing` of all scores."""
         weight = self.weight[0] if len(self.weight) == 1 else self.weight.sum(0)
         return crossing(self.scores, weight, mass, alone=not self.span)[0]
 
@@ -221,13 +221,8 @@ class Offsets:
     shift: float = 0.0
 
 
-def weighted_quantile(scores: Tensor, weight: Tensor, mass: float) -> float:
-    """Smallest score with at least this mass at or below it; the largest score with a weight if there is none."""
-    return crossing(scores, weight, mass, alone=True)[0]
-
-
 def crossing(scores: Tensor, weight: Tensor, mass: float, alone: bool = False) -> tuple[float, Tensor]:
-    """:func:`weighted_quantile` of the scores ``(n,)`` of all ranks, and the weight at or below it, and below it, ``(2,)``.
+    """The smallest score of all ranks with at least this mass at or below it (the largest if none); mass up to it, below it.
 
     Scores are counted in buckets, those in the answer's bucket in smaller ones, and so on: what is sent does not depend on n, nor
     the answer on how the rows are spread. There must be some weight. ``alone``: of this rank's scores.
@@ -324,7 +319,7 @@ def fit_offsets(data: Folded, target: float, error: Tensor, count: Tensor, skewn
     price = torch.stack([noise.slacks(k, error[columns], count[columns], skewness) for k in tried])  # (k, a)
     price = price * (total / size).sqrt()[:, :, None]  # (F + 1, k, a): fewer examples, larger errors
     price = torch.cat([price.new_zeros(*price.shape[:2], 1), price], 2)
-    middle = torch.stack([total.new_tensor(weighted_quantile(few.scores, w, target)) for w in weight])  # (F + 1,)
+    middle = torch.stack([total.new_tensor(crossing(few.scores, w, target, alone=True)[0]) for w in weight])  # (F + 1,)
     start = torch.zeros(len(weight), len(tried), design.shape[1], dtype=torch.float64, device=design.device)
     start[:, :, 0] = middle[:, None]
     linear = (target * mass @ design)[:, None].expand(-1, len(tried), -1)
@@ -349,7 +344,7 @@ def fit_offsets(data: Folded, target: float, error: Tensor, count: Tensor, skewn
         theta = seen.bucketed(2 * LIMIT).optimum(*chosen, theta)[1]
     few, theta = data.optimum(*chosen, theta)
     rest = few.scores - (theta[:-1] @ design.T)[:, few.cell]  # (F, N)
-    shift = weighted_quantile(rest.flatten(), few.weight[kept].flatten(), float(rank * inside.sum()))
+    shift = crossing(rest.flatten(), few.weight[kept].flatten(), float(rank * inside.sum()), alone=True)[0]
     groups = torch.zeros_like(alike)
     groups[columns] = theta[-1, 1:]
     return Offsets(float(theta[-1, 0]) + shift, groups, choice.k, choice.loss, shift)

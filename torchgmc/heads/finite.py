@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchgmc.engine.offsets import Folded, weighted_quantile
+from torchgmc.engine.offsets import Folded, crossing
 from torchgmc.engine.path import thresholds_with_one_more
 from torchgmc.engine.pinball import Pinball, solve
 from torchgmc.engine.solver import Report
@@ -76,7 +76,7 @@ def phantom_thresholds(data: Folded, target: float, patterns: Tensor, covers: bo
     problem = Pinball(scores, cell, design)
     linear = target * (mass @ design)
     start = torch.zeros(1, design.shape[1], dtype=torch.float64, device=design.device)
-    start[0, 0] = weighted_quantile(scores, weight, target * float(mass.sum()))
+    start[0, 0] = crossing(scores, weight, target * float(mass.sum()), alone=True)[0]
     near = min(0.1, 1.0 / float(mass.sum()))  # to about one example: the rest is a short walk
     begin = solve(problem, weight[None], linear[None], torch.zeros_like(start), start, enough=near).theta[0]
     # Never covered, it adds to b only; always missed, it is below its threshold too.

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from torchgmc.distributed import pooled
-from torchgmc.engine.offsets import weighted_quantile
+from torchgmc.engine.offsets import crossing
 from torchgmc.engine.solver import Report, reached
 from torchgmc.groups.cells import pattern_ids
 from torchgmc.heads import finite
@@ -65,7 +65,7 @@ class SplitConformal(QuantileHead):
                 f"no threshold can promise coverage {self.target:g} with n = {int(number)} examples: it needs "
                 f"n >= {finite.needed(self.target, True)}."
             )
-        q = weighted_quantile(residual, examples.weight, rank / number * float(examples.weight.sum()))
+        q = crossing(residual, examples.weight, rank / number * float(examples.weight.sum()), alone=True)[0]
         q = _above(q, examples)
         (self.shift if examples.has_base() else self.base).fill_(q)
         _finish(self, examples, torch.full_like(residual, q), f"one threshold: {q:.4g}; groups are not fitted.")

@@ -303,7 +303,9 @@ class QuantileHead(Learning):
             member, names = with_everyone(member), [*names, EVERYONE]
         where = {"z": z, "member": member, "weight": examples.weight, "edges": edges, "unit": unit, "euclidean": None}
         named = Names(names, self._levels() if len(edges) else [""])
-        return QuantileProblem(examples.scores, self.target, names=named, conditional=self.conditional, **where)
+        found = QuantileProblem(examples.scores, self.target, names=named, conditional=self.conditional, **where)
+        found.check_groups()
+        return found
 
     def _begin(self, examples: QuantileStatistics, unit: float) -> tuple[float, Tensor]:
         """q0 of everyone, and f0 of each example, ``(n, 1)``, on the grid."""
@@ -319,11 +321,9 @@ class QuantileHead(Learning):
         began = time.perf_counter()
         start, z = self._begin(examples, unit)
         everyone = self.lacks_everyone(examples.member)
-        problem = self._problem(examples, z, edges, unit, everyone)
-        problem.check_groups()
-        before = problem.violations()
-        del problem, z  # and with them some bytes a row
+        before = self._problem(examples, z, edges, unit, everyone).violations()
         own = examples.has_base()
+        del z  # some bytes a row
         found, level = self._offsets(examples, own, unit)
         lift, snapped = _snapped(found, unit)
         problem = self._problem(examples, _shifted(examples, own, lift, snapped, unit)[:, None], edges, unit, everyone)
@@ -412,7 +412,6 @@ class QuantileHead(Learning):
         everyone = self.lacks_everyone(examples.member)
         _, z = self._begin(examples, unit)
         before = self._problem(examples, z, self.edges[:0].to(z.device), unit, everyone)
-        before.check_groups()
         fitted = finite.look_up(examples.member.double(), known, table[:, None], math.inf)
         after = self._problem(examples, (examples.base[:, None] if own else 0.0) + fitted, before.edges, unit, everyone)
         self.unit.fill_(unit)
@@ -463,7 +462,6 @@ class QuantileHead(Learning):
             raise ValueError("solver='fresh' divides the examples, which a head with `resolution` does not keep; omit it.")
         start, z = self._begin(examples, unit)
         problem = self._problem(examples, z, edges, unit)
-        problem.check_groups()
         slope, norm = problem.slope(), float((problem.mass / problem.scale.square()).max())
         low, high = extremes(torch.cat([examples.scores, z[:, 0]]))
         bound = theory.iteration_bound(self.goal(), slope, norm, max(high - low, 1e-12))
