@@ -407,10 +407,14 @@ NOTES = """\
   about 163,840; the search of trees is then the same work on every rank.
 - With a fit of up to 2^23 entries of membership `probability` holds it as floats (4 bytes an entry), with more as bits.
 - `probability` up to 1e6 rows and `distribution` at 1e5 were measured some hours before the others; `quantile` and
-  `quantile-bins` last, all ranks on one busy core. Before scores were counted in blocks, `quantile` took 1.78 / 1.50 / 1.65 s at
-  1e6 with 1 / 2 / 4 processes and 409 bytes a row in one. What every rank does by itself there is the search of offsets from
-  about 10,000 scores, and the exchanges, each of which wakes every process; benchmarks at 1e6 deal out 10 batches, so that of 4
-  ranks two have 3.
+  `quantile-bins` last, all ranks on one busy core (two runs of one measurement differed by up to a seventh), those of up to 1e6
+  and of `quantile-bins` some minutes before an exchange less was needed for each count of scores.
+- Before scores were counted in blocks `quantile` took 1.78 / 1.50 / 1.65 s at 1e6 with 1 / 2 / 4 processes, and 409 bytes a row
+  in one; 27.8 s and 283 bytes a row at 1e7. What every rank does by itself is the search of offsets from about 10,000 scores, and
+  the exchanges, each of which wakes every process: at 1e5 they cost more than the rows, and at 1e6 four processes take as much
+  of a rank as two (missed; of 10 batches a rank of 4 has up to 3). At 1e7 time falls with the ranks.
+- `quantile` sends 1 MB for each look at the scores near its thresholds: 2 looks at 1e5 and 1e6; at 1e7, by the bytes, some 12,
+  which is as many as it takes at most.
 - `quantile-counts` and `quantile-levels` (5 level sets) keep counts (`resolution=0.001`): what they keep, and send, stops growing
   when every value that occurs has been seen; a rank sends all of its counts.
 - `tree` sends the sums of every move it tries, 27 MB whatever n is, so that at 1e5 rows several processes only cost time.

@@ -54,8 +54,7 @@ def codes(cluster: Tensor) -> tuple[Tensor, int]:
 def total(values: Tensor, cluster: Tensor) -> Tensor:
     """Sums of values ``(n, k)`` over clusters ``(m, k)``; the values themselves without ids.
 
-    In a fit whose rows stay on their ranks these tell one another the ids of their clusters (8 bytes each) and the sums of those
-    that lie on several: the first rank has them then, so that each cluster is on one. No rows are sent.
+    In a fit whose rows stay on their ranks ids are sent (8 bytes each), and sums of clusters on several ranks: the first has them.
     """
     if cluster.shape[1] == 0:
         return values

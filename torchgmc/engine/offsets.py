@@ -68,8 +68,7 @@ class Folded:
             return replace(self, weight=self.weights(slice(None)), fold=None), math.inf
         cells = len(self.member)
         fine = min(3, max(0, 8 - (cells - 1).bit_length()))  # bits of a distance within its octave
-        bins = OCTAVES << fine
-        size = 2 * cells * bins
+        bins, size = OCTAVES << fine, 2 * cells * OCTAVES << fine
         table, code = self.mass.new_zeros(len(self.mass) + 1, size), torch.empty_like(self.scores, dtype=torch.uint8)
         for start in range(0, len(code), ROWS):
             one = slice(start, start + ROWS)
@@ -117,8 +116,7 @@ class Folded:
 
     def quantile(self, mass: float) -> float:
         """:func:`crossing` of all scores."""
-        weight = self.weight[0] if len(self.weight) == 1 else self.weight.sum(0)
-        return crossing(self.scores, weight, mass, alone=not self.span)[0]
+        return crossing(self.scores, self.weight.sum(0), mass, alone=not self.span)[0]
 
     def bucketed(self, most: int) -> "Folded":
         """About ``most`` scores in place of all: neighbours in a cell become one, at their mean; of about equal weight if some

@@ -303,9 +303,7 @@ class QuantileHead(Learning):
             member, names = with_everyone(member), [*names, EVERYONE]
         where = {"z": z, "member": member, "weight": examples.weight, "edges": edges, "unit": unit, "euclidean": None}
         named = Names(names, self._levels() if len(edges) else [""])
-        found = QuantileProblem(examples.scores, self.target, names=named, conditional=self.conditional, **where)
-        found.check_groups()
-        return found
+        return QuantileProblem(examples.scores, self.target, names=named, conditional=self.conditional, **where)
 
     def _begin(self, examples: QuantileStatistics, unit: float) -> tuple[float, Tensor]:
         """q0 of everyone, and f0 of each example, ``(n, 1)``, on the grid."""
@@ -313,8 +311,8 @@ class QuantileHead(Learning):
         if start is None:
             start = quantile_of_all(examples.scores, examples.weight, self.target)
         start = math.ceil(start / unit) * unit
-        own = examples.has_base()
-        return start, levelsets.snap(examples.base, unit)[:, None] if own else torch.full_like(examples.base, start)[:, None]
+        z = levelsets.snap(examples.base, unit) if examples.has_base() else torch.full_like(examples.base, start)
+        return start, z[:, None]
 
     def _exact(self, examples: QuantileStatistics, edges: Tensor, unit: float, max_iter: int) -> tuple[Report, bool]:
         """Offsets of all groups at once, then steps on the level sets for what is left."""
@@ -383,9 +381,8 @@ class QuantileHead(Learning):
         middle = quantile_of_all(residual, weight, self.target)
         s = (residual <= middle).double() - self.target
         if examples.cluster.shape[1]:
-            everyone = with_everyone(member.double())
-            values = (total_of(everyone * part[:, None], examples.cluster) for part in (weight * s, weight))
-            sums = torch.stack([value.square().sum(0) for value in values])
+            values = (with_everyone(member.double()) * part[:, None] for part in (weight * s, weight))
+            sums = torch.stack([total_of(value, examples.cluster).square().sum(0) for value in values])
         else:
             pair = torch.stack([examples.squared() * s.square(), examples.squared()], 1)
             squared = member.square() if member.is_floating_point() else member
@@ -742,9 +739,7 @@ class QuantileHead(Learning):
 def _shifted(examples: QuantileStatistics, own: bool, lift: float, offsets: Tensor, unit: float) -> Tensor:
     """Thresholds of common ones (of the examples' own) that are shifted by ``lift`` and by what groups add, ``(n,)``."""
     found = levelsets.snap(examples.base, unit).add_(lift) if own else torch.full_like(examples.base, lift)
-    for to, some in zip(torch.split(found, EXACT), torch.split(examples.member, EXACT), strict=True):
-        to += some.double() @ offsets
-    return found
+    return found.add_(torch.cat([some.double() @ offsets for some in torch.split(examples.member, EXACT)]))
 
 
 def _snapped(found: Offsets, unit: float) -> tuple[float, Tensor]:

@@ -124,6 +124,7 @@ class QuantileProblem(LevelProblem):
         self.scores, self.target = scores[:, None], target
         self.many = int(over_ranks(torch.tensor(len(scores)))) > folds.EXACT
         super().__init__(**options)  # type: ignore[arg-type]  # checked where it is called
+        self.check_groups()
 
     def mapping(self, z: Tensor, rows: Tensor | slice) -> Tensor:
         """s = 1{score <= q} - target."""
