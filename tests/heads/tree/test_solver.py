@@ -6,8 +6,10 @@ from hypothesis import given, settings, strategies as st
 
 import torchgmc as gmc
 from gmctest.oracles_tree import WOS, SlowTree, random_case, sample
+from torchgmc.engine import folds
 from torchgmc.engine.folds import Splits
 from torchgmc.engine.solver import run
+from torchgmc.heads.tree import solver
 from torchgmc.heads.tree.tree import replay, rounds
 
 # -- fit ---------------------------------------------------------------------------------------------------------------
@@ -89,52 +91,121 @@ def test_exact_fit_is_what_the_loop_measures(num_leaves, seed, conditional, grou
         assert float(head.report.violations_after.abs().max()) <= max(map(abs, start)) + 1e-12
 
 
-@pytest.mark.parametrize("solver", ["exact", "paper", "fresh"])
+@pytest.mark.parametrize("name", ["exact", "paper", "fresh"])
 @pytest.mark.parametrize("conditional", [False, True])
-def test_replay_is_the_fit(solver, conditional):
+def test_replay_is_the_fit(name, conditional):
     probs, labels = sample(600, 2)
     head = gmc.TreeHead(WOS, 0.93, 0.01, conditional=conditional)
     head.observe(probs, labels)
     problem = head._problem()
-    if solver == "exact":
-        from torchgmc.heads.tree.solver import descend
-
-        steps = descend(problem, 1000).iterations
+    if name == "exact":
+        steps = solver.descend(problem, 1000).iterations
     else:
-        splits = Splits(3, *head.statistics.content()) if solver == "fresh" else None
-        steps = run(problem, head.alpha, solver, 0.01, 3 if splits else 200, splits=splits).report.iterations
+        splits = Splits(3, *head.statistics.content()) if name == "fresh" else None
+        steps = run(problem, head.alpha, name, 0.01, 3 if splits else 200, splits=splits).report.iterations
     shifts = rounds(head.tree, problem.sets, problem.who[:steps], problem.shift[:steps], 1)
     lam = replay(problem.stats.levels, problem.routes, problem.stats.member.double(), shifts, head.base)
     assert steps > 0
     torch.testing.assert_close(lam, problem.lam, rtol=0, atol=1e-12)  # sums of steps over all nodes may round
-    steps = {"exact": None, "paper": 200, "fresh": 3}[solver]
-    fitted = gmc.TreeHead(WOS, 0.93, 0.01, conditional=conditional).fit(probs, labels, solver=solver, max_iter=steps)
+    steps = {"exact": None, "paper": 200, "fresh": 3}[name]
+    fitted = gmc.TreeHead(WOS, 0.93, 0.01, conditional=conditional).fit(probs, labels, solver=name, max_iter=steps)
     again = fitted._problem()
     again.restore(fitted.threshold(probs)[fitted.statistics.order()])
     assert torch.equal(again.violations(), fitted.report.violations_after)
 
 
+def grouped_problem(n, seed, weighted=False):
+    probs, labels = sample(n, seed)
+    g = torch.Generator().manual_seed(0)
+    member = torch.rand(n, 2, generator=g) < 0.6
+    head = gmc.TreeHead(WOS, 0.9, 0.02, groups=["a", "b"], sets="nodes", init=0.9)
+    head.observe(probs, labels, member, torch.rand(n, generator=g) if weighted else None)
+    return head._problem()
+
+
 def test_the_sweep_measures_every_shift():
     """The tables of all shifts at once, against moving and measuring one by one."""
-    probs, labels = sample(200, 3)
-    member = torch.rand(200, 2, generator=torch.Generator().manual_seed(0)) < 0.6
-    head = gmc.TreeHead(WOS, 0.9, 0.02, groups=["a", "b"], sets="nodes", init=0.9)
-    head.observe(probs, labels, member)
-    problem = head._problem()
+    problem = grouped_problem(200, 3)
+    kinds = len(problem.covers)
     for who in range(problem.sets.shape[1] + 3):
         rows = problem.inside(who).nonzero()[:, 0]
         if len(rows) == 0:
             continue
-        points = problem.points(rows)
-        total = torch.stack(problem.sums())
-        swept = problem.sweep(rows, total - torch.stack(problem.sums(rows)), points)
-        start = problem.lam
+        breaks, start = problem.lam[:, None] - problem.stats.levels, problem.lam
+        points = problem.points(breaks[rows])
+        swept = problem._by_promise(problem.sweep(rows, breaks, points, problem.kind, kinds))
+        own = problem.sums(problem.weight.index_fill(0, rows, 0.0))
         for k in range(0, len(points), 17):
             problem.lam = start.index_add(0, rows, -points[k].expand(len(rows)))
-            moved = problem.sums()
-            torch.testing.assert_close(swept[0][k], moved[0])
-            torch.testing.assert_close(swept[1][k], moved[1])
+            torch.testing.assert_close(own + swept[k], problem.sums())
         problem.lam = start
+
+
+def test_sums_are_those_of_a_loop():
+    """Covered weight and weight of the answers in each set and group, and the breadth of all answers."""
+    problem = grouped_problem(150, 4, weighted=True)
+    depth, sets, q = (
+        (problem.stats.levels >= problem.lam[:, None]).sum(1).tolist(),
+        problem.sets[:, : problem.promised],
+        problem.promised,
+    )
+    covered, mass, breadth = torch.zeros(2, q), torch.zeros(2, q), 0.0
+    for i, node in enumerate(problem.nodes().tolist()):
+        weight = float(problem.weight[i])
+        breadth += weight * float(problem.tree.sizes[node].double().log() / torch.tensor(12.0).log())
+        for group in problem.stats.member[i].nonzero()[:, 0].tolist():
+            mass[group] += weight * sets[node]
+            covered[group] += weight * sets[node] * (depth[i] <= int(problem.stats.common[i]))
+    want = torch.cat([covered.flatten(), mass.flatten(), torch.tensor([breadth])]).double()
+    torch.testing.assert_close(problem.sums(), want, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("many", [False, True])
+def test_a_step_gains_what_the_sweep_says(many, monkeypatch):
+    """With points and a sweep of its own for each move, and with those that moves of many examples share."""
+    if many:
+        monkeypatch.setattr(solver, "EXACT", 1000)
+        monkeypatch.setattr(solver, "SAMPLE", 512)
+    problem = grouped_problem(3000, 5, weighted=True)
+    assert (problem.some is not None) == many
+    for who in (0, 12, 15, problem.sets.shape[1] + 13):
+        total, lam = problem.sums(), problem.lam
+        merit, _, cost = problem.merit(total)
+        found = problem.best_shifts([who, 3, 15], total)
+        assert [one[2] for one in found] == [one for one in (who, 3, 15) if bool(problem.inside(one).any())]
+        for gain, shift, move in found:
+            problem.lam = lam
+            problem.take(move, float(shift))
+            after, _, lost = problem.merit(problem.sums())
+            if float(gain) > 0:
+                assert float(gain) == pytest.approx(float((merit - after) / (0.02 + (lost - cost).clamp_min(0))), rel=1e-9)
+        if not found:
+            problem.lam = lam
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("conditional", [False, True])
+def test_of_many_examples_no_order_changes_a_bit_and_none_is_worse_than_the_start(weighted, conditional, monkeypatch):
+    monkeypatch.setattr(solver, "EXACT", 1000)
+    monkeypatch.setattr(folds, "EXACT", 1000)
+    for seed in range(3):
+        probs, labels = sample(6000, seed, signal=2.0)
+        g = torch.Generator().manual_seed(seed)
+        member = torch.rand(6000, 2, generator=g) < 0.5
+        weight = torch.rand(6000, generator=g) ** 3 if weighted else torch.ones(6000)
+        head, other = (gmc.TreeHead(WOS, 0.9, 0.02, groups=["a", "b"], conditional=conditional) for _ in range(2))
+        head.fit(probs, labels, member, weight)
+        order = torch.randperm(6000, generator=g)
+        other.fit(*(t[order] for t in (probs, labels, member, weight)))
+        assert head.report.iterations > 0 and torch.equal(head.shifts, other.shifts)
+        assert torch.equal(head.report.violations_after, other.report.violations_after)
+        before, after = (v.abs().max() for v in (head.report.violations_before, head.report.violations_after))
+        assert after <= before
+        few = gmc.TreeHead(WOS, 0.9, 0.02, groups=["a", "b"], conditional=conditional)
+        monkeypatch.setattr(solver, "EXACT", 1 << 15)
+        few.fit(probs, labels, member, weight)
+        monkeypatch.setattr(solver, "EXACT", 1000)
+        assert {"alpha": 0, "noise": 1, "no": 2}[head.report.reached] <= {"alpha": 0, "noise": 1, "no": 2}[few.report.reached]
 
 
 def test_what_a_fit_to_alpha_reaches_the_noise_rule_reaches_too():

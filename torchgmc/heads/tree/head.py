@@ -1,5 +1,6 @@
 """Coverage on a label tree that holds for every set of answers: "when we answer Medical, we are right 95 % of the time"."""
 
+import copy
 import math
 from dataclasses import replace
 from typing import Any, ClassVar, NamedTuple, Optional
@@ -233,7 +234,8 @@ class TreeHead(Head):
         if solver == "exact":
             report = descend(problem, max_iter or EXACT_STEPS)
             if self.noise_floor and self.alpha is not None and self._reached(problem) == "no":
-                other = self._problem(True)  # sets that pull against each other below alpha need not do so at alpha
+                other = copy.copy(problem)  # sets that pull against each other below alpha need not do so at alpha
+                other.alpha, other.lam, other.who, other.shift = self.goal(), torch.full_like(problem.lam, self.init), [], []
                 again = descend(other, max_iter or EXACT_STEPS)
                 if self._reached(other) != "no":
                     problem, report = other, again
@@ -257,7 +259,7 @@ class TreeHead(Head):
         sets = self._sets(statistics.levels.device)
         allowed = self.goal() if fixed or not self.noise_floor else None  # where the noise of each promise decides
         options = (self.target, self.conditional, allowed, self.test_functions(), self.init, self.jitter)
-        return TreeProblem(statistics.sorted(), self.tree, sets, *options)
+        return TreeProblem(statistics, self.tree, sets, *options)
 
     def _sets(self, device: torch.device) -> Tensor:
         """Nodes of each set, bool (V, q)."""
@@ -278,7 +280,7 @@ class TreeHead(Head):
         bins = ((critical - low) / width).long().clamp(0, 63)
         counts = torch.zeros(64, dtype=torch.float64, device=levels.device).index_add_(0, bins, problem.weight[known])
         slope = float(counts.max() / problem.total) / width
-        share = problem.sums()[1][:-1, :-1] / problem.total
+        share = problem.mass() / problem.total
         bound = float((1 / share[share > 0]).max()) if self.conditional and bool((share > 0).any()) else 1.0
         return theory.step_size(self.goal(), max(slope, 1e-6), bound)
 
@@ -292,7 +294,7 @@ class TreeHead(Head):
         self.base.fill_(self.init if base is None else base)
         member, start = problem.stats.member.double(), self.base.to(problem.lam.device)
         problem.restore(replay(problem.stats.levels, problem.routes, member, shifts.to(member.device), start))
-        variance = self.target * (1.0 - self.target) * (problem.sums()[1] / problem.total)[..., :-1, :-1]
+        variance = self.target * (1.0 - self.target) * problem.mass() / problem.total
         details: dict[str, Any] = {"examples": problem.count, "steps": steps, "rounds": len(shifts), "variance": variance}
         details |= {"tolerance": problem.tolerance(), "small": problem.small()}
         details |= {f"before: {k}": v for k, v in self._describe(before, problem.weight).items()}

@@ -5,6 +5,7 @@ starts to cover y: coverage grows with lambda. The sets depend on the answers, s
 meant to fix. :func:`descend` therefore re-measures every promise after every possible step before it takes one.
 """
 
+import math
 import time
 from dataclasses import dataclass
 from typing import ClassVar
@@ -14,18 +15,19 @@ from torch import Tensor
 
 from torchgmc.distributed import collected, total as over_ranks
 from torchgmc.engine.clusters import total as total_of
-from torchgmc.engine.folds import EXACT, Pair, Places, places
+from torchgmc.engine.folds import EXACT, Pair, places
 from torchgmc.engine.hashing import row_keys
 from torchgmc.engine.noise import among, slacks, small_groups, too_small
 from torchgmc.engine.search import MAX_ELEMENTS
 from torchgmc.engine.solver import OneTensor, Report
 from torchgmc.engine.statistics import PerExample
 from torchgmc.engine.values import Names
-from torchgmc.groups.cells import pattern_ids
+from torchgmc.groups.cells import fold, pattern_ids, representatives
 from torchgmc.heads.tree.tree import Tree, answers
 
-#: Violated promises looked at per step, and shifts tried for each move (twice: coarse, then between the best's neighbours).
-SHORTLIST, CANDIDATES = 8, 128
+#: Violated promises looked at per step, and shifts tried for each move (twice: coarse, then between the best's neighbours);
+#: of many examples twice as many, and so many moves are refined.
+SHORTLIST, CANDIDATES, REFINED = 8, 128, 3
 #: Breakpoints sampled to place those shifts.
 SAMPLE = 4096
 #: How far past the last breakpoint a shift may go, so that new inputs just beyond it go along.
@@ -36,6 +38,8 @@ MARGIN = 0.5
 FREE = 0.02
 #: A step may not take a set below this share of the examples that could answer with it: emptying it would "fix" it.
 KEEP = 0.1
+#: All rows.
+ALL = slice(None)
 
 
 @dataclass
@@ -87,28 +91,46 @@ class TreeProblem(OneTensor):
         init: float,
         jitter: float,
     ) -> None:
-        device = statistics.levels.device
-        self.stats, self.tree, self.target, self.names, self.label = statistics, tree, target, names.who, names.label
+        device, height = statistics.levels.device, statistics.levels.shape[1]
+        self.tree, self.target, self.names, self.label = tree, target, names.who, names.label
         self.conditional, self.alpha, self.jitter = conditional, alpha, jitter
-        self.routes = tree.paths.to(device)[statistics.leaves]  # (n, height + 1)
-        self.cell, self.patterns = pattern_ids(statistics.member)
-        everyone = torch.ones(1, len(self.patterns), dtype=torch.float64, device=device)
-        self.groups = torch.cat([self.patterns.double().T, everyone])  # (a + 1, c): cells of each group, and all of them
-        self.weight, self.total = statistics.weight, over_ranks(statistics.weight.sum())
-        self.count = int(over_ranks(torch.tensor(len(self.weight))))
-        #: Which examples some are chosen by; of few, every so many is taken.
-        self.spots: Places | None = places(*statistics.content()) if self.count > EXACT else None
-        self.cells = len(torch.unique(collected(row_keys(self.patterns))[0]))  # on all ranks
-        self.effective = _effective(statistics)
+        self.count = int(over_ranks(torch.tensor(len(statistics.weight))))
+        many = self.count > EXACT
+        self.stats = statistics = statistics if many else statistics.sorted()
+        few = places(*statistics.content()).few(SAMPLE // height, self.count) if many else None
+        #: Of many examples, those whose breakpoints place the shifts of all moves.
+        self.some = None if few is None else few.nonzero()[:, 0]
+        self.weight = _whole(statistics.weight) if many else statistics.weight
+        of_cluster = total_of(self.weight[:, None], statistics.cluster)[:, 0].square()
+        squares = over_ranks((_whole(of_cluster) if many else of_cluster).sum())
+        #: Weight, and number of independent examples: after weighting, and with whole clusters.
+        self.total = over_ranks(self.weight.sum())
+        self.effective = self.total.square() / squares
         self.promised = sets.shape[1]
         extra, self.parts = _parts(tree, sets.cpu())
         self.sets = torch.cat([sets, extra.to(device)], 1)  # (V, q + extra moves)
         breadth = tree.sizes.to(device).double().log() / torch.tensor(float(tree.num_leaves)).double().log()
-        self.columns = torch.cat([self.sets[:, : self.promised].double(), breadth[:, None]], 1)  # (V, q + 1)
+        breadth = (4096 * breadth).round() / 4096 if many else breadth  # so that sums of it are exact too
+        classes = torch.unique(row_keys(self.sets, breadth), return_inverse=True)[1]  # nodes of the same sets and breadth
+        one = representatives(classes, int(classes.max()) + 1)
+        self.columns, paths = torch.cat([sets.double(), breadth[:, None]], 1)[one], tree.paths.to(device)  # (classes, q + 1)
+        self.routes = paths[statistics.leaves]  # (n, height + 1)
+        alike = torch.unique(row_keys(classes[paths]), return_inverse=True)[1]  # leaves with paths of the same classes
+        cell, self.patterns = pattern_ids(statistics.member)
+        parts = [cell, alike[statistics.leaves], statistics.common]
+        #: Examples of a kind have the same membership, classes along their paths, and depth down to which answers cover.
+        self.kind, kinds = fold(parts, [len(self.patterns), len(alike), height + 1])
+        first = representatives(self.kind, kinds)
+        self.nodes_of, self.class_of, self.cell_of = self.routes[first], classes[self.routes[first]], cell[first]
+        self.covers = torch.arange(height + 1, device=device) <= statistics.common[first, None]  # (kinds, height + 1)
+        keys = collected(row_keys(self.patterns[cell[first]], torch.stack(parts[1:], 1)[first]))[0]
+        table = len(torch.unique(keys)) * max(len(one), (height + 1) ** 2) if many else len(self.patterns) * tree.num_nodes
+        #: Shifts tried for each move.
+        self.tried = max(8, min((1 + many) * CANDIDATES, MAX_ELEMENTS // table))
         self.lam = torch.full_like(statistics.levels[:, 0], init)
-        meets = torch.stack([sets[self.routes, j].any(1) for j in range(self.promised)], 1).double()  # (n, q)
         #: Weight of the examples that could answer with each set, (a, q).
-        self.reach = over_ranks((statistics.member.double() * self.weight[:, None]).T @ meets)
+        meets = sets[self.nodes_of].any(1).double() * _added(self.kind, self.weight, kinds)[:, None]  # (kinds, q)
+        self.reach = over_ranks(self.patterns[self.cell_of].double().T @ meets)
         self.who: list[int] = []
         self.shift: list[float] = []
 
@@ -118,34 +140,29 @@ class TreeProblem(OneTensor):
         """The answers, (n,)."""
         return answers(self.stats.levels, self.routes, self.lam)
 
-    def _depth(self) -> Tensor:
-        """Edges between the root and each answer, (n,)."""
-        return (self.stats.levels >= self.lam[:, None]).sum(1)
+    def sums(self, weight: Tensor | None = None) -> Tensor:
+        """Covered weight and weight of the answers of each promise, and of all answers times their breadth, (2 a q + 1,)."""
+        mass = _added(self._state(), self.weight if weight is None else weight, self.covers.numel())
+        return over_ranks(self._by_promise(mass.view(*self.covers.shape, 1)))[0]
 
-    def _value(self, depth: Tensor | int) -> Tensor:
-        """s of every example when it answers at this depth of its path."""
-        return (depth <= self.stats.common).double() - self.target
+    def _state(self) -> Tensor:
+        """Kind and depth of each example as one number, (n,)."""
+        return self.kind * self.covers.shape[1] + (self.stats.levels >= self.lam[:, None]).sum(1)
 
-    def sums(self, rows: Tensor | None = None, weight: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Sums of w s and of w over the examples of each promise: two of ``(a + 1, q + 1)``.
+    def _by_promise(self, mass: Tensor, kind: Tensor | slice = ALL) -> Tensor:
+        """:meth:`sums` of this rank, ``(k, 2 a q + 1)``, from weights at each depth, ``(m, height + 1, k)``, of these kinds."""
+        cells, nodes, k = len(self.patterns), len(self.columns), mass.shape[2]
+        place = self.cell_of[kind, None] * nodes + self.class_of[kind]
+        both = torch.cat([mass * self.covers[kind, :, None], mass], 2).flatten(0, 1)
+        table = both.new_zeros(cells * nodes, 2 * k).index_add_(0, place.flatten(), both).view(cells, nodes, 2 * k)
+        by_set = self.columns.T @ table  # (cells, q + 1, 2 k)
+        promised = self.patterns.double().T @ by_set[:, :-1].flatten(1)  # (a, q 2 k)
+        promised = promised.view(-1, 2, k).transpose(0, 1).reshape(-1, k)  # (2 a q, k)
+        return torch.cat([promised, by_set[:, -1, k:].sum(0, keepdim=True)]).T
 
-        The last row is everybody, the last column weighs by the breadth of the answer.
-        """
-        weight = self.weight if weight is None else weight
-        depth = self._depth()
-        node = self.routes.gather(1, depth[:, None])[:, 0]
-        place, value = self.cell * self.tree.num_nodes + node, weight * self._value(depth)
-        if rows is not None:
-            place, value, weight = place[rows], value[rows], weight[rows]
-        zeros = value.new_zeros(len(self.patterns) * self.tree.num_nodes)
-        shape = len(self.patterns), self.tree.num_nodes
-        both = [zeros.index_add(0, place, v).view(shape) @ self.columns for v in (value, weight)]
-        sums, mass = over_ranks(torch.stack([self._by_group(table) for table in both]))
-        return sums, mass
-
-    def _by_group(self, table: Tensor) -> Tensor:
-        """From cells of equal membership ``(..., c, k)`` to groups and everybody ``(..., a + 1, k)``."""
-        return self.groups @ table
+    def mass(self) -> Tensor:
+        """Weight of the answers of each promise, (a, q)."""
+        return self.sums()[:-1].view(2, *self.reach.shape)[1]
 
     def _counted(self, share: Tensor) -> Tensor:
         """No set may hide behind its noise by shrinking: it counts as at least a quarter of what it could be."""
@@ -153,27 +170,24 @@ class TreeProblem(OneTensor):
 
     def small(self) -> list[str]:
         """Promises with too few answers at the current lambda to say anything about."""
-        share = (self.sums()[1][:-1, :-1] / self.total).flatten()
-        return small_groups(self.names, self._counted(share) * self.effective, self.target)
+        return small_groups(self.names, self._counted(self.mass().flatten() / self.total) * self.effective, self.target)
 
-    def measure(self, sums: Tensor, mass: Tensor, total: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Violation and tolerance of each promise from sums and masses ``(..., a + 1, q + 1)``: two of ``(..., a * q)``."""
-        total = self.total if total is None else total
-        value, share = ((t[..., :-1, :-1] / total).flatten(-2) for t in (sums, mass))
+    def measure(self, sums: Tensor, total: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Violation and tolerance of each promise from :meth:`sums` ``(..., 2 a q + 1)``: two of ``(..., a q)``."""
+        covered, share = (sums[..., :-1] / (self.total if total is None else total)).chunk(2, -1)
+        value = covered - self.target * share
         counted = self._counted(share)
         size = (counted * self.effective).clamp_min(1.0)
         error = (self.target * (1 - self.target) / size).sqrt()
         if not self.conditional:
             error = error * counted
-        tolerance = torch.full_like(value, 0.0 if self.alpha is None else self.alpha)
         if self.alpha is None:
             skewness = (1.0 - 2.0 * self.target) / (self.target * (1.0 - self.target)) ** 0.5
             tolerance = slacks(among(value.shape[-1]), error, size, skewness)
-        elif self.conditional:
-            tolerance = torch.maximum(tolerance, error)
+        else:
+            tolerance = (error * self.conditional).clamp_min(self.alpha)
         if self.conditional:
-            filled = share > 1e-12
-            value = torch.where(filled, value / share.clamp_min(1e-12), torch.zeros_like(value))
+            value = (value / share.clamp_min(1e-12)).masked_fill(share <= 1e-12, 0.0)
         return value, tolerance
 
     def noise(self) -> Tensor:
@@ -186,18 +200,17 @@ class TreeProblem(OneTensor):
     def violations(self, split: Pair | None = None) -> Tensor:
         """Signed violations at the current lambda, (a * q, 1)."""
         weight = self.weight if split is None else self.weight * split.outer
-        sums, mass = self.sums(weight=weight)
-        return self.measure(sums, mass, over_ranks(weight.sum()).clamp_min(1e-300))[0][:, None]
+        return self.measure(self.sums(weight), over_ranks(weight.sum()).clamp_min(1e-300))[0][:, None]
 
     def tolerance(self) -> Tensor:
         """Tolerance of each promise at the current lambda, (a * q, 1)."""
-        return self.measure(*self.sums())[1][:, None]
+        return self.measure(self.sums())[1][:, None]
 
-    def merit(self, sums: Tensor, mass: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def merit(self, sums: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Squared excess over the tolerances, worst ratio to them, and lost precision (0 all leaves, 1 all root)."""
-        value, tolerance = self.measure(sums, mass)
+        value, tolerance = self.measure(sums)
         ratio = value.abs() / tolerance
-        return (ratio - MARGIN).clamp_min(0).square().sum(-1), ratio.amax(-1), mass[..., -1, -1] / self.total
+        return (ratio - MARGIN).clamp_min(0).square().sum(-1), ratio.amax(-1), sums[..., -1] / self.total
 
     # -- moves -------------------------------------------------------------------------------------------------------
 
@@ -239,8 +252,7 @@ class TreeProblem(OneTensor):
                 "promise is unreachable without noise. Make the head with jitter=0.005."
             )
         group, chosen = divmod(who, self.promised)
-        inside = self.sets[self.nodes(), chosen] & self.stats.member[:, group]
-        weight = self.weight * inside
+        weight = self.weight * self.inside(group * self.sets.shape[1] + chosen)
         right = weight @ (self.stats.leaves == self.stats.labels).double()
         narrowest = float(torch.div(*over_ranks(torch.stack([right, weight.sum()]))))
         if float(self.violations()[who, 0]) > 0 and narrowest > self.target:
@@ -255,80 +267,85 @@ class TreeProblem(OneTensor):
 
     # -- the sweep ---------------------------------------------------------------------------------------------------
 
-    def sweep(self, rows: Tensor, start: Tensor, points: Tensor) -> tuple[Tensor, Tensor]:
-        """Sums and masses of every promise after taking each of ``points`` off lambda of the examples ``rows``.
+    def sweep(self, rows: Tensor | slice, breaks: Tensor, points: Tensor, code: Tensor, size: int) -> Tensor:
+        """Weight at each depth after taking each of ``points`` off lambda of the examples ``rows``, by their code.
 
         As the shift grows an example steps down its path, one node per breakpoint (lambda - level). Every breakpoint is filed
-        under the first point at or above it, and the running totals are the tables of all points at once.
+        under the first point at or above it, and the running totals are the weights below each depth for all points at once.
 
-        ``rows``: indices of the members, (m,). ``start``: sums and masses of the others, ``(2, a + 1, q + 1)``. ``points``:
-        rising, (k,). Returns: Two of ``(k, a + 1, q + 1)``.
+        ``breaks``: of all examples, ``(n, height)``; inf below the best leaf. ``points``: rising, (k,). ``code``: of all
+        examples, from 0 to ``size`` - 1. Returns: ``(size, height + 1, k)``.
         """
-        breaks = self.lam[rows, None] - self.stats.levels[rows]  # (m, height); inf below the best leaf
-        bucket = torch.searchsorted(points, breaks)  # k: never reached
-        height, k = breaks.shape[1], len(points)
-        routes, weight, common = self.routes[rows], self.weight[rows, None], self.stats.common[rows, None]
-        depth = torch.arange(height + 1, device=rows.device)
-        value = weight * ((depth <= common).double() - self.target)  # (m, height + 1)
-        change = [(value[:, 1:], value[:, :-1]), (weight.expand(-1, height), weight.expand(-1, height))]
-        cells, nodes = len(self.patterns), self.tree.num_nodes
-        place = (bucket * cells + self.cell[rows, None]) * nodes
-        top = self.cell[rows] * nodes + routes[:, 0]  # before the first point all answer the root: filed under the first
-        tables = []
-        for (enter, leave), first in zip(change, (value[:, 0], weight[:, 0]), strict=True):
-            table = value.new_zeros((k + 1) * cells * nodes)
-            table.index_add_(0, (place + routes[:, 1:]).flatten(), enter.flatten())
-            table.index_add_(0, (place + routes[:, :-1]).flatten(), -leave.flatten())
-            table.index_add_(0, top, first)
-            tables.append((table.view(k + 1, cells, nodes)[:k] @ self.columns).cumsum(0))
-        sums, masses = over_ranks(torch.stack([self._by_group(table) for table in tables]))
-        return start[0] + sums, start[1] + masses
+        k, weight, code = len(points), self.weight[rows], code[rows]
+        whole = _added(code, weight, size)[:, None].expand(-1, k)
+        below = [whole]
+        for column in breaks[rows].unbind(1):
+            place = torch.searchsorted(points, column.contiguous()).add_(code, alpha=k + 1)  # k: never reached
+            below.append(_added(place, weight, size * (k + 1)).view(size, k + 1)[:, :k].cumsum(1))
+        return torch.stack([above - under for above, under in zip(below, [*below[1:], torch.zeros_like(whole)], strict=True)], 1)
 
-    def points(self, rows: Tensor) -> Tensor:
-        """Shifts half-way between sampled neighbouring breakpoints, and one beyond each end; rising."""
-        if self.spots is not None:
-            few = self.spots.few(SAMPLE // self.stats.levels.shape[1], int(over_ranks(torch.tensor(len(rows)))))
-            rows = rows if few is None else rows[few[rows]]
-        breaks = (self.lam[rows, None] - self.stats.levels[rows]).flatten()
-        if self.spots is None:
-            breaks = breaks[:: max(1, len(breaks) // SAMPLE)]
+    def points(self, breaks: Tensor) -> Tensor:
+        """Shifts half-way between neighbours of these breakpoints, and one beyond each end; rising."""
+        breaks = breaks.flatten()[:: max(1, breaks.numel() // SAMPLE)]
         breaks = torch.unique(collected(breaks[breaks.isfinite()])[0])
         ends = torch.stack([breaks[0] - BEYOND, breaks[-1] + BEYOND])
         return torch.cat([ends[:1], (breaks[1:] + breaks[:-1]) / 2, ends[1:]])
 
-    def best_shift(self, who: int, total: Tensor, merit: Tensor, cost: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Gain per lost precision of the best shift of a move, and that shift; None for a move without members."""
-        rows = self.inside(who).nonzero()[:, 0]
-        if int(over_ranks(torch.tensor(len(rows)))) == 0:
-            return None
-        others = total - torch.stack(self.sums(rows))
-        sign = over_ranks(self.weight[rows] @ self._value(self._depth())[rows]).sign()  # of the move's own violation
-        points = self.points(rows)
-        size = self.cells * self.tree.num_nodes
-        many = max(8, min(CANDIDATES, MAX_ELEMENTS // size))
-        index = torch.linspace(0, len(points) - 1, min(many, len(points)), device=points.device).round().long()
-        best = self._rate(rows, others, points[index], merit, cost, total[1], sign)
-        if len(points) > len(index):  # once more between the neighbours of the best
-            near = best[0].argmax()
-            low, high = index[(near - 1).clamp_min(0)], index[(near + 1).clamp_max(len(index) - 1)]
-            fine = torch.linspace(0, 1, many, device=points.device) * (high - low) + low
-            best = self._rate(rows, others, points[fine.round().long()], merit, cost, total[1], sign)
-        place = best[0].argmax()
-        return best[0][place], best[1][place]
+    def best_shifts(self, moves: list[int], total: Tensor) -> list[tuple[Tensor, Tensor, int]]:
+        """Gain per lost precision of the best shift of each move with members, that shift, and the move.
 
-    def _rate(
-        self, rows: Tensor, others: Tensor, points: Tensor, merit: Tensor, cost: Tensor, mass: Tensor, sign: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Gain of each point. A step must go the way of Algorithm 1 for its own members, and must not empty a set.
-
-        Otherwise a set that covers too much could be "fixed" by passing its surest answers to the root.
+        Each move has points of its own, is swept and then refined. Of many examples, moves share points and one sweep, and the
+        best few are refined.
         """
-        sums, masses = self.sweep(rows, others, points)
-        after, _, lost = self.merit(sums, masses)
-        now, then = mass[:-1, :-1], masses[..., :-1, :-1]
-        emptied = ((then < KEEP * self.reach) & (then < now * (1 - 1e-9))).flatten(-2).any(-1)
-        gain = (merit - after) / (FREE + (lost - cost).clamp_min(0))
-        return gain.masked_fill(emptied | (points * sign < 0), -1.0), points
+        (kinds, depths), breaks = self.covers.shape, self.lam[:, None] - self.stats.levels
+        state, kind = self._state(), torch.arange(kinds, device=breaks.device).repeat_interleave(depths)
+        mass = _added(state, self.weight, len(kind))
+        here = torch.diag_embed(mass.view(kinds, depths)).flatten(0, 1)[..., None]
+        group, chosen = torch.tensor([divmod(who, self.sets.shape[1]) for who in moves], device=kind.device).T
+        inside = (self.sets.T[chosen][:, self.nodes_of] & self.patterns.T[group][:, self.cell_of, None]).flatten(1)
+        own = over_ranks(inside.double() @ torch.stack([mass * self.covers.flatten(), mass], 1))  # of the states of each move
+        moves, inside, own = [moves[j] for j in own[:, 1].nonzero()[:, 0]], inside[own[:, 1] > 0], own[own[:, 1] > 0]
+        sign, many = (own[:, 0] - self.target * own[:, 1]).sign(), self.tried
+        rows = [ALL] if self.some is not None else [states[state].nonzero()[:, 0] for states in inside]
+        points = [self.points(breaks[some]) for some in (rows if self.some is None else [self.some])]
+        index = [torch.linspace(0, len(p) - 1, min(many, len(p)), device=p.device).round().long() for p in points]
+        coarse = [p[i] for p, i in zip(points, index, strict=True)]
+        swept = [self.sweep(r, breaks, p, state, len(kind)) for r, p in zip(rows, coarse, strict=True)]
+        if self.some is not None:
+            points, index, coarse, swept = (part * len(moves) for part in (points, index, coarse, swept))
+        found = [self._by_promise(torch.cat([here, t], 2)[own], kind[own]) for t, own in zip(swept, inside, strict=True)]
+        rated = self._rate([(total, t[1:] - t[:1], p) for t, p in zip(found, coarse, strict=True)], sign, total)
+        best = [(gain.max(), p[gain.argmax()], who) for (gain, _), p, who in zip(rated, coarse, moves, strict=True)]
+        order = sorted((j for j, p in enumerate(points) if len(p) > many), key=lambda j: -float(best[j][0]))
+        finer = []
+        for j in order if self.some is None else order[:REFINED]:  # once more between the neighbours of the best
+            near = rated[j][0].argmax()
+            low, high = (near - 1).clamp_min(0), (near + 1).clamp_max(many - 1)
+            at = torch.linspace(0, 1, many, device=near.device) * (index[j][high] - index[j][low]) + index[j][low]
+            at = (at.round() if self.some is None else at).double()
+            p = torch.lerp(points[j][at.floor().long()], points[j][at.ceil().long()], at.frac())
+            some = inside[j][state] & ((breaks > p[0]) & (breaks <= p[-1])).any(1)  # all others stay where they are
+            after = self._by_promise(self.sweep(some.nonzero()[:, 0], breaks, p, self.kind, kinds))
+            finer.append((rated[j][1][low], after - after[:1], p))
+        for j, (_, _, p), (gain, _) in zip(order, finer, self._rate(finer, sign[order], total) if finer else [], strict=False):
+            best[j] = gain.max(), p[gain.argmax()], moves[j]
+        return best
+
+    def _rate(self, tried: list[tuple[Tensor, Tensor, Tensor]], sign: Tensor, total: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """Gain of each point of each move, and the sums it leads to; from sums at the start, this rank's changes, and points.
+
+        A step must go the way of Algorithm 1 for its own members, and must not empty a set. Otherwise a set that covers too
+        much could be "fixed" by passing its surest answers to the root.
+        """
+        sizes = [len(points) for _, _, points in tried]
+        start = torch.cat([start.expand(len(points), -1) for start, _, points in tried])
+        sums = start + torch.cat([over_ranks(change) for _, change, _ in tried])  # one by one: they may be large
+        (merit, _, cost), (after, _, lost) = self.merit(total), self.merit(sums)
+        now, then = (t[..., :-1].chunk(2, -1)[1] for t in (total, sums))
+        emptied = ((then < KEEP * self.reach.flatten()) & (then < now * (1 - 1e-9))).any(-1)
+        against = torch.cat([points * one < 0 for (_, _, points), one in zip(tried, sign, strict=False)])
+        gain = ((merit - after) / (FREE + (lost - cost).clamp_min(0))).masked_fill(emptied | against, -1.0)
+        return list(zip(torch.split(gain, sizes), torch.split(sums, sizes), strict=True))
 
 
 def _parts(tree: Tree, sets: Tensor) -> tuple[Tensor, list[list[int]]]:
@@ -369,29 +386,27 @@ def descend(problem: TreeProblem, max_iter: int) -> Report:
     started = time.perf_counter()
     before = problem.violations()
     history = [before.abs().max()]
-    total = torch.stack(problem.sums())
-    merit, worst, cost = problem.merit(total[0], total[1])
+    total = problem.sums()
+    merit, worst, _ = problem.merit(total)
     start = best = float(worst)
     kept, state, reason = 0, problem.lam, "stuck"
     while float(merit) > 0:
         if len(problem.who) >= max_iter:
             reason = "max_iter"
             break
-        rated = [(pair, who) for who in _shortlist(problem, total) if (pair := problem.best_shift(who, total, merit, cost))]
-        scores = torch.stack([pair[0] for pair, _ in rated])
-        chosen = int(scores.argmax())
-        if float(scores[chosen]) <= 1e-9:
+        gain, shift, who = max(problem.best_shifts(_shortlist(problem, total), total), key=lambda found: float(found[0]))
+        if float(gain) <= 1e-9:
             break
         lam = problem.lam
-        problem.take(rated[chosen][1], float(rated[chosen][0][1]))
-        total = torch.stack(problem.sums())
-        now, worst, cost = problem.merit(total[0], total[1])
+        problem.take(who, float(shift))
+        total = problem.sums()
+        now, worst, _ = problem.merit(total)
         if float(now) >= float(merit):  # the sweep and the move differ by rounding at most
             problem.lam = lam
             problem.who.pop(), problem.shift.pop()
             break
         merit = now
-        history.append(problem.measure(total[0], total[1])[0].abs().max())
+        history.append(problem.measure(total)[0].abs().max())
         no_worse = problem.conditional or bool(history[-1] <= history[0])
         if no_worse and float(worst) <= (1.0 if best <= 1.0 else start):
             best, kept, state = float(worst), len(problem.who), problem.lam
@@ -406,7 +421,7 @@ def descend(problem: TreeProblem, max_iter: int) -> Report:
 
 def _shortlist(problem: TreeProblem, total: Tensor) -> list[int]:
     """Moves to try: those inside the sets of the worst promises."""
-    value, tolerance = problem.measure(total[0], total[1])
+    value, tolerance = problem.measure(total)
     ratio = value.abs() / tolerance
     worst, order = ratio.sort(descending=True)
     moves: dict[int, None] = {}
@@ -434,9 +449,12 @@ def _message(problem: TreeProblem, reason: str, after: Tensor, tolerance: Tensor
     return f"stopped with {place}. {problem.explain(worst, 0)}{note}"
 
 
-def _effective(statistics: TreeStatistics) -> Tensor:
-    """Number of independent examples: after weighting, and with whole clusters."""
-    weight = total_of(statistics.weight[:, None], statistics.cluster)[:, 0]
-    sums, squares = over_ranks(torch.stack([weight.sum(), weight.square().sum()]))
-    found: Tensor = sums.square() / squares
-    return found
+def _added(place: Tensor, weight: Tensor, size: int) -> Tensor:
+    """Sum of the weights at each place, (size,)."""
+    return weight.new_zeros(size).index_add_(0, place, weight)
+
+
+def _whole(values: Tensor) -> Tensor:
+    """Rounded to multiples of one power of two, so coarse that sums over any ranks are exact, times 4096 too."""
+    unit = 2.0 ** math.ceil(math.log2(max(float(over_ranks(values.sum())), 1e-280)) + 1e-6 - 40)
+    return (values / unit).round() * unit
