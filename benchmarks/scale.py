@@ -417,7 +417,8 @@ NOTES = """\
   which is as many as it takes at most.
 - `quantile-counts` and `quantile-levels` (5 level sets) keep counts (`resolution=0.001`): what they keep, and send, stops growing
   when every value that occurs has been seen; a rank sends all of its counts.
-- `tree` sends the sums of every move it tries, 27 MB whatever n is, so that at 1e5 rows several processes only cost time.
+- The rows of `tree` are of before its sums were exact and one sweep served all moves of a step: not measured again yet. It now
+  sends the sums of every promise after each of 256 shifts of the moves it tries, whatever n is.
 - No figure above is of a size, or a number of processes, that is not in the tables.
 - `threshold` keeps a table of 8 x 4,098 x folds bytes (5 folds; 1 without the noise rule) for each combination of groups and
   class. Where most of it would be 0, or it would exceed 128 MB, it keeps 16 bytes for each point of the lattice at which the
