@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, distributed as dist, nn
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
-from torchgmc import distributed
+from torchgmc import distributed, plots
 from torchgmc.deploy import io
 from torchgmc.deploy.adapters import INPUTS, Adapter, Batch, adapt
 from torchgmc.deploy.attach import CalibratedModel, ManyHeads, first_input
@@ -339,9 +339,7 @@ class CalibrationCallback(Callback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """The head of a checkpoint into this callback's own."""
-        if state_dict.get("schema", 0) > io.SCHEMA:
-            found = f"the checkpoint's head has schema {state_dict['schema']}"
-            raise ValueError(f"{found}, but this version reads up to {io.SCHEMA}; upgrade torchgmc.")
+        io.check_schema("the checkpoint", state_dict.get("schema", 0))
         kind = self._head.kind()
         if state_dict["head"] != kind:
             raise ValueError(
@@ -543,24 +541,18 @@ def shard(loader: Iterable[Any]) -> Iterable[Any]:
 
 def _figure(head: Head) -> "Figure":
     """Violations before and after, against the promised band."""
-    matplotlib = require("matplotlib.figure", extra="report")
-    report = head.report
+    report, theme, names = head.report, plots.LIGHT, head.test_functions().all()
     assert report is not None
-    names = head.test_functions().all()
-    made: Figure = matplotlib.Figure(figsize=(8, 1.5 + 0.3 * len(names)), layout="constrained")
-    axes = made.add_subplot()
+    figure, (axes,) = plots.new_figure(theme, (8, 1.5 + 0.3 * len(names)))
     if head.alpha is not None:
-        axes.axvspan(-head.alpha, head.alpha, color="#009E73", alpha=0.16, lw=0, label=f"promised: within {head.alpha:g}")
-    for table, mark, color, label in (
-        (report.violations_before, "o", "#D55E00", "before"),
-        (report.violations_after, "s", "#0072B2", "after"),
-    ):
-        axes.plot(table.flatten().tolist(), range(len(names)), mark, color=color, label=label)
+        axes.axvspan(-head.alpha, head.alpha, color=theme.band, alpha=0.16, lw=0, label=f"promised: within {head.alpha:g}")
+    for k, (label, table) in enumerate({"before": report.violations_before, "after": report.violations_after}.items()):
+        axes.plot(table.flatten().tolist(), range(len(names)), plots.MARKERS[k], color=theme.series[k + 1], label=label)
     axes.set_yticks(range(len(names)), names)
     axes.invert_yaxis()
     axes.set_xlabel("violation")
-    axes.legend()
-    return made
+    plots.set_legend(figure, axes, theme)
+    return figure
 
 
 def _progress(trainer: "Trainer", batches: Iterable[Any], name: str) -> Iterable[Any]:

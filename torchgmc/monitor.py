@@ -120,7 +120,7 @@ class Watch(Float64Module, Tabular):
         self.examples += part.examples
         log_e = self.log_evidence()
         torch.maximum(self.highest, log_e, out=self.highest)
-        mean = float(log_e.logsumexp((0, 1))) - math.log(log_e.numel())
+        mean = _log_mean(log_e)
         if int(self.alarmed) < 0 and mean >= -math.log(self.delta):
             self.alarmed.fill_(int(self.examples))
         now = torch.tensor([[float(self.examples), mean]], dtype=torch.float64, device=self.history.device)
@@ -163,8 +163,7 @@ class Watch(Float64Module, Tabular):
     @property
     def evidence(self) -> float:
         """Mean of e over all g and sides; the alarm is raised at 1 / delta."""
-        log_e = self.log_evidence()
-        return math.exp(min(float(log_e.logsumexp((0, 1))) - math.log(log_e.numel()), 700.0))
+        return math.exp(min(_log_mean(self.log_evidence()), 700.0))
 
     def compute(self) -> dict[str, Any]:
         """Alarm, evidence and the groups named, as a metric returns them."""
@@ -411,6 +410,10 @@ class ShiftMonitor(Watch):
     def _cells(self, values: Tensor, member: Tensor) -> Tensor:
         level = torch.bucketize(values, self.edges, right=True)
         return torch.cat([member, torch.nn.functional.one_hot(level, len(self.edges) + 1).double()], 1)
+
+
+def _log_mean(logs: Tensor) -> float:
+    return float(logs.logsumexp((0, 1))) - math.log(logs.numel())
 
 
 def _code(about: list[Any]) -> int:

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import torchgmc as gmc
+from benchmarks import house
 from gmctest import ROOT
 from gmctest.drawing import PAGE
 from torchgmc.engine import solver
@@ -98,6 +99,20 @@ def test_the_example_of_a_head_is_named_nowhere():
     assert "MeanHead" in named_in_code(ROOT / "tests/helpers/gmctest/own_head.py")
     assert not [path for path in PACKAGE.rglob("*.py") if "MeanHead" in path.read_text(encoding="utf-8")]
     assert len((ROOT / "tests/helpers/gmctest/own_head.py").read_text(encoding="utf-8").splitlines()) <= 65
+
+
+def test_the_house_in_figures():
+    """The table says how the package is built today: what `python -m benchmarks.house` counts, or a bound on it."""
+    rows = re.findall(
+        r"^\| ([^|]+) \| [\d,]+ \| ([^|]+) \|$", PAGE.split("### The house in figures")[1].split("## ")[0], re.MULTILINE
+    )
+    found = house.count(ROOT)
+    assert [name for name, _ in rows] == list(found)
+    for name, said in rows:
+        if said.startswith("at most"):
+            assert found[name] <= int(said.removeprefix("at most ").replace(",", "")), name
+        elif said != "not limited":
+            assert found[name] <= int(said), name
 
 
 def test_the_table_of_solvers_names_what_exists():

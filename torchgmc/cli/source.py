@@ -20,7 +20,7 @@ from torch import Tensor
 import torchgmc as gmc
 from torchgmc.cli import options
 from torchgmc.cli.membership import Membership
-from torchgmc.cli.tables import Array, Block, Table, open_table, to_numbers
+from torchgmc.cli.tables import Array, Block, Table, check_input, open_table, to_numbers
 from torchgmc.deploy.io import known_heads, load, read_notes
 from torchgmc.engine import checks
 from torchgmc.engine.clusters import check as check_clusters
@@ -291,10 +291,7 @@ MOST = 10**8
 
 def load_head(path: Path, fitted: bool = True) -> tuple[gmc.Head, dict[str, Any]]:
     """The head, fitted if it must be, and the notes that `calibrate` left in its file."""
-    if not path.exists():
-        raise FileNotFoundError(f"there is no file {str(path)!r}.")
-    if path.is_dir():
-        raise IsADirectoryError(f"{str(path)!r} is a folder; pass the file of a head.")
+    check_input(path, "the file of a head")
     head = load(path)
     task_of(type(head))  # or say that there is none
     if fitted and not head.is_fitted:

@@ -65,13 +65,18 @@ class Table(Protocol):
         ...
 
 
-def open_table(path: Path) -> Table:
-    """The table in a file, by the ending of its name."""
-    suffix = path.suffix.lower()
+def check_input(path: Path, wanted: str) -> None:
+    """Raise unless there is a file."""
     if not path.exists():
         raise FileNotFoundError(f"there is no file {str(path)!r}.")
     if path.is_dir():
-        raise IsADirectoryError(f"{str(path)!r} is a folder; pass a file ({', '.join(SUFFIXES)}).")
+        raise IsADirectoryError(f"{str(path)!r} is a folder; pass {wanted}.")
+
+
+def open_table(path: Path) -> Table:
+    """The table in a file, by the ending of its name."""
+    suffix = path.suffix.lower()
+    check_input(path, f"a file ({', '.join(SUFFIXES)})")
     with path.open("rb") as file:
         first = file.read(2)
     if suffix in PICKLES or (suffix in SUFFIXES and first[:1] == b"\x80" and first[1:] in (b"\x02", b"\x03", b"\x04", b"\x05")):

@@ -89,8 +89,7 @@ def save(
     if checks.flag("statistics", statistics):
         body["statistics"] = _statistics(head, _salt(body, remember), secret, tensors)
     text = json.dumps(body)
-    metadata = {_KEY: text, "checksum": _checksum(text, tensors)}
-    return write_file(path, to_bytes(tensors, metadata))
+    return write_file(path, to_bytes(tensors, {_KEY: text, "checksum": _checksum(text, tensors)}))
 
 
 def load(path: str | os.PathLike[str], secret: str | None = None, **options: Any) -> Head:
@@ -206,10 +205,7 @@ def unpack(body: Mapping[str, Any], tensors: Mapping[str, Tensor], source: str, 
     """
     if not isinstance(body, Mapping) or not isinstance(body.get("config"), Mapping) or not isinstance(body.get("schema"), int):
         raise ValueError(f"{source!r} holds no description of a head: `schema`, `head` and `config` are needed.")
-    if body["schema"] > SCHEMA:
-        raise ValueError(
-            f"{source!r} has file schema {body['schema']}, but this version of torchgmc reads up to {SCHEMA}; upgrade torchgmc."
-        )
+    check_schema(repr(source), body["schema"])
     kind = _class_of(body.get("head"), source)
     if "ordered" not in body and len(body["config"].get("attributes") or ()) > 1:
         warnings.warn(
@@ -225,6 +221,12 @@ def unpack(body: Mapping[str, Any], tensors: Mapping[str, Tensor], source: str, 
     except Exception as error:  # a crafted configuration can fail anywhere
         raise ValueError(f"{source!r} does not hold a usable {kind.__name__}: {error}") from error
     return head
+
+
+def check_schema(source: str, schema: int) -> None:
+    """Raise for a file of a later version."""
+    if schema > SCHEMA:
+        raise ValueError(f"{source} has file schema {schema}, but this version of torchgmc reads up to {SCHEMA}; upgrade torchgmc.")
 
 
 def _check_sizes(kind: type[Head], config: Mapping[str, Any], shapes: Mapping[str, torch.Size]) -> None:

@@ -33,8 +33,7 @@ def convergence(
     Args:
         report: a fitted head or its report, or a name and one of these for each of several fits.
         alpha: draw this target level; by default that of the (first) head.
-        title: of the figure.
-        dark: draw for a dark page.
+        title, dark: of the figure; draw it for a dark page.
 
     Example:
         >>> masks = torch.rand(60, 8, 8) < 0.5
@@ -83,8 +82,7 @@ def evidence(monitor: Watch, *, title: str | None = None, dark: bool = False) ->
 
     Args:
         monitor: a :class:`torchgmc.Monitor`, or one of shifts, that has seen a batch.
-        title: of the figure.
-        dark: draw for a dark page.
+        title, dark: of the figure; draw it for a dark page.
 
     Example:
         >>> watch = gmc.ShiftMonitor(torch.rand(500))
@@ -129,8 +127,7 @@ def tradeoff(
         bias: name of the horizontal axis.
         cost: which of the audits' costs, e.g. ``"accuracy after"``, ``"mean set size"``, ``"NLL after"``; the first that is
             measured after calibration if omitted. For pairs the name of the axis.
-        title: of the figure.
-        dark: draw for a dark page.
+        title, dark: of the figure; draw it for a dark page.
 
     Example:
         >>> probs, y = torch.rand(400), torch.rand(400) < 0.5
@@ -158,8 +155,7 @@ def tradeoff(
     for k, (name, points) in enumerate(lines.items()):
         colour, marker = theme.series[(k + 1) % len(theme.series)], MARKERS[k % len(MARKERS)]
         look: dict[str, Any] = {"color": colour, "marker": marker, "ms": 8}
-        inside = [(b, c) for b, c in points if math.isfinite(c)]
-        beyond = [b for b, c in points if not math.isfinite(c)]
+        inside, beyond = [(b, c) for b, c in points if math.isfinite(c)], [b for b, c in points if not math.isfinite(c)]
         axes.plot(*zip(*inside, strict=True) if inside else ([], []), lw=2.2, label=safe(name), **look)
         if beyond:
             axes.plot(beyond, [top] * len(beyond), ls="none", mfc="none", label=safe(f"{name}: infinite"), **look)

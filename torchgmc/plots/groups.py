@@ -34,8 +34,7 @@ def deviation(
             row. Largest group first.
         alpha: half-width of the band; the first audit's if omitted.
         top: number of rows to show, those that are worst in any audit; None for all.
-        title: of the figure.
-        dark: draw for a dark page.
+        title, dark: of the figure; draw it for a dark page.
 
     Example:
         >>> masks = torch.rand(60, 8, 8) < 0.5
@@ -101,8 +100,7 @@ def thresholds(
         groups: membership ``(n, a)`` of examples; their combinations are shown, the most frequent first. If omitted, those of
             the calibration examples, or each group by itself if the (first) head no longer has them.
         top: number of combinations to show.
-        title: of the figure.
-        dark: draw for a dark page.
+        title, dark: of the figure; draw it for a dark page.
 
     Example:
         >>> groups = torch.rand(600, 2) < torch.tensor([0.3, 0.6])

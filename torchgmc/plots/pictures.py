@@ -35,8 +35,7 @@ def masks(
         truth: shape ``(n, height, width)``, bool.
         predictions: a name and masks like ``truth`` for each head; one row each.
         captions: a line over each column.
-        title: of the figure.
-        dark: draw for a dark page.
+        title, dark: of the figure; draw it for a dark page.
 
     Example:
         >>> truth = torch.zeros(1, 8, 8, dtype=torch.bool)

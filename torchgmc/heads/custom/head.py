@@ -19,8 +19,7 @@ from torchgmc.engine.solver import Log, reached
 from torchgmc.engine.statistics import PerExample
 from torchgmc.engine.values import Names, Values
 from torchgmc.heads.base import Head
-from torchgmc.heads.custom.solve import solve
-from torchgmc.mappings import Mapping
+from torchgmc.heads.custom.solve import solve, value_of
 
 #: Written to a file in place of a function, which a file cannot hold.
 CUSTOM = "pass it again"
@@ -279,9 +278,7 @@ class GMCHead(Head):
         return member
 
     def _value(self, f: Tensor, rows: CustomStatistics) -> Tensor:
-        mapping = self._mapping(rows.y)
-        value: Tensor = mapping.value(f, rows.weight) if isinstance(mapping, Mapping) else mapping(f)
-        return value[:, None] if value.dim() == 1 else value
+        return value_of(self._mapping(rows.y), f, rows.weight)
 
     def _table(self, f: Tensor, rows: CustomStatistics) -> Tensor:
         member = self._membership(f, rows.x)

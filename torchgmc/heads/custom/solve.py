@@ -172,7 +172,7 @@ class DenseProblem(OneTensor):
         if conditional and general:
             raise ValueError("`conditional` needs sets; general test functions (n, a, m) have no P(A).")
         self.num_sets = _num_sets(first)
-        self.scale = self._masses(first) if conditional else f.new_ones(self.num_sets)
+        self.scale = masses(first, weight, self.num_sets) if conditional else f.new_ones(self.num_sets)
         self.conditional = conditional
         if bool((self.scale <= 0).any()):
             where = int((self.scale <= 0).nonzero()[0])
@@ -189,14 +189,9 @@ class DenseProblem(OneTensor):
             raise ValueError(f"`mapping` must return shape ({len(f)}, {wide}), like f, got {tuple(value.shape)}.")
         violations(first, value, self.what)  # raises for sets of the wrong shape
 
-    def _masses(self, who: Sets) -> Tensor:
-        return masses(who, self.weight, self.num_sets)
-
     def value(self, f: Tensor, weight: Tensor) -> Tensor:
         """s at f, ``(n, m)``."""
-        value = self.mapping.value(f, weight) if isinstance(self.mapping, Mapping) else self.mapping(f)
-        value = value.detach()
-        return value[:, None] if value.dim() == 1 else value
+        return value_of(self.mapping, f, weight).detach()
 
     def norm(self) -> float:
         """B, the largest E||g||^2."""
@@ -204,7 +199,7 @@ class DenseProblem(OneTensor):
         if isinstance(who, Tensor) and who.dim() == 3:
             return float((who.double().square().sum(2) * self.weight[:, None]).sum(0).max() / self.weight.sum())
         longest = 1.0 if self.what is None else float(self.what.square().sum(1).max())
-        return longest * float((self._masses(who) / self.scale.square()).max())
+        return longest * float((masses(who, self.weight, self.num_sets) / self.scale.square()).max())
 
     def violations(self, split: Pair | None = None) -> Tensor:
         """Signed violations at the current f, (a, u)."""
@@ -282,6 +277,12 @@ class DenseProblem(OneTensor):
             "constant (an unreachable target), or the projection may undo the step. Try a larger `alpha`, more data, or noise "
             "that breaks ties."
         )
+
+
+def value_of(mapping: Mapping | Callable[[Tensor], Tensor], f: Tensor, weight: Tensor) -> Tensor:
+    """s at f, ``(n, m)``."""
+    value = mapping.value(f, weight) if isinstance(mapping, Mapping) else mapping(f)
+    return value[:, None] if value.dim() == 1 else value
 
 
 def _membership(who: Who, f: Tensor) -> Sets:

@@ -28,6 +28,7 @@ from torchgmc.heads.distribution.problem import MassStatistics, SimplexProblem, 
 from torchgmc.heads.distribution.simplex import Tail, cells_of, start, step, tail_from_cells, tail_of
 from torchgmc.heads.distribution.task import TASK
 from torchgmc.heads.distribution.tilt import CHUNK, Dual, Projection, atoms, log_masses, project
+from torchgmc.heads.levelsets.problem import check_masses
 
 GEOMETRIES = ("kl", "euclidean")
 #: A list with a smaller mean probability is hardly ever written.
@@ -240,7 +241,7 @@ class DistributionHead(Head):
         device = statistics.weight.device
         member, weight = statistics.member, statistics.weight
         dual = Dual(statistics.log_mass, self.atom_lists.to(device), member, weight, self.conditional)
-        self._check_share(dual.mean, int(total(torch.tensor(statistics.rows))))
+        check_masses(dual.mean, self.groups, "prompts")
         self._look_at_mass(statistics)
         spread = spread_of(dual, statistics)
         if not self.euclidean and solver == "exact":
@@ -281,14 +282,6 @@ class DistributionHead(Head):
                 f"the model gives next to no probability to {checks.listing(rare, 4)}, so a promise about it says nothing: "
                 "are these the tokens the model would write here (with a space before, in the right case)?",
                 stacklevel=4,
-            )
-
-    def _check_share(self, share: Tensor, n: int) -> None:
-        empty = (share <= 0).nonzero()
-        if len(empty):
-            raise ValueError(
-                f"group {self.groups[int(empty[0])]!r} has no prompts among the {n} observed ({len(empty)} such groups in "
-                "total), so nothing can be fitted for it. Drop the group, or calibrate on prompts that include it."
             )
 
     def _newton_report(self, dual: Dual, found: Projection, k: float, spread: Spread, began: float) -> Report:

@@ -39,8 +39,7 @@ def words(
         groups: membership of the prompts, ``(n, a)``.
         names: of the tokens: a tokenizer of transformers, a sequence, or a mapping from ids; ids if omitted.
         top: number of words.
-        title: of the figure.
-        dark: draw for a dark page.
+        title, dark: of the figure; draw it for a dark page.
 
     Example:
         >>> female = torch.arange(400) % 2 == 0

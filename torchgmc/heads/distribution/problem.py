@@ -8,7 +8,7 @@ from torch import Tensor
 
 from torchgmc.engine.folds import Pair
 from torchgmc.engine.roots import falling_root
-from torchgmc.engine.solver import OneTensor, entry
+from torchgmc.engine.solver import OneTensor, Problem, entry
 from torchgmc.engine.statistics import PerExample
 from torchgmc.engine.values import Names
 from torchgmc.heads.distribution.simplex import Point, Tail, start, step
@@ -39,7 +39,7 @@ class MassStatistics(PerExample):
     masses: Tensor
 
 
-class DistributionProblem:
+class DistributionProblem(Problem):
     """The probability of each list, prompt by prompt; see :class:`torchgmc.engine.solver.Problem`.
 
     ``member``: ``(n, a)``, bool. ``weight``: ``(n,)``. ``conditional``: divide the violation of a group by P(A). ``names``: of
@@ -59,14 +59,6 @@ class DistributionProblem:
 
     def moved(self, who: Tensor, what: Tensor, step: Tensor) -> Tensor:
         """State after a step along g = 1_A v / scale."""
-        raise NotImplementedError  # abstract
-
-    def state(self) -> Tensor:
-        """p as one tensor."""
-        raise NotImplementedError  # abstract
-
-    def restore(self, state: Tensor) -> None:
-        """Set p."""
         raise NotImplementedError  # abstract
 
     def violations(self, split: Pair | None = None) -> Tensor:

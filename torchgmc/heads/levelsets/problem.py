@@ -126,13 +126,13 @@ class LevelProblem:
         self.table.recompute()
 
 
-def check_masses(mass: Tensor, names: list[str]) -> None:
-    """Raise for a group without examples; mass is P(A), ``(a,)``."""
+def check_masses(mass: Tensor, names: list[str], examples: str = "examples") -> None:
+    """Raise for a group without examples, by the name that a head has for them; mass is P(A), ``(a,)``."""
     empty = (mass <= 0).nonzero()
     if len(empty):
         name = names[int(empty[0])]
         raise ValueError(
-            f"group {name!r} has no examples, so nothing can be fitted for it. Drop it (`Groups.drop_small`), or add data."
+            f"group {name!r} has no {examples}, so nothing can be fitted for it. Drop it (`Groups.drop_small`), or add data."
         )
 
 
