@@ -19,6 +19,7 @@ from torchgmc import projections
 from torchgmc.engine.float64 import wide
 from torchgmc.engine.statistics import Bits
 from torchgmc.engine.threads import one_thread
+from torchgmc.heads.levelsets.soft import level_sets
 
 #: Unit of the coordinates z of a probability, and of the steps taken in it.
 FINE, UNIT = 2.0**-40, 2.0**-32
@@ -73,36 +74,58 @@ def levels(z: Tensor, edges: Tensor, euclidean: bool, apart: bool = False) -> Te
     return (x.unsqueeze(-1) >= edges).to(torch.int64).sum(-1)
 
 
-def apply_tables(z: Tensor, member: Tensor, tables: Tensor, edges: Tensor, euclidean: bool, apart: bool = False) -> Tensor:
+def soft_levels(z: Tensor, edges: Tensor, euclidean: bool, apart: bool, temperature: float) -> Tensor:
+    """Soft membership in each level set, ``(n, b, C)``: of z for events, of f for classes."""
+    return level_sets(z if apart or z.shape[1] == 1 else probabilities(z, euclidean), edges, temperature)
+
+
+def apply_tables(
+    z: Tensor, member: Tensor, tables: Tensor, edges: Tensor, euclidean: bool, apart: bool = False, temperature: float = 0.0
+) -> Tensor:
     r"""Rounds that move every cell at once: :math:`z_c \leftarrow \mathrm{Proj}(z)_c - \sum_{A \ni x} \Delta_t[A, k_c(z), c]`.
 
     ``z``: coordinates ``(n, C)``, float64. ``member``: membership ``(n, a)``, float64. ``tables``: steps of each round, ``(T,
     a, b, C)``, float64. ``edges``: inner edges of the b level sets. ``euclidean``: geometry. ``apart``: the columns are events
-    that do not exclude one another.
+    that do not exclude one another. ``temperature``: above 0, level sets are soft, and each round moves by the mean of their steps.
     """
     for t in range(tables.shape[0]):
         z = project(z, euclidean, apart)
         moves = (member @ tables[t].flatten(1)).view(-1, tables.shape[2], tables.shape[3])  # (n, b, C)
-        z = z - moves.gather(1, levels(z, edges, euclidean, apart).unsqueeze(1)).squeeze(1)
+        if temperature > 0.0:
+            z = z - (moves * soft_levels(z, edges, euclidean, apart, temperature)).sum(1)
+        else:
+            z = z - moves.gather(1, levels(z, edges, euclidean, apart).unsqueeze(1)).squeeze(1)
     return z
 
 
 def apply_log(
-    z: Tensor, member: Tensor, who: Tensor, step: Tensor, column: Tensor, edges: Tensor, euclidean: bool, apart: bool = False
+    z: Tensor,
+    member: Tensor,
+    who: Tensor,
+    step: Tensor,
+    column: Tensor,
+    edges: Tensor,
+    euclidean: bool,
+    apart: bool = False,
+    temperature: float = 0.0,
 ) -> Tensor:
     """Rounds that move at most one group per level set, as :func:`merge_log` returns them; f is projected after each.
 
     ``z``: coordinates ``(n, C)``, float64. ``member``: membership ``(n, a)``. ``who``, ``step``: group and step of each round
     and level set, ``(T, b)``; a step of 0 moves nothing. ``column``: the column of z that a round moves, ``(T,)``. ``edges``:
     inner edges of the b level sets. ``euclidean``: project z after each round (onto [0, 1] or the simplex). ``apart``: the
-    columns are events that do not exclude one another.
+    columns are events that do not exclude one another. ``temperature``: as for :func:`apply_tables`.
     """
     place = torch.arange(z.shape[1], device=z.device)
     for t in range(who.shape[0]):
         here = place == column[t]  # (C,)
-        level = (levels(z, edges, euclidean, apart) * here).sum(1)  # (n,)
-        inside = member.gather(1, who[t][level].unsqueeze(1)).squeeze(1)
-        z = project(z - (step[t][level] * inside).unsqueeze(1) * here, euclidean, apart)
+        if temperature > 0.0:
+            inside = (soft_levels(z, edges, euclidean, apart, temperature) * here).sum(2)  # (n, b)
+            move = (member.index_select(1, who[t]) * step[t] * inside).sum(1)
+        else:
+            level = (levels(z, edges, euclidean, apart) * here).sum(1)  # (n,)
+            move = step[t][level] * member.gather(1, who[t][level].unsqueeze(1)).squeeze(1)
+        z = project(z - move.unsqueeze(1) * here, euclidean, apart)
     return z
 
 

@@ -398,13 +398,9 @@ class ProbabilityHead(Learning):
         z = levelsets.snap(own * (1.0 - everyone @ self.slopes).clamp_min(0.0)) - everyone @ self.offsets
         if self.learns:
             z = z - self.learned_move(own, member, features)
-        if temperature > 0.0:
-            z = soft_levels.apply_tables(z, everyone, self.rounds, self.edges, self.euclidean, temperature, self.multilabel)
-            log = (self.log_who, self.log_step, self.log_column)
-            return soft_levels.apply_log(z, member, log, self.edges, self.euclidean, temperature, self.multilabel)
-        z = levelsets.apply_tables(z, everyone, self.rounds, self.edges, self.euclidean, self.multilabel)
-        log_of = (self.log_who, self.log_step, self.log_column)
-        return levelsets.apply_log(z, member, log_of[0], log_of[1], log_of[2], self.edges, self.euclidean, self.multilabel)
+        how = (self.edges, self.euclidean, self.multilabel, temperature)
+        z = levelsets.apply_tables(z, everyone, self.rounds, how[0], how[1], how[2], how[3])
+        return levelsets.apply_log(z, member, self.log_who, self.log_step, self.log_column, how[0], how[1], how[2], how[3])
 
     def forward(
         self,

@@ -531,12 +531,11 @@ class QuantileHead(Learning):
             if base is not None:
                 z = z + wide(base).unsqueeze(1)
         member = torch.cat([member, torch.ones_like(member[:, :1])], 1)  # steps may be for everyone
-        softened = z
+        who, step, column, edges, softened = self.log_who, self.log_step, self.log_column, self.edges, z
         if mode != "hard":
-            log = (self.log_who, self.log_step, self.log_column)
-            softened = soft_levels.apply_log(z, member, log, self.edges, False, temperature)
+            softened = levelsets.apply_log(z, member, who, step, column, edges, False, False, temperature)
         if mode != "soft":
-            z = levelsets.apply_log(z, member, self.log_who, self.log_step, self.log_column, self.edges, False)
+            z = levelsets.apply_log(z, member, who, step, column, edges, False)
         if mode == "straight_through":
             z = soft.straight_through(z, softened)
         return (softened if mode == "soft" else z).squeeze(1)
