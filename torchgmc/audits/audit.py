@@ -9,7 +9,8 @@ from torch import Tensor
 
 from torchgmc.audits.intervals import Rows
 from torchgmc.audits.measures import Estimate, Measures, difference, measure, ratio
-from torchgmc.audits.tabular import Tabular, row_name
+from torchgmc.audits.page import brief
+from torchgmc.audits.tabular import Table, Tabular, row_name
 from torchgmc.engine import checks
 from torchgmc.engine.files import plain, write_json
 
@@ -359,18 +360,9 @@ class Audit(Tabular):
 
     def _repr_html_(self) -> str:
         """Table for notebooks."""
-        from html import escape
-
-        keep = ["group", "what", "mass", "risk", "estimate", "low", "high", "verdict"]
-        if not any(self.table["what"]):
-            keep.remove("what")
-        cells = "".join(
-            "<tr>" + "".join(f"<td>{escape(v if isinstance(v, str) else f'{v:.4f}')}</td>" for v in map(row.get, keep)) + "</tr>"
-            for row in self.rows()
-        )
-        heads = "".join(f"<th>{k}</th>" for k in keep)
-        note = f"<p><strong>{escape(self.note)}</strong></p>" if self.note else ""
-        return f"<p>{escape(self.certificate)}</p><table><tr>{heads}</tr>{cells}</table><p>{escape(self._paid())}</p>{note}"
+        keep = ["group", *(["what"] if any(self.table["what"]) else []), "mass", "risk", "estimate", "low", "high", "verdict"]
+        rows = [[v if isinstance(v, str) else f"{v:.4f}" for v in map(row.get, keep)] for row in self.rows()]
+        return brief(self.certificate, Table(keep, rows), self._paid(), self.note)
 
 
 @dataclass(frozen=True)

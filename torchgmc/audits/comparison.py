@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torchgmc.audits.audit import MAX_SHOWN, Audit
-from torchgmc.audits.tabular import Tabular, row_name
+from torchgmc.audits.page import brief
+from torchgmc.audits.tabular import Table, Tabular, row_name
 from torchgmc.engine.files import write_json
 
 if TYPE_CHECKING:
@@ -73,14 +74,7 @@ class Comparison(Tabular):
 
     def _repr_html_(self) -> str:
         """Summary for notebooks."""
-        from html import escape
-
-        heads = "".join(f"<th>{escape(name)}</th>" for name in self.audits)
-        body = "".join(
-            f"<tr><td>{escape(row)}</td>" + "".join(f"<td>{text}</td>" for text in shown) + "</tr>"
-            for row, shown in self._summary().items()
-        )
-        return f"<table><tr><th></th>{heads}</tr>{body}</table>"
+        return brief(Table(["", *self.audits], [[row, *shown] for row, shown in self._summary().items()]))
 
 
 def compare(audits: Mapping[str, Audit]) -> Comparison:

@@ -77,6 +77,11 @@ def write_html(
     return write_file(path, page.encode())
 
 
+def brief(*parts: str | Table) -> str:
+    """Paragraphs and tables one below the other, for a notebook."""
+    return "".join(_table(part) if isinstance(part, Table) else f"<p>{escape(part)}</p>" for part in parts if part)
+
+
 def _section(section: Section) -> str:
     parts = [f"<h2>{escape(section.heading)}</h2>"]
     parts += [f"<p>{escape(text)}</p>" for text in section.paragraphs]
