@@ -98,8 +98,6 @@ def apply(heads: Sequence[Head], *inputs: Any, chunk_size: int | None = None, **
     checks.count("chunk_size", chunk_size, 1)
 
     def one(buffers: dict[str, Tensor]) -> Tensor:
-        found: Tensor = torch.func.functional_call(heads[0], buffers, inputs, options)
-        return found
+        return torch.func.functional_call(heads[0], buffers, inputs, options)  # type: ignore[no-any-return]
 
-    result: Tensor = torch.func.vmap(one, chunk_size=chunk_size)(state)
-    return result
+    return torch.func.vmap(one, chunk_size=chunk_size)(state)

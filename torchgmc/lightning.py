@@ -263,8 +263,7 @@ class CalibrationCallback(Callback):
         for owner in (getattr(trainer, "datamodule", None), pl_module):
             make = getattr(owner, "calibration_dataloader", None)
             if make is not None:
-                found: Iterable[Any] = make()
-                return found
+                return make()  # type: ignore[no-any-return]
         raise ValueError(
             "no calibration data: pass `dataloader` to CalibrationCallback, or give the datamodule (or the module) a method "
             "`calibration_dataloader`. Do not use the training data: the model is overconfident there."
@@ -476,8 +475,7 @@ def restore(
         about = json.loads(state.get("attached", "{}"))
         own = adapter or Adapter(**about.get("adapter", {}))
         CalibrationCallback(head, adapter=own, groups=groups or about.get("groups"), name=name).attach(module)
-    found: CalibratedModel = module.__dict__["calibrated"]
-    return found
+    return module.__dict__["calibrated"]  # type: ignore[no-any-return]
 
 
 def _remember(module: "LightningModule", name: str, model: CalibratedModel) -> None:
@@ -558,8 +556,7 @@ def _figure(head: Head) -> "Figure":
 def _progress(trainer: "Trainer", batches: Iterable[Any], name: str) -> Iterable[Any]:
     tqdm = require("tqdm", extra="lightning").tqdm
     shown = trainer.is_global_zero and trainer.progress_bar_callback is not None
-    bar: Iterable[Any] = tqdm(batches, desc=name.capitalize(), disable=not shown, leave=False)
-    return bar
+    return tqdm(batches, desc=name.capitalize(), disable=not shown, leave=False)  # type: ignore[no-any-return]
 
 
 def _checkpoints_of_now(trainer: "Trainer") -> list[str]:

@@ -59,8 +59,7 @@ def of_paper(name: str) -> Callable[..., None]:
     find_paper()
     from torchgmc_paper import commands
 
-    found: Callable[..., None] = getattr(commands, name)
-    return found
+    return getattr(commands, name)  # type: ignore[no-any-return]
 
 
 def _version(wanted: bool) -> None:

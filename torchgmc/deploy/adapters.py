@@ -346,13 +346,11 @@ class Adapter:
         ``softness``: mode and temperature, if the head should not return its hard answer.
         """
         if not self.log_probs or self.position is None or scores.dim() != 3:
-            result: Tensor = head(scores, **softness) if member is None else head(scores, member, **softness)
-            return result
+            return head(scores, **softness) if member is None else head(scores, member, **softness)  # type: ignore[no-any-return]
         if self.position == "mask":  # any number of them in a text
             here = torch.eq(inputs["input_ids"], self.mask_token_id)  # type: ignore[arg-type]  # checked in __init__
             if torch.compiler.is_compiling():  # shapes must not depend on values there
-                everywhere: Tensor = torch.where(here.unsqueeze(-1), head(scores, member, **softness), scores)
-                return everywhere
+                return torch.where(here.unsqueeze(-1), head(scores, member, **softness), scores)
             rows, place = here.nonzero(as_tuple=True)
         else:
             rows, place = torch.arange(scores.shape[0], device=scores.device), self.last(scores, inputs)
@@ -367,8 +365,7 @@ class Adapter:
         if isinstance(self.position, int) or seen is None:
             place = self.position if isinstance(self.position, int) else -1
             return torch.full_like(scores[:, 0, 0], place % scores.shape[1], dtype=torch.int64)
-        place_of_last: Tensor = (seen * torch.arange(1, seen.shape[1] + 1, device=seen.device)).argmax(1)
-        return place_of_last
+        return (seen * torch.arange(1, seen.shape[1] + 1, device=seen.device)).argmax(1)  # type: ignore[no-any-return]
 
     def at_position(self, scores: Tensor, batch: Batch, head: Head) -> Tensor:
         """The rows ``(n, vocabulary)`` of a language model's logits that a batch is about."""

@@ -202,14 +202,12 @@ class _Conformal(CalibratedModel):
     def thresholds(self, member: Tensor | None, rows: int) -> Tensor:
         """Of each example, ``(n,)``, or of each example and class, ``(n, C)``."""
         if self.by_class is None:
-            q: Tensor = self.head(member).expand(rows)
-            return q
+            return self.head(member).expand(rows)  # type: ignore[no-any-return]
         if member is None:
             member = torch.ones(rows, 1, device=self.by_class.table.device)
         elif self.reader.check_member(member).shape[1:] != self.by_class.known.shape[1:]:
             raise ValueError(f"`groups` must have shape (n, {self.reader.num_groups}), got {tuple(member.shape)}.")
-        found: Tensor = self.by_class(member)
-        return found
+        return self.by_class(member)  # type: ignore[no-any-return]
 
     def check_output(self, found: Tensor) -> None:
         """Eager calls: is this what scores can be computed from?"""

@@ -160,8 +160,7 @@ def numbers(name: str, value: Any) -> Tensor:
         value = torch.from_numpy(array.astype(array.dtype.newbyteorder("="), copy=True))
     if ordinary(name, value).is_complex():
         raise TypeError(f"`{name}` must hold real numbers, got {value.dtype}; take `.real` or `.abs()`.")
-    out: Tensor = value
-    return out
+    return value  # type: ignore[no-any-return]
 
 
 def scores(name: str, given: Any) -> Tensor:
@@ -245,8 +244,7 @@ def weights(value: Any, n: int, like: Tensor) -> Tensor:
         raise ValueError(f"`weight` must be non-negative and not all zero; smallest value: {low}.")
     if not 1e-100 <= high <= 1e100:  # the squares of weights are summed
         raise ValueError(f"the largest `weight` must lie between 1e-100 and 1e100, got {high}; rescale it.")
-    out: Tensor = value
-    return out
+    return value  # type: ignore[no-any-return]
 
 
 def listing(items: Iterable[Any], limit: int = 12) -> str:

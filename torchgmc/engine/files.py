@@ -64,8 +64,7 @@ def plain(content: dict[str, Any]) -> dict[str, Any]:
         >>> plain({"risk": (0.5, float("nan"))})
         {'risk': [0.5, None]}
     """
-    found: dict[str, Any] = json.loads(json.dumps(content, default=Tensor.tolist), parse_constant=lambda name: None)
-    return found
+    return json.loads(json.dumps(content, default=Tensor.tolist), parse_constant=lambda name: None)  # type: ignore[no-any-return]
 
 
 def harmless(cell: Any) -> Any:

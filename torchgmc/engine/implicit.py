@@ -96,8 +96,7 @@ def optimum(problem: CellProblem, slack: Tensor, *inputs: Tensor) -> Tensor:
     ``problem``: the potential. ``slack``: lambda >= 0, ``(a, u)``; 0 for offsets that are always active. ``inputs``: what
     :meth:`CellProblem.measure` takes.
     """
-    found: Tensor = _Optimum.apply(problem, slack, *inputs)
-    return found
+    return _Optimum.apply(problem, slack, *inputs)  # type: ignore[no-any-return]
 
 
 class _Optimum(torch.autograd.Function):
@@ -124,8 +123,7 @@ class _Optimum(torch.autograd.Function):
         u = _solve(problem.hessian(theta, *inputs), active.flatten(), grad.flatten()).view_as(theta)
 
         def conditions(slack: Tensor, *inputs: Tensor) -> Tensor:
-            table: Tensor = problem.gradient(theta, *inputs) + slack * sign
-            return table
+            return problem.gradient(theta, *inputs) + slack * sign  # type: ignore[no-any-return]
 
         pull: Any = torch.func.vjp(conditions, slack, *inputs)[1]
         return (None, *pull(-u))
@@ -152,8 +150,7 @@ def _solve(hessian: Tensor, active: Tensor, right: Tensor) -> Tensor:
     pivots = factor.diagonal().detach().square()
     if bool((failed == 0) & (pivots.min() > RANK * pivots.max())):
         return torch.cholesky_solve(right[:, None], factor)[:, 0]
-    least: Tensor = keep * (torch.linalg.pinv(block, rtol=RANK, hermitian=True) @ right)
-    return least
+    return keep * (torch.linalg.pinv(block, rtol=RANK, hermitian=True) @ right)  # type: ignore[no-any-return]
 
 
 def minimise(problem: CellProblem, slack: Tensor, *inputs: Tensor) -> Tensor:

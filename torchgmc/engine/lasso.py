@@ -52,8 +52,7 @@ def _solve_active(hessian: Tensor, right: Tensor, active: Tensor) -> Tensor:
         return x
     keep = active.to(hessian.dtype)
     matrix = keep[..., :, None] * hessian * keep[..., None, :] + torch.diag_embed(1.0 - keep)
-    found: Tensor = torch.linalg.solve(matrix, keep * right)
-    return found
+    return torch.linalg.solve(matrix, keep * right)  # type: ignore[no-any-return]
 
 
 def _split(hessian: Tensor, gradient: Tensor, slack: Tensor, x: Tensor) -> Tensor:

@@ -169,8 +169,7 @@ class OneTensor:
 
     def state(self) -> Tensor:
         """f."""
-        found: Tensor = getattr(self, self.moving)
-        return found
+        return getattr(self, self.moving)  # type: ignore[no-any-return]
 
     def restore(self, state: Tensor) -> None:
         """Set f."""

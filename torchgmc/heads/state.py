@@ -232,8 +232,7 @@ class State(Contract):
         twin = copy.copy(self)
         twin._buffers = {**self._buffers, **state}
         twin.is_fitted = True
-        output: Tensor = twin(*args, **kwargs)
-        return output
+        return twin(*args, **kwargs)  # type: ignore[no-any-return]
 
     def _check_buffer(self, name: str, value: Any) -> None:
         own = self._buffers[name]

@@ -63,15 +63,10 @@ def convergence(
         colour = theme.series[(k + 2) % len(theme.series)]
         axes.plot(range(len(history)), shown, color=colour, marker=marker, markersize=7, lw=2.4, label=safe(name))
     axes.set_yscale("log")
-    ticker = require("matplotlib.ticker", extra="report")
     if alpha is not None:
         axes.axhline(alpha, color=theme.band, lw=2, ls="--", label=f"promised: {alpha:g}")
-    low, high = axes.get_ylim()
-    decades = math.log10(high) - math.log10(low) if low > 0 else 1.0
-    axes.yaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5) if decades < 3 else (1,)))
-    axes.yaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:.3g}"))
-    axes.yaxis.set_minor_formatter(ticker.NullFormatter())
-    axes.xaxis.set_major_locator(ticker.MaxNLocator(integer=True))
+    _logarithmic(axes.yaxis, *axes.get_ylim())
+    axes.xaxis.set_major_locator(require("matplotlib.ticker", extra="report").MaxNLocator(integer=True))
     axes.set_xlabel("step")
     axes.set_ylabel("worst |violation|")
     return finished(figure, axes, theme, title)
@@ -140,8 +135,7 @@ def tradeoff(
     if not isinstance(series, Mapping | Sequence) or isinstance(series, str) or not series:
         raise ValueError(f"`series` must have at least one method, as in {{'kl': [(0.002, 4.15), ...]}}, got {series!r:.80}.")
     checks.text("bias", bias)
-    if cost is not None:
-        checks.text("cost", cost)
+    checks.kind("cost", cost, str | None, "a string")
     named: Mapping[str, Sequence[Any]] = series if isinstance(series, Mapping) else {"GMC": series}
     cost = cost or _cost([a for points in named.values() for a in points if isinstance(a, Audit)])
     lines = {name: [_point(point, cost) for point in points] for name, points in named.items()}
@@ -153,34 +147,31 @@ def tradeoff(
     room = max(high - low, 1e-3 * max(abs(high), 1e-12))
     top = high + 0.18 * room
     for k, (name, points) in enumerate(lines.items()):
-        colour, marker = theme.series[(k + 1) % len(theme.series)], MARKERS[k % len(MARKERS)]
-        look: dict[str, Any] = {"color": colour, "marker": marker, "ms": 8}
+        look: dict[str, Any] = {"color": theme.series[(k + 1) % len(theme.series)], "marker": MARKERS[k % len(MARKERS)], "ms": 8}
         inside, beyond = [(b, c) for b, c in points if math.isfinite(c)], [b for b, c in points if not math.isfinite(c)]
         axes.plot(*zip(*inside, strict=True) if inside else ([], []), lw=2.2, label=safe(name), **look)
         if beyond:
             axes.plot(beyond, [top] * len(beyond), ls="none", mfc="none", label=safe(f"{name}: infinite"), **look)
     if first is not None:
         axes.plot([first[0]], [first[1]], color=theme.ink, marker="*", ms=15, ls="none", label="unprocessed")
-    _logarithmic(axes, [b for points in lines.values() for b, _ in points] + ([first[0]] if first else []))
+    biases = [b for points in lines.values() for b, _ in points] + ([first[0]] if first else [])
+    if biases and min(biases) > 0:
+        axes.set(xscale="log", xlim=(min(biases) / 1.25, max(biases) * 1.25))
+        _logarithmic(axes.xaxis, *axes.get_xlim())
     levels = [y for y in axes.get_yticks() if low - 0.12 * room <= y <= high + 0.02 * room]
     if any(not math.isfinite(c) for points in lines.values() for _, c in points):
         axes.set_yticks([*levels, top], [*(f"{y:.6g}" for y in levels), "∞"])
     axes.set_ylim(low - 0.12 * room, top + 0.1 * room)
-    axes.set_xlabel(safe(bias))
-    axes.set_ylabel(safe(_short(cost)))
+    axes.set(xlabel=safe(bias), ylabel=safe(_short(cost)))
     return finished(figure, axes, theme, title)
 
 
-def _logarithmic(axes: Any, values: Sequence[float]) -> None:
-    """A logarithmic axis with readable ticks, if all values fit on one."""
-    if not values or min(values) <= 0:
-        return
+def _logarithmic(axis: Any, low: float, high: float) -> None:
+    """Readable ticks of a logarithmic axis."""
     ticker = require("matplotlib.ticker", extra="report")
-    axes.set_xscale("log")
-    axes.xaxis.set_major_locator(ticker.LogLocator(subs=(1.0, 2.0, 5.0) if max(values) / min(values) < 300 else (1.0,)))
-    axes.xaxis.set_major_formatter(ticker.StrMethodFormatter("{x:g}"))
-    axes.xaxis.set_minor_locator(ticker.NullLocator())
-    axes.set_xlim(min(values) / 1.25, max(values) * 1.25)
+    axis.set_major_locator(ticker.LogLocator(subs=(1.0, 2.0, 5.0) if high < 1000 * low else (1.0,)))
+    axis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:.3g}"))
+    axis.set_minor_locator(ticker.NullLocator())
 
 
 def _cost(audits: Sequence[Audit]) -> str:

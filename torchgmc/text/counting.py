@@ -185,9 +185,7 @@ def count_generated(
     job = _Job.of(model, tokenizer, prompts, words, groups, head)
     find, device = TokenGroups(tokenizer, job.words).to(job.length.device), job.length.device
     if checks.count("max_new_tokens", max_new_tokens, 20) <= find.longest:
-        raise ValueError(
-            f"`max_new_tokens` must be more than the pieces of the longest word, {find.longest}, got {max_new_tokens}."
-        )
+        raise ValueError(f"`max_new_tokens` must exceed the pieces of the longest word, {find.longest}, got {max_new_tokens}.")
     settings: dict[str, Any] = {"do_sample": True, "top_k": 0, "top_p": 1.0, "temperature": 1.0}
     settings |= {"num_return_sequences": samples, "pad_token_id": job.pad, "max_new_tokens": max_new_tokens} | options
     given = list(options.get("logits_processor") or [])
@@ -201,9 +199,8 @@ def count_generated(
             ids = job.ids[row].gather(1, place.clamp_min(0)).masked_fill(place < 0, job.pad)
             settings["logits_processor"] = [*([] if head is None else [GMCLogitsProcessor(head, job.member[row])]), *given]
             out = model.generate(input_ids=ids, attention_mask=(place >= 0).long(), **settings)  # type: ignore[operator]
-            found = find._places(out[:, width - 1 :], unfinished=True)[:, 1:].reshape(
-                len(row), -1, out.shape[1] - width, len(job.words)
-            )  # (n, samples, t, u)
+            found = find._places(out[:, width - 1 :], unfinished=True)[:, 1:]
+            found = found.reshape(len(row), -1, *found.shape[1:])  # (n, samples, t, u)
             first[row], anywhere[row] = found[:, :, 0].double().mean(1), found.any(2).double().mean(1)
             said = iter(tokenizer.batch_decode(out[:, width:], skip_special_tokens=True))
             for i in row.tolist():

@@ -401,8 +401,7 @@ def _function(name: str, value: Any) -> Callable[..., Any]:
         raise ValueError(f"files do not hold functions; pass it again: gmc.load(path, {name}=...).")
     if not callable(value):
         raise TypeError(f"`{name}` must be a function or a module, got {type(value).__name__}.")
-    found: Callable[..., Any] = value
-    return found
+    return value  # type: ignore[no-any-return]
 
 
 def _module(name: str, value: Any) -> nn.Module:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from torchgmc.engine.folds import Pair
 from torchgmc.engine.roots import falling_root
-from torchgmc.engine.solver import OneTensor, Problem, entry
+from torchgmc.engine.solver import OneTensor, entry
 from torchgmc.engine.statistics import PerExample
 from torchgmc.engine.values import Names
 from torchgmc.heads.distribution.simplex import Point, Tail, start, step
@@ -39,7 +39,7 @@ class MassStatistics(PerExample):
     masses: Tensor
 
 
-class DistributionProblem(Problem):
+class DistributionProblem(OneTensor):
     """The probability of each list, prompt by prompt; see :class:`torchgmc.engine.solver.Problem`.
 
     ``member``: ``(n, a)``, bool. ``weight``: ``(n,)``. ``conditional``: divide the violation of a group by P(A). ``names``: of
@@ -96,7 +96,7 @@ class DistributionProblem(Problem):
         )
 
 
-class TiltProblem(OneTensor, DistributionProblem):
+class TiltProblem(DistributionProblem):
     """Offsets theta ``(a, u)`` of the information projection: a step along g adds to one of them."""
 
     moving = "theta"
