@@ -293,9 +293,7 @@ def of_label(scores: Tensor, labels: Tensor) -> Tensor:
     if labels.device != scores.device:
         raise ValueError(f"`labels` is on {labels.device} but `probs` is on {scores.device}; move them to one device.")
     if labels.shape != scores.shape[:1] or labels.is_floating_point() or labels.dtype == torch.bool:
-        raise ValueError(
-            f"`labels` must hold class ids of shape ({len(scores)},), got {labels.dtype} of shape {tuple(labels.shape)}."
-        )
+        raise ValueError(f"`labels` must hold class ids of shape ({len(scores)},), got {labels.dtype} {tuple(labels.shape)}.")
     if len(labels) and (int(labels.min()) < 0 or int(labels.max()) >= scores.shape[1]):
         raise ValueError(f"`labels` must hold class ids from 0 to {scores.shape[1] - 1}, got {int(labels.max())}.")
     return scores.gather(1, labels.long()[:, None])[:, 0]

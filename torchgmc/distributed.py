@@ -294,10 +294,7 @@ def _device() -> torch.device:
 def _check_signatures(signatures: list[str]) -> None:
     for rank, other in enumerate(signatures):
         if other != signatures[0]:
-            raise PeerError(
-                f"the heads of the ranks differ: rank 0 has {signatures[0]}, rank {rank} has {other}; make the same "
-                f"head on every rank."
-            )
+            raise PeerError(f"the heads of the ranks differ: rank 0 has {signatures[0]}, rank {rank} has {other}; make them alike.")
 
 
 def signature(head: "Head", solver: str = "exact", eta: float | None = None, max_iter: int | None = None) -> str:

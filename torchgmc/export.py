@@ -217,7 +217,7 @@ def _try(work: Callable[[], Any], format: str, task: str) -> Any:
         raise
     except Exception as error:  # every runtime has its own
         raise RuntimeError(
-            f"the {format} file {task}; it was removed. Does the model fix the number of examples? {first_line(error)}"
+            f"the {format} file {task}; it was removed. Is the number of examples fixed? {first_line(error)}"
         ) from error
 
 

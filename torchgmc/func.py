@@ -69,9 +69,7 @@ def stack(heads: Sequence[Head]) -> dict[str, Tensor]:
     first = heads[0]
     for i, head in enumerate(heads):
         if type(head) is not type(first):
-            raise TypeError(
-                f"`heads` must all have the same class, but heads[{i}] is a {type(head).__name__}, not {type(first).__name__}."
-            )
+            raise TypeError(f"`heads` must have one class, but heads[{i}] is a {type(head).__name__}, not {type(first).__name__}.")
         if not head.is_fitted:
             raise RuntimeError(f"heads[{i}] is not fitted; call `fit`, or `observe` and `calibrate`, or load its state.")
         other = [name for name in first.differences(head) if name not in head.fit_only]

@@ -341,10 +341,7 @@ class CalibrationCallback(Callback):
         io.check_schema("the checkpoint", state_dict.get("schema", 0))
         kind = self._head.kind()
         if state_dict["head"] != kind:
-            raise ValueError(
-                f"the checkpoint holds a {state_dict['head']}, but this callback has a {kind}; pass the kind of head "
-                f"that was saved."
-            )
+            raise ValueError(f"the checkpoint holds a {state_dict['head']}, but this callback has a {kind}.")
         own = json.dumps(self._head.config(), sort_keys=True, default=str)
         if json.dumps(json.loads(state_dict["config"]), sort_keys=True) != own:  # an order that matters is in the state
             raise ValueError(f"the head of the checkpoint was made with {state_dict['config']}, but this callback's with {own}.")
@@ -437,8 +434,7 @@ def head_from_checkpoint(path: str | os.PathLike[str], name: str = "calibration"
     saved = _saved(checks.path("path", path))
     if name not in saved:
         raise ValueError(
-            f"{Path(path).name!r} holds no head named {name!r}; `name` must be the name of one of its callbacks, "
-            f"{', '.join(map(repr, saved)) or 'none'}."
+            f"`name` = {name!r} is not a head of {Path(path).name!r}, which has {', '.join(map(repr, saved)) or 'none'}."
         )
     state = saved[name]
     try:

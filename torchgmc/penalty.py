@@ -120,9 +120,7 @@ class GMCPenalty(Float64Module):
         self.kind = checks.option("kind", kind, KINDS)
         self.reduction = checks.option("reduction", reduction, REDUCTIONS)
         if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not 0.0 <= alpha < math.inf:
-            raise ValueError(
-                f"`alpha` must be a finite number of at least 0, got {alpha!r}; violations up to `alpha` are not penalised."
-            )
+            raise ValueError(f"`alpha` must be a finite number of at least 0, got {alpha!r}; violations up to it cost nothing.")
         self.alpha = float(alpha)
         self.temperature = checks.positive("temperature", temperature, "It is the width of the smooth maximum.")
         if isinstance(decay, bool) or not isinstance(decay, int | float) or not 0.0 <= decay < 1.0:
@@ -226,9 +224,7 @@ class GMCPenalty(Float64Module):
             values = self.mapping(**bound)  # type: ignore[operator]  # the head's own
             return self._finish(values, weight)
         if named:
-            raise TypeError(
-                f"`{next(iter(named))}` is unknown: this penalty takes the arguments of its mapping, groups and weight."
-            )
+            raise TypeError(f"`{next(iter(named))}` is unknown: a penalty takes the arguments of its mapping, groups and weight.")
         if groups is None and self.grouped:
             if not batch:
                 raise TypeError("no arguments: call it with the arguments of the mapping, then the groups.")
@@ -316,10 +312,7 @@ class GMCPenalty(Float64Module):
             for name, part in zip(_SUMS, batch, strict=True):
                 setattr(self, name, torch.zeros_like(part))
         if self.sums.shape[1] != batch[0].shape[1]:
-            raise ValueError(
-                f"the mapping returned {batch[0].shape[1]} values per example, but {self.sums.shape[1]} before; call `reset` "
-                "to start over."
-            )
+            raise ValueError(f"the mapping returned {batch[0].shape[1]} values, and {self.sums.shape[1]} before; call `reset`.")
         found = [self.decay * getattr(self, name).to(part.device) + part for name, part in zip(_SUMS, batch, strict=True)]
         if self.training:
             for name, part in zip(_SUMS, found, strict=True):

@@ -99,9 +99,7 @@ class Membership:
             if table.ndim == 1 and len(names) == 1:
                 table = table[:, None]
             if table.ndim != 2 or table.shape[1] != len(names):
-                raise ValueError(
-                    f"{name!r} must be a membership of shape (n, {len(names)}), one column per group, got {table.shape}."
-                )
+                raise ValueError(f"{name!r} must be a membership of shape (n, {len(names)}), got {table.shape}.")
             wrong = np.argwhere((table != 0) & (table != 1))
             if len(wrong):
                 row, column = wrong[0].tolist()

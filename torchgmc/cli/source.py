@@ -280,9 +280,7 @@ def _ids(name: str, values: Array, names: Sequence[str], start: int) -> Array:
         return np.array([ids[value] for value in values.tolist()], dtype=np.int64)
     except KeyError as error:
         row = values.tolist().index(error.args[0])
-        raise ValueError(
-            f"{name!r} has {error.args[0]!r} in row {start + row}, which is not among the names: {listing(list(ids), 6)}."
-        ) from None
+        raise ValueError(f"{name!r} has {error.args[0]!r} in row {start + row}, not one of {listing(list(ids), 6)}.") from None
 
 
 #: Numbers of one example's scores.

@@ -174,9 +174,7 @@ class NpzTable:
         with zipfile.ZipFile(path) as archive:
             members = archive.namelist()
             if any(member.endswith(".pkl") for member in members):
-                raise ValueError(
-                    f"{str(path)!r} was written by torch.save and holds a pickle, which we never load; use .safetensors."
-                )
+                raise ValueError(f"{str(path)!r} of torch.save holds a pickle, which we never load; use .safetensors.")
             self._members = {member.removesuffix(".npy"): member for member in members if member.endswith(".npy")}
             self.names = list(self._members)
             self._headers = {name: _read_header(archive.open(member)) for name, member in self._members.items()}

@@ -206,9 +206,7 @@ class Adapter:
             if isinstance(parts[0], Mapping):
                 return Batch((), dict(parts[0]), *parts[1:])
             return Batch((parts[0],), {}, *parts[1:])
-        raise TypeError(
-            f"a batch must be a dict, or a tuple (input, target, groups), got {_describe(batch)}; override Adapter.split."
-        )
+        raise TypeError(f"a batch must be a dict or a tuple (input, target, groups), got {_describe(batch)}; override `split`.")
 
     def _split_mapping(self, batch: Mapping[str, Any]) -> Batch:
         target = _take(batch, self.target, TARGETS)
@@ -245,10 +243,7 @@ class Adapter:
         """Arguments of ``head.observe`` for one batch."""
         if head.takes == "groups":
             if self.conformity is None:
-                raise ValueError(
-                    f"a {type(head).__name__} learns from conformity scores: pass Adapter(conformity=function of output and "
-                    "target)."
-                )
+                raise ValueError(f"a {type(head).__name__} learns from conformity scores: pass Adapter(conformity=function).")
             first = self.conformity(output, batch.target)
         else:
             first = self.at_position(self.scores(output), batch, head)

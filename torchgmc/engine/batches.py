@@ -46,8 +46,5 @@ def each(batches: Any) -> Iterable[Any]:
     if isinstance(batches, Mapping) or (isinstance(batches, tuple | list) and batches and isinstance(batches[0], Tensor)):
         return [batches]
     if isinstance(batches, Tensor | str) or not isinstance(batches, Iterable):
-        raise TypeError(
-            f"`batches` must be an iterable of batches, or one batch: a tuple of the arguments of `observe`; got "
-            f"{type(batches).__name__}."
-        )
+        raise TypeError(f"`batches` must be an iterable of batches, or a tuple of tensors for one, got {type(batches).__name__}.")
     return batches

@@ -191,10 +191,7 @@ def _rows(who: Tensor | Cells | Structured) -> tuple[int, torch.device]:
 def _check_rows(who: Tensor | Cells | Structured, s: Tensor) -> None:
     if isinstance(who, Cells):
         if who.ids.dim() != 1 or who.patterns.dim() != 2:
-            raise ValueError(
-                f"`who` as Cells needs ids of shape (n,) and patterns of shape (c, a), got {tuple(who.ids.shape)} and "
-                f"{tuple(who.patterns.shape)}."
-            )
+            raise ValueError(f"`who` as Cells must be (n,) and (c, a), got {tuple(who.ids.shape)} and {tuple(who.patterns.shape)}.")
     elif isinstance(who, Tensor):
         if who.is_complex() or who.layout != torch.strided:
             raise TypeError(f"`who` must be a dense table of memberships, got {who.dtype}, {who.layout}.")

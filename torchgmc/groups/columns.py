@@ -205,9 +205,7 @@ def factorize(name: str, array: npt.NDArray[Any]) -> tuple[list[Any], Codes]:
                 (index.setdefault(label, len(index)) for label in array.tolist()), dtype=np.int64, count=len(array)
             )
         except TypeError:
-            raise TypeError(
-                f"column `{name}` holds a {_unhashable(array)}; labels must be strings, integers or booleans."
-            ) from None
+            raise TypeError(f"column `{name}` holds a {_unhashable(array)}; labels must be strings, integers or bools.") from None
         labels = list(index)
     kept: dict[Any, int] = {}
     table = [kept.setdefault(None if _is_missing(label) else label, len(kept)) for label in labels]
@@ -279,9 +277,7 @@ def fit_labels(
         coded = {label: i for i, label in enumerate(common)} | dict.fromkeys(rare, len(common))
     if len(set(levels)) < len(levels):
         double = sorted({level for level in levels if levels.count(level) > 1})
-        raise ValueError(
-            f"column `{name}` has different labels that make the same group name: {checks.listing(double)}; rename them."
-        )
+        raise ValueError(f"column `{name}` has different labels that make the same group name: {checks.listing(double)}; rename.")
     table = np.array([coded[label] for label in labels], dtype=np.int64)
     return Column(name, tuple(levels), coded), table[inverse]
 

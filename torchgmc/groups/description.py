@@ -30,10 +30,7 @@ def _plain(name: str, label: Any) -> Any:
     value = label.item() if isinstance(label, np.generic) else label
     if value is None or isinstance(value, str | bool | int) or (isinstance(value, float) and math.isfinite(value)):
         return value
-    raise TypeError(
-        f"column `{name}` has the label {label!r}, a {type(label).__name__}, which JSON cannot hold; make the groups from "
-        "text, integers or booleans."
-    )
+    raise TypeError(f"column `{name}` has the label {label!r}, a {type(label).__name__}, which JSON cannot hold; use text.")
 
 
 def restore(found: Any) -> tuple[tuple[Column, ...], list[tuple[Combo, Codes]]]:

@@ -427,9 +427,7 @@ class Groups:
         if values.device != self.device:
             raise ValueError(f"`values` is on {values.device} but the groups are on {self.device}; use `.to(...)`.")
         if values.dim() != 2 or values.shape[0] != self.num_rows:
-            raise ValueError(
-                f"`values` must have shape ({self.num_rows}, u), one row per row of the groups, got {tuple(values.shape)}."
-            )
+            raise ValueError(f"`values` must have shape ({self.num_rows}, u), a row per row, got {tuple(values.shape)}.")
         wide = values.T.to(torch.float64 if self.device.type != "mps" else torch.float32).contiguous()  # (u, n)
         return self._tables.sums(wide).T.to(values.dtype).contiguous()
 

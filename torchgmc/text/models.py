@@ -54,9 +54,7 @@ def masked_logits(
     checks.text("text", text)
     mask = getattr(tokenizer, "mask_token_id", None)
     if mask is None:
-        raise ValueError(
-            "`tokenizer` has no mask token; for a causal model observe the last logits: head.observe(logits[:, -1], ...)."
-        )
+        raise ValueError("`tokenizer` has no mask token; of a causal model observe the last: head.observe(logits[:, -1], ...).")
     encoded = [tokenizer.encode(sentence) for sentence in sentences]
     limit = max_length or getattr(getattr(model, "config", None), "max_position_embeddings", None) or 10**9
     for i, ids in enumerate(encoded):

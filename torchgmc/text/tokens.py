@@ -95,9 +95,7 @@ class TokenGroups(nn.Module):
         """Where a word of each group begins, bool ``(n, t, a)``; ``unfinished``: the last words of rows may go on."""
         if not is_scripting():
             if checks.ordinary("input_ids", input_ids).is_floating_point() or input_ids.is_complex():
-                raise TypeError(
-                    f"`input_ids` must be a tensor of token ids, int64, got {input_ids.dtype}; use return_tensors='pt'."
-                )
+                raise TypeError(f"`input_ids` must be token ids, int64, got {input_ids.dtype}; use return_tensors='pt'.")
             if input_ids.device != self.final.device:
                 where = f"on {input_ids.device} but the groups are on {self.final.device}"
                 raise ValueError(f"`input_ids` is {where}; move both to one device.")

@@ -206,9 +206,7 @@ class GMCHead(Head):
             if value.device != f0.device:
                 raise ValueError(f"`{name}` is on {value.device} but `f0` is on {f0.device}; move them to one device.")
         if self.directed and self.directions.shape[1] != f0.shape[1]:
-            raise ValueError(
-                f"`what` has directions of length {self.directions.shape[1]}, but f0 has {f0.shape[1]} columns; make it (u, m)."
-            )
+            raise ValueError(f"`what` has directions of length {self.directions.shape[1]}, but f0 has {f0.shape[1]} columns.")
         cluster = check_clusters(clusters, len(f0), f0.device)
         return CustomStatistics(f0.double(), y, x, checks.weights(weight, len(f0), f0).detach(), cluster)
 
@@ -270,9 +268,7 @@ class GMCHead(Head):
     def _membership(self, f: Tensor, x: Tensor) -> Tensor:
         member: Tensor = self.who(f, x)
         if not isinstance(member, Tensor) or member.dim() not in (2, 3):
-            raise ValueError(
-                f"`who` must return a membership (n, a) or test functions (n, a, m), got {getattr(member, 'shape', type(member))}."
-            )
+            raise ValueError(f"`who` must return a membership (n, a) or (n, a, m), got {getattr(member, 'shape', type(member))}.")
         if self.grouped and member.shape[1] != self.num_groups:
             raise ValueError(f"`who` returned {member.shape[1]} sets, but `groups` names {self.num_groups}.")
         return member

@@ -562,10 +562,7 @@ def _check_attributes(attributes: Any) -> dict[str, list[int]]:
             raise ValueError(f"`attributes` must have a name and at least one token id for every list, got {name!r}: {values!r}.")
         wrong = [v for v in values if isinstance(v, bool) or not isinstance(v, int) or v < 0]
         if wrong:
-            raise TypeError(
-                f"`attributes`[{name!r}] must hold token ids, got {wrong[0]!r}; words become ids with "
-                "torchgmc.text.attributes_from_words."
-            )
+            raise TypeError(f"`attributes`[{name!r}] must hold token ids, got {wrong[0]!r}; see gmc.text.attributes_from_words.")
         if checks.printable(name) in found:
             raise ValueError(f"`attributes` has two lists of the name {checks.printable(name)!r}; each needs its own.")
         found[checks.printable(name)] = sorted(set(values))

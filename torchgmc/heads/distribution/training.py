@@ -16,10 +16,7 @@ if TYPE_CHECKING:
 def solve(head: "DistributionHead", logits: Tensor, groups: Any, weight: Any, alpha: Any) -> dict[str, Tensor]:
     """See :meth:`torchgmc.DistributionHead.solve_differentiably`."""
     if head.euclidean:
-        raise ValueError(
-            "geometry='euclidean' is a sequence of projections, not the optimum of a smooth problem, so it has no "
-            "derivative. Train with geometry='kl'."
-        )
+        raise ValueError("geometry='euclidean' is a sequence of projections, which has no derivative. Train with geometry='kl'.")
     batch = head.check_batch(checks.detached(logits), groups, weight)
     check_some("logits", logits)
     lists, ids, atom = (t.to(logits.device) for t in (head.atom_lists, head.ids, head.atom))

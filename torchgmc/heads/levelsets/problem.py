@@ -131,9 +131,7 @@ def check_masses(mass: Tensor, names: list[str], examples: str = "examples") -> 
     empty = (mass <= 0).nonzero()
     if len(empty):
         name = names[int(empty[0])]
-        raise ValueError(
-            f"group {name!r} has no {examples}, so nothing can be fitted for it. Drop it (`Groups.drop_small`), or add data."
-        )
+        raise ValueError(f"group {name!r} has no {examples}, so it cannot be fitted. Drop it (`Groups.drop_small`), or add data.")
 
 
 class ResidualProblem(LevelProblem):
