@@ -434,7 +434,7 @@ def head_from_checkpoint(path: str | os.PathLike[str], name: str = "calibration"
     saved = _saved(checks.path("path", path))
     if name not in saved:
         raise ValueError(
-            f"`name` = {name!r} is not a head of {Path(path).name!r}, which has {', '.join(map(repr, saved)) or 'none'}."
+            f"{Path(path).name!r} holds no head named {name!r}; `name` may be {', '.join(map(repr, saved)) or 'nothing'}."
         )
     state = saved[name]
     try:
