@@ -21,7 +21,7 @@ from torchgmc.audits.audit import Audit
 from torchgmc.audits.comparison import Comparison, by_name
 from torchgmc.audits.measures import Measures
 from torchgmc.audits.page import Picture, Section, write_html
-from torchgmc.audits.tabular import Table, row_name
+from torchgmc.audits.tabular import Table, row_name, shown
 from torchgmc.engine import checks
 from torchgmc.engine.files import write_file
 from torchgmc.heads.base import Head
@@ -224,10 +224,10 @@ def _summary(audits: Mapping[str, Audit]) -> Table:
     """Worst deviation, certified alpha, costs and verdict: one column per head, so that many costs fit a narrow page."""
     costs = list(dict.fromkeys(name for audit in audits.values() for name in audit.cost))
     figures: dict[str, list[str]] = {
-        "worst deviation": [_number(audit.max_violation) for audit in audits.values()],
-        "certified alpha": [_number(audit.certified_alpha) for audit in audits.values()],
+        "worst deviation": [shown(audit.max_violation) for audit in audits.values()],
+        "certified alpha": [shown(audit.certified_alpha) for audit in audits.values()],
     }
-    figures |= {cost: [_number(audit.cost.get(cost)) for audit in audits.values()] for cost in costs}
+    figures |= {cost: [shown(audit.cost.get(cost)) for audit in audits.values()] for cost in costs}
     figures["verdict"] = [_verdict(audit) for audit in audits.values()]
     return Table(["", *audits], [[name, *values] for name, values in figures.items()], list(audits), wrapped=[""])
 
@@ -241,7 +241,7 @@ def _intervals(name: str, audit: Audit, several: bool) -> Section:
 
     def cells(label: str, r: Mapping[str, Any]) -> list[str]:
         signed = ("estimate", "low", "high")
-        return [label, r["verdict"], *(_signed(r[k], digits) if k in signed else _number(r[k]) for k in columns)]
+        return [label, r["verdict"], *(_signed(r[k], digits) if k in signed else shown(r[k]) for k in columns)]
 
     text = [f"Worst first. {audit.certificate}" if several else "Worst first."]
     if audit.excluded:
@@ -250,16 +250,16 @@ def _intervals(name: str, audit: Audit, several: bool) -> Section:
     groups: dict[str, list[dict[str, Any]]] = {}
     for row in audit.rows():
         groups.setdefault(row["group"], []).append(row)
-    shown = dict(list(groups.items())[:MOST_ROWS])
-    if len(shown) < len(groups):
-        text.append(f"{len(groups) - len(shown)} groups that deviate less are not shown; `audit.to_json` writes all.")
-    tops = [cells(row_name(group, r["what"]), r) for group, (r, *_) in shown.items()]
+    most = dict(list(groups.items())[:MOST_ROWS])
+    if len(most) < len(groups):
+        text.append(f"{len(groups) - len(most)} groups that deviate less are not shown; `audit.to_json` writes all.")
+    tops = [cells(row_name(group, r["what"]), r) for group, (r, *_) in most.items()]
     beneath: list[tuple[str, Table]] = []
     if any(len(found) > 1 for found in groups.values()):
         text.append("The row of each group that deviates most; unfold all of its rows beneath it.")
         beneath = [
             (f"all {len(found)} rows: {_counts(found)}", Table(["", *heads], [cells(r["what"], r) for r in found], columns))
-            for found in shown.values()
+            for found in most.values()
         ]
     return Section(heading, text, [Table(["group", *heads], tops, columns, wrapped=["group"], beneath=beneath)])
 
@@ -272,19 +272,19 @@ def _measures(found: Measures) -> Section:
     ]
     for name, mce in found.mce.items():
         text.append(
-            f"Multicalibration error{f' of {name}' * bool(name)} (the largest ECCE of any group): {_number(mce['absolute'])}, "
-            f"{mce['sigma']:.3g} sigmas, p-value {mce['pvalue']:.2g}; {_number(mce['detectable'])} would be detected."
+            f"Multicalibration error{f' of {name}' * bool(name)} (the largest ECCE of any group): {shown(mce['absolute'])}, "
+            f"{mce['sigma']:.3g} sigmas, p-value {mce['pvalue']:.2g}; {shown(mce['detectable'])} would be detected."
         )
     apart, shares, rows, folds = found.difference(), found.ratio(), [], []
     for name in found.names:
         groups = sorted(((e, g) for g, e in found[name].items() if e == e), reverse=True)
         if not groups:
             continue
-        ends = [f"{_number(float(e))} ({g})" for e, g in (groups[-1], groups[0])]
+        ends = [f"{shown(float(e))} ({g})" for e, g in (groups[-1], groups[0])]
         known = [span.get(name) for span in (apart, shares)]
-        spans = ["-" if e is None else f"{_number(float(e))} ({_number(e.low)} to {_number(e.high)})" for e in known]
+        spans = ["-" if e is None else f"{shown(float(e))} ({shown(e.low)} to {shown(e.high)})" for e in known]
         rows.append([name, *spans, *ends])
-        listed = [[g, _number(float(e)), *(_number(v) if v == v else "-" for v in (e.low, e.high))] for e, g in groups]
+        listed = [[g, shown(float(e)), *(shown(v) if v == v else "-" for v in (e.low, e.high))] for e, g in groups]
         columns = ["value", "low", "high"]
         folds.append((f"{name} of every group", Table(["group", *columns], listed[:MOST_ROWS], columns, wrapped=["group"])))
     heads = ["measure", "difference", "ratio", "lowest", "highest"]
@@ -304,17 +304,6 @@ def _setting(value: Any) -> str:
 def _signed(value: float, digits: int) -> str:
     text = f"{value:+.{digits}f}"
     return text if float(text) != 0 else text[1:]
-
-
-def _number(value: Any) -> str:
-    if value is None:
-        return "-"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, float):
-        value = 0.0 if abs(value) < 1e-9 else value  # rounding, of either sign
-        return f"{value:.3g}" if 0 < abs(value) < 1e-3 or abs(value) >= 1e5 else f"{value:.4f}"
-    return f"{value:,}" if isinstance(value, int) else str(value)
 
 
 def _can_draw() -> bool:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from torchgmc.audits.audit import MAX_SHOWN, Audit
 from torchgmc.audits.page import brief
-from torchgmc.audits.tabular import Table, Tabular, row_name
+from torchgmc.audits.tabular import Table, Tabular, row_name, shown
 from torchgmc.engine.files import write_json
 
 if TYPE_CHECKING:
@@ -65,16 +65,16 @@ class Comparison(Tabular):
             lines.append(line(label, ["-" if value is None else f"{value:+.4f} {verdict:9s}" for value, verdict in cells]))
         if len(labels) > MAX_SHOWN:
             lines.append(f"... and {len(labels) - MAX_SHOWN} more with smaller estimates: all are in `comparison.table`.")
-        return "\n".join([*lines, *(line(row, shown) for row, shown in self._summary().items())])
+        return "\n".join([*lines, *(line(row, cells) for row, cells in self._summary().items())])
 
     def _summary(self) -> dict[str, list[str]]:
         """The summary as it is shown: of each figure its value for every head."""
         rows = dict.fromkeys(key for values in self.summary.values() for key in values)
-        return {row: [_text(values.get(row)) for values in self.summary.values()] for row in rows}
+        return {row: [shown(values.get(row)) for values in self.summary.values()] for row in rows}
 
     def _repr_html_(self) -> str:
         """Summary for notebooks."""
-        return brief(Table(["", *self.audits], [[row, *shown] for row, shown in self._summary().items()]))
+        return brief(Table(["", *self.audits], [[row, *cells] for row, cells in self._summary().items()]))
 
 
 def compare(audits: Mapping[str, Audit]) -> Comparison:
@@ -128,11 +128,3 @@ def by_name(audits: Any, name: str = "audits") -> dict[str, Audit]:
     if not found:
         raise ValueError(f"`{name}` must have at least one audit, as in {{'GMC': head.audit(...)}}, got none.")
     return dict(found)
-
-
-def _text(value: Any) -> str:
-    if value is None:
-        return "-"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return f"{value:.4f}" if isinstance(value, float) else str(value)

@@ -12,6 +12,18 @@ def row_name(group: str, what: str) -> str:
     return f"{group} / {what}" if what else group
 
 
+def shown(value: Any) -> str:
+    """A number, a yes or a no for a table; "-" for None."""
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        value = 0.0 if abs(value) < 1e-9 else value  # rounding, of either sign
+        return f"{value:.3g}" if 0 < abs(value) < 1e-3 or abs(value) >= 1e5 else f"{value:.4f}"
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
 class Tabular:
     """Something with a ``table``: columns by name, all of one length."""
 
