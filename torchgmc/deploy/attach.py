@@ -31,8 +31,8 @@ def attach(
 
     Args:
         model: any module whose output is scores: a tensor, a dict with ``"out"`` (torchvision segmentation), a transformers
-            ``ModelOutput``, a LightningModule's output. A model that was attached already is gone on from: the new head sees
-            the result of the first, and both get the groups.
+            ``ModelOutput``, a LightningModule's output. A model that already has a head may get another: the new
+            head sees the result of the first, and both get the groups.
         head: a head, fitted, or to be fitted on this model's output. Several, as a list or by name, see the output of one pass
             of the model; the result is a dict from their names ("threshold", "probability", ... of a list) to their results.
         groups: where the membership ``(n, a)`` comes from at a call:

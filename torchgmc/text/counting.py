@@ -78,7 +78,7 @@ class WordRates:
 
 
 class Counted(NamedTuple):
-    """How often texts go on with a word of each list (``next``) or have one ``anywhere``, and the texts of each prompt."""
+    """How often the next word of a text is in each list (``next``), or any word (``anywhere``), and the texts of each prompt."""
 
     next: WordRates
     anywhere: WordRates
@@ -98,13 +98,13 @@ def word_probabilities(
     r"""Exact probability that a causal model goes on with a word of each list, as a whole word.
 
     A word of pieces :math:`t_1 \dots t_k` has the probability :math:`\prod_j p(t_j \mid x, t_1 \dots t_{j-1})`, times that of
-    a next piece that does not go on with it: *doctor* is not the beginning of *doctors*. Words count in the forms of
+    a next piece that does not continue it: *doctor* is not the beginning of *doctors*. Words count in the forms of
     :class:`TokenGroups`, in the tokenizer's own pieces. The model reads every form after each prompt.
 
     Args:
         model: a causal language model of transformers.
         tokenizer: its tokenizer.
-        prompts: texts to go on with, of at least one token each.
+        prompts: texts to continue, of at least one token each.
         words: words of each list, or words, each of which is then a list.
         groups: whom the prompts are about: words of each group, a :class:`TokenGroups`, a :class:`~torchgmc.Groups` or
             ``(n, a)``, bool. None: everyone.
@@ -160,7 +160,7 @@ def count_generated(
     seed: int = 0,
     **options: Any,
 ) -> Counted:
-    """Let a causal model go on with prompts, and count how often a word of each list comes next, and anywhere.
+    """Let a causal model continue prompts, and count how often a word of each list comes next, and anywhere.
 
     Tokens are drawn from the whole distribution, unless ``options`` say otherwise. A word at the very end does not count, as
     it might go on. For before and after, call it without and with a head, and :func:`torchgmc.compare` the audits.

@@ -111,7 +111,7 @@ class TokenGroups(nn.Module):
         # A piece that would join what stands before it does not start a word, unless there is nothing it could join.
         begins = ~(joins[:, :length] & before)
         node = torch.where(begins, self.first[ids[:, :length]], torch.full_like(ids[:, :length], -1))  # (n, t)
-        # The word ends here if the next piece does not go on with it; node -1 is the last row of `final`, no word.
+        # The word ends here if the next piece does not continue it; node -1 is the last row of `final`, no word.
         found = self.final[node] & ~joins[:, 1 : length + 1, None]  # (n, t, a)
         for k in range(1, self.longest):
             low, high = self.starts[k], self.starts[k + 1]
@@ -133,7 +133,7 @@ def attributes_from_words(
     """Token ids of word lists, for :class:`~torchgmc.DistributionHead`.
 
     A word counts through every token that is that word and begins it: in BERT's vocabulary ``doctor``, in GPT-2's
-    ``Ġdoctor`` and ``ĠDoctor``, not the bare ``doctor``, which may go on with another word. A word of several pieces
+    ``Ġdoctor`` and ``ĠDoctor``, not the bare ``doctor``, which may continue another word. A word of several pieces
     has no token.
 
     Args:
@@ -183,7 +183,7 @@ def attributes_from_words(
 
 
 class _Pieces:
-    """A vocabulary's pieces as text: which of them go on with the word before them, and which may be gone on with."""
+    """A vocabulary's pieces as text: which of them continue the word before them, and which may be continued."""
 
     def __init__(self, tokenizer: Any) -> None:
         if not hasattr(tokenizer, "convert_ids_to_tokens") or not hasattr(tokenizer, "encode"):
@@ -195,7 +195,7 @@ class _Pieces:
         marks = {"Ġ": "bytes", "▁": "sentencepiece"}
         self.kind = next((marks[mark] for mark in marks if any(token.startswith(mark) for token in plain)), "wordpiece")
         text = [("" if i in self.special else self._text(token)) for i, token in enumerate(self.tokens)]
-        begins = [token.startswith("##") or self.kind != "wordpiece" for token in self.tokens]  # may it go on with a word?
+        begins = [token.startswith("##") or self.kind != "wordpiece" for token in self.tokens]  # may it continue a word?
         self.joins = [bool(t) and _is_word(t[0]) and may for t, may in zip(text, begins, strict=True)]
         self.ends = [bool(t) and _is_word(t[-1]) for t in text]
 
