@@ -10,7 +10,7 @@ from torchgmc.engine import checks
 from torchgmc.engine.extras import require
 from torchgmc.groups.groups import check_groups
 from torchgmc.heads.base import Head
-from torchgmc.penalty import MAPPINGS, residual
+from torchgmc.penalty import MAPPINGS, residual, table_of
 
 Metric: Any = require("torchmetrics", extra="lightning").Metric
 
@@ -107,12 +107,8 @@ class GroupViolation(Metric):  # type: ignore[misc]  # a class of an optional pa
 
         On this rank only, except inside ``compute``, which adds up all ranks.
         """
-        tiny = torch.finfo(torch.float64).tiny
-        sums = self.sums
-        if self.mapping == "centered":
-            sums = sums - self.mass * (self.total_sums / self.total.clamp_min(tiny))
-        table: Tensor = sums / (self.mass if self.conditional else self.total.expand_as(self.mass)).clamp_min(tiny)
-        return table.float()
+        centered = self.mapping == "centered"
+        return table_of(self.sums, self.mass, self.total_sums, self.total, centered, self.conditional).float()
 
     def compute(self) -> Tensor:
         """Worst \\|violation\\| over groups and outputs, over all ranks."""

@@ -193,12 +193,7 @@ class GMCPenalty(Float64Module):
 
     def violations(self) -> Tensor:
         """Running violations ``(a, u)``, signed, float64, without derivative; for logging."""
-        tiny = torch.finfo(torch.float64).tiny
-        total = self.total.clamp_min(tiny)
-        table = self.sums / total
-        if self.centered:
-            table = table - self.mass / total * (self.total_sums / total)
-        return table / (self.mass / total).clamp_min(tiny) if self.conditional else table
+        return table_of(self.sums, self.mass, self.total_sums, self.total, self.centered, self.conditional)
 
     @property
     def centered(self) -> bool:
@@ -333,6 +328,14 @@ class GMCPenalty(Float64Module):
         name = self.mapping if isinstance(self.mapping, str) else getattr(self.mapping, "__name__", type(self.mapping).__name__)
         more = {"smooth_max": f"temperature={self.temperature:g}", "hinge": f"alpha={self.alpha:g}", "squared": ""}[self.kind]
         return f"{name}, kind={self.kind}, {more}{', ' if more else ''}decay={self.decay:g}, groups={len(self.groups)}"
+
+
+def table_of(sums: Tensor, mass: Tensor, total_sums: Tensor, total: Tensor, centered: bool, conditional: bool) -> Tensor:
+    """Violations ``(a, u)`` from sums of w 1_A s, w 1_A ``(a, u)``, w s and w ``(u,)``; 0 for a group without examples."""
+    tiny = torch.finfo(torch.float64).tiny
+    total = total.clamp_min(tiny)
+    table = sums / total - (mass / total * (total_sums / total) if centered else 0.0)
+    return table / (mass / total).clamp_min(tiny) if conditional else table
 
 
 def _safe(x: Tensor) -> Tensor:

@@ -215,7 +215,10 @@ def unpack(body: Mapping[str, Any], tensors: Mapping[str, Tensor], source: str, 
             stacklevel=3,
         )
     try:
-        _check_sizes(kind, body["config"], {name: value.shape for name, value in tensors.items()})
+        for name, buffer in kind.sized.items():  # before anything so large is made
+            size, there = body["config"].get(name), tensors[buffer].numel() if buffer in tensors else 0
+            if isinstance(size, int | float) and size > there + 1:
+                raise ValueError(f"{name} = {size!r}, but {buffer!r} has {there} numbers")
         head = kind.from_config(body["config"] | options)
         head.load_state_dict(dict(tensors))
     except Exception as error:  # a crafted configuration can fail anywhere
@@ -227,14 +230,6 @@ def check_schema(source: str, schema: int) -> None:
     """Raise for a file of a later version."""
     if schema > SCHEMA:
         raise ValueError(f"{source} has file schema {schema}, but this version of torchgmc reads up to {SCHEMA}; upgrade torchgmc.")
-
-
-def _check_sizes(kind: type[Head], config: Mapping[str, Any], shapes: Mapping[str, torch.Size]) -> None:
-    """Raise if the options ask for a larger state than there is, before anything so large is made."""
-    for name, buffer in kind.sized.items():
-        size, there = config.get(name), shapes.get(buffer, torch.Size([0])).numel()
-        if isinstance(size, int | float) and size > there + 1:
-            raise ValueError(f"{name} = {size!r}, but {buffer!r} has {there} numbers")
 
 
 def read_notes(path: str | os.PathLike[str]) -> dict[str, Any]:

@@ -228,20 +228,17 @@ class State(Contract):
         if unknown:
             raise ValueError(f"`state` has {unknown[0]!r}, which is not a buffer of {type(self).__name__}.")
         for name, value in state.items():
-            self._check_buffer(name, value)
+            own = self._buffers[name]
+            assert own is not None
+            if not isinstance(value, Tensor) or value.dtype != own.dtype or value.device != own.device:
+                kind = f"{value.dtype} on {value.device}" if isinstance(value, Tensor) else type(value).__name__
+                raise TypeError(f"`state` must have {name!r} as a tensor, {own.dtype} on {own.device}, got {kind}.")
+            if name not in self.growing and value.shape != own.shape:
+                raise ValueError(f"`state` must have {name!r} of shape {tuple(own.shape)}, got {tuple(value.shape)}.")
         twin = copy.copy(self)
         twin._buffers = {**self._buffers, **state}
         twin.is_fitted = True
         return twin(*args, **kwargs)  # type: ignore[no-any-return]
-
-    def _check_buffer(self, name: str, value: Any) -> None:
-        own = self._buffers[name]
-        assert own is not None
-        if not isinstance(value, Tensor) or value.dtype != own.dtype or value.device != own.device:
-            kind = f"{value.dtype} on {value.device}" if isinstance(value, Tensor) else type(value).__name__
-            raise TypeError(f"`state` must have {name!r} as a tensor, {own.dtype} on {own.device}, got {kind}.")
-        if name not in self.growing and value.shape != own.shape:
-            raise ValueError(f"`state` must have {name!r} of shape {tuple(own.shape)}, got {tuple(value.shape)}.")
 
     # -- files -------------------------------------------------------------------------------------------------------
 
