@@ -22,7 +22,7 @@ divided: calls go from a head to its contract, its state and its inputs, and not
 | fit | 11 -> 24 | 39 -> 78 | 9 -> 6 | 77 |
 | forward | 4 -> 9 | 5 -> 15 | 0 -> 4 | 15 |
 | audit | 10 -> 22 | 23 -> 67 | 1 -> 5 | 67 |
-| to_html | 9 -> 18 | 28 -> 50 | 7 -> 7 | 50 |
+| to_html | 9 -> 18 | 28 -> 49 | 7 -> 7 | 49 |
 | levels | 11 -> 25 | 41 -> 105 | 9 -> 10 | 92 |
 | export | 11 -> 18 | 26 -> 52 | 2 -> 10 | 52 |
 | calibrate | 26 -> 42 | 94 -> 176 | 0 -> 9 | 175 |

@@ -275,13 +275,12 @@ def _measures(found: Measures) -> Section:
             f"Multicalibration error{f' of {name}' * bool(name)} (the largest ECCE of any group): {shown(mce['absolute'])}, "
             f"{mce['sigma']:.3g} sigmas, p-value {mce['pvalue']:.2g}; {shown(mce['detectable'])} would be detected."
         )
-    apart, shares, rows, folds = found.difference(), found.ratio(), [], []
-    for name in found.names:
-        groups = sorted(((e, g) for g, e in found[name].items() if e == e), reverse=True)
+    rows, folds = [], []
+    for name, (values, *known) in found.spans().items():
+        groups = sorted(((e, g) for g, e in values.items() if e == e), reverse=True)
         if not groups:
             continue
         ends = [f"{shown(float(e))} ({g})" for e, g in (groups[-1], groups[0])]
-        known = [span.get(name) for span in (apart, shares)]
         spans = ["-" if e is None else f"{shown(float(e))} ({shown(e.low)} to {shown(e.high)})" for e in known]
         rows.append([name, *spans, *ends])
         listed = [[g, shown(float(e)), *(shown(v) if v == v else "-" for v in (e.low, e.high))] for e, g in groups]

@@ -79,6 +79,11 @@ class Measures(Tabular):
         listed = {name: {key: [float(e), e.low, e.high] for key, e in found.items()} for name, found in spans.items()}
         return plain({"table": self.table, "mce": self.mce} | listed)
 
+    def spans(self) -> dict[str, tuple[dict[str, Estimate], Estimate | None, Estimate | None]]:
+        """Of each measure the values by group, and their difference and ratio if it has intervals."""
+        apart, shares = self.difference(), self.ratio()
+        return {name: (self[name], apart.get(name), shares.get(name)) for name in self.names}
+
     def difference(self) -> dict[str, Estimate]:
         """Largest minus smallest value over the groups, of each measure that has intervals; as fairlearn's MetricFrame."""
         return self._compare(difference)

@@ -95,13 +95,13 @@ def print_audit(audit: gmc.Audit, most: int) -> None:
 
 def print_measures(measures: Measures, most: int) -> None:
     """Each measure: its span over the groups, and the groups."""
-    page, apart = console(), measures.difference()
-    for name in measures.names:
+    page = console()
+    for name, (found, apart, _) in measures.spans().items():
         table = _table(numeric=("value", "interval"))
-        values = {group: value for group, value in measures[name].items() if value == value}
+        values = {group: value for group, value in found.items() if value == value}
         for group, e in sorted(values.items(), key=lambda item: -item[1])[:most]:
             table.add_row(_plain(group), f"{e:.4g}", f"{e.low:.4f} to {e.high:.4f}" if e.low == e.low else "-")
-        span = f": groups differ by {apart[name]!r}" if name in apart and len(values) > 1 else ""
+        span = f": groups differ by {apart!r}" if apart is not None and len(values) > 1 else ""
         page.print(_plain(name + span), table, sep="\n")
         _print_rest(page, len(values) - most)
 
