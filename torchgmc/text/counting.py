@@ -186,7 +186,7 @@ def count_generated(
     find, device = TokenGroups(tokenizer, job.words).to(job.length.device), job.length.device
     if checks.count("max_new_tokens", max_new_tokens, 20) <= find.longest:
         raise ValueError(f"`max_new_tokens` must be at least {find.longest + 1}, beyond the longest word, got {max_new_tokens}.")
-settings: dict[str, Any] = {"do_sample": True, "top_k": 0, "top_p": 1.0, "temperature": 1.0}
+    settings: dict[str, Any] = {"do_sample": True, "top_k": 0, "top_p": 1.0, "temperature": 1.0}
     settings |= {"num_return_sequences": samples, "pad_token_id": job.pad, "max_new_tokens": max_new_tokens} | options
     given = list(options.get("logits_processor") or [])
     first, anywhere = torch.zeros(2, len(prompts), len(job.words), dtype=torch.float64, device=device)
