@@ -9,7 +9,6 @@ from torch import Tensor
 
 from torchgmc.audits.intervals import Rows
 from torchgmc.audits.measures import Estimate, Measures, difference, measure, ratio
-from torchgmc.audits.page import brief
 from torchgmc.audits.tabular import Table, Tabular, row_name
 from torchgmc.engine import checks
 from torchgmc.engine.files import plain, write_json
@@ -360,6 +359,8 @@ class Audit(Tabular):
 
     def _repr_html_(self) -> str:
         """Table for notebooks."""
+        from torchgmc.audits.page import brief
+
         keep = ["group", *(["what"] if any(self.table["what"]) else []), "mass", "risk", "estimate", "low", "high", "verdict"]
         rows = [[v if isinstance(v, str) else f"{v:.4f}" for v in map(row.get, keep)] for row in self.rows()]
         return brief(self.certificate, Table(keep, rows), self._paid(), self.note)

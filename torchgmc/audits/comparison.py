@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torchgmc.audits.audit import MAX_SHOWN, Audit
-from torchgmc.audits.page import brief
 from torchgmc.audits.tabular import Table, Tabular, row_name, shown
 from torchgmc.engine.files import write_json
 
@@ -74,6 +73,8 @@ class Comparison(Tabular):
 
     def _repr_html_(self) -> str:
         """Summary for notebooks."""
+        from torchgmc.audits.page import brief
+
         return brief(Table(["", *self.audits], [[row, *cells] for row, cells in self._summary().items()]))
 
 

@@ -171,7 +171,11 @@ def _kind(value: object) -> str:
 
 
 def _check_mapping(s: Tensor) -> Tensor:
-    s = checks.ordinary("s", s)
+    s = checks.tensor_of(s)
+    if not isinstance(s, Tensor):
+        raise TypeError(f"`s` must be a tensor of values of the mapping, got {type(s).__name__}.")
+    if s.layout != torch.strided:
+        raise TypeError(f"`s` must be a dense tensor, got {s.layout}; use `.to_dense()`.")
     if not s.is_floating_point():
         raise TypeError(f"`s` must be floating point, got {s.dtype}; convert it with `s.float()`.")
     if s.dim() == 1:
