@@ -20,7 +20,6 @@ from torchgmc.heads import finite
 from torchgmc.heads.contract import EVERYONE
 from torchgmc.heads.learned import Found as TreesFound, looked_at
 from torchgmc.heads.threshold.problem import POINTS, CurveProblem, CurveStatistics, RiseStatistics, SampleProblem, SampleStatistics
-from torchgmc.heads.threshold.sums import coarse
 
 if TYPE_CHECKING:
     from torchgmc.heads.threshold.head import ThresholdHead
@@ -116,7 +115,7 @@ def fit_thresholds(
     slack = [o.k for o in found] if head.per_class else found[0].k
     variance = torch.stack([s.error for s in spreads], 1).square() * problem.total  # (a + 1, C)
     details = {"slack": slack, "noise": bound, "small": small, "variance": variance[: len(after)]}
-    details |= {"tail": _tail(statistics, problem, lam)} if isinstance(problem, CurveProblem) else {}
+    details |= {"tail": problem.tail(lam)} if isinstance(problem, CurveProblem) else {}
     report = Report(state == "alpha", 1, before, after, history, time.perf_counter() - began, text, details, state)
     return Fitted(base, offsets, report, everyone)
 
@@ -242,7 +241,7 @@ def _spread(
     if isinstance(statistics, SampleStatistics):
         return _spread_of_samples(statistics, label, middle, target)
     assert isinstance(problem, CurveProblem)
-    points = problem.lattice.points(statistics.steps.device)[coarse(problem.lattice.size, statistics.steps.device)]
+    points = problem.points
     high = int(torch.searchsorted(points, torch.tensor(middle, dtype=points.dtype, device=points.device)).clamp(1, POINTS - 1))
     part = min(max((middle - float(points[high - 1])) / float(points[high] - points[high - 1]), 0.0), 1.0)
 
@@ -261,18 +260,6 @@ def _spread(
     masses = statistics.clusters.mass[:, :, label]
     sums = between(statistics.clusters.risk[:, :, label]) - target * masses  # (m, a + 1)
     return Spread(_error(sums, masses, total), (masses > 0).double().sum(0), skewness)
-
-
-def _tail(statistics: CurveStatistics | SampleStatistics, problem: CurveProblem, lam: Tensor) -> Tensor:
-    """About the largest |s| of each class ``(C,)`` at thresholds ``(c, C)``, or more: no example has a larger risk than the
-    largest of each of its groups at the next of the ``POINTS``.
-    """
-    assert isinstance(statistics, CurveStatistics)
-    points = problem.lattice.points(lam.device)[coarse(problem.lattice.size, lam.device)]
-    above = torch.searchsorted(points, lam.contiguous()).clamp_max(POINTS - 1)  # (c, C)
-    risk = statistics.largest()[torch.arange(lam.shape[1], device=lam.device), above]  # (c, C, a + 1)
-    risk = risk.masked_fill(with_everyone(problem.member)[:, None] == 0, math.inf)
-    return torch.maximum(problem.target, risk.amin(2).amax(0).clamp_max(1.0) - problem.target)
 
 
 def _error(sums: Tensor, masses: Tensor, total: Tensor) -> Tensor:

@@ -31,7 +31,7 @@ from torchgmc.heads.threshold.sums import Batch, sum_curves
 from torchgmc.heads.threshold.task import TASK
 
 #: Images whose curves are summed at a time, at most.
-BATCH = 1 << 13
+BATCH = 1 << 15
 #: Scores per image and class that a head with `learn` or `fractional` keeps.
 KEPT = 256
 
@@ -574,7 +574,7 @@ class ThresholdHead(Learning):
         if softness is None:
             risk = self.risk.values(self.flat(hashing.add(batch.scores, self.jitter, self.noise_version)), masks, lam, pixels)
         else:
-            risk = self.risk.soft(self.flat(scores), masks, lam, softness, pixels)
+            risk = self.risk.shares().soft(self.flat(scores), masks, lam, softness, pixels)
         return Values(risk - target.to(risk.dtype), self.promised(batch.member))
 
     def _at(self, batch: Batch) -> Tensor:

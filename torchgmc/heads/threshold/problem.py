@@ -19,11 +19,24 @@ from torchgmc.engine.values import Names
 from torchgmc.groups.cells import pattern_ids, with_everyone
 from torchgmc.heads.threshold.risks import Lattice
 
-#: Points of the lattice at which the powers of each example's risk are summed, for standard errors; and these powers. The sum
-#: of the last tells the largest risk, nearly.
-POINTS, POWERS = 65, (0, 1, 2, 3, 16)
+#: Points of the lattice at which the powers of each example's risk are summed; for standard errors the powers 0 to 3, and one
+#: whose sum tells the largest risk, nearly.
+POINTS, LARGE = 65, 16
 #: Elements of the largest table of curves (128 MB in float64); of more cells only the points at which curves rise are kept.
 MAX_ELEMENTS = 1 << 24
+
+
+@functools.lru_cache(maxsize=16)
+def coarse(size: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Indices of the ``POINTS`` of a lattice, and which of them is the first at or above each index, int32 ``(size + 1,)``."""
+    found = torch.linspace(0, size - 1, POINTS, device=device).round().long()
+    return found, torch.searchsorted(found, torch.arange(size + 1, device=device)).int()
+
+
+def powers(risk: Tensor) -> tuple[Tensor, ...]:
+    """R, R^2, R^3 and R^LARGE."""
+    square = risk * risk
+    return risk, square, square * risk, square.square().square_().square_()
 
 
 @dataclass
@@ -55,7 +68,7 @@ class CurveStatistics:
 
     ``member``: membership of each cell, bool, ``(c, a)``. ``steps``: sum of weighted increments of the risk curve, by fold,
     ``(F, c, C, size)``. ``mass``: sum of weights of the examples that count for a class, by fold, ``(F, c, C)``. ``moments``:
-    sums of w^2 R^p, p of ``POWERS``, at ``POINTS`` thresholds over each group and everyone, ``(5, a + 1, C, POINTS)``.
+    sums of w^2 R^p, p of 0 to 3 and ``LARGE``, at ``POINTS`` thresholds over each group and everyone, ``(5, a + 1, C, POINTS)``.
     ``examples``: number of examples seen; ``excluded``: of them, without a relevant pixel, per class. ``clusters``: sums by
     cluster; None where every example is its own. ``apart``: every example is its own cell.
     """
@@ -132,10 +145,6 @@ class CurveStatistics:
     def cells(self) -> tuple[Tensor, Tensor]:
         """Membership and weight of each cell."""
         return self.member, self.mass.sum((0, 2))
-
-    def largest(self) -> Tensor:
-        """The largest risk of a member of each group, and of everyone, nearly: ``(C, POINTS, a + 1)``."""
-        return self.moments[-1].permute(1, 2, 0) ** (1 / POWERS[-1])
 
 
 @dataclass
@@ -457,6 +466,21 @@ class CurveProblem(ThresholdProblem):
     def offsets(self) -> Tensor:
         """What each group takes off the threshold, (a, C)."""
         return self.levels.double() * self.lattice.unit
+
+    @property
+    def points(self) -> Tensor:
+        """Thresholds at which the powers of risks are known, ``(POINTS,)``."""
+        return self.lattice.points(self.mass.device)[coarse(self.lattice.size, self.mass.device)[0]]
+
+    def tail(self, lam: Tensor) -> Tensor:
+        """About the largest |s| of each class ``(C,)`` at thresholds ``(c, C)``, or more: no example has a larger risk than the
+        largest of each of its groups at the next of the ``POINTS``.
+        """
+        after = torch.searchsorted(self.points, lam.contiguous()).clamp_max(POINTS - 1)  # (c, C)
+        largest = self.statistics.moments[-1].permute(1, 2, 0) ** (1 / LARGE)  # (C, POINTS, a + 1), nearly
+        risk = largest[torch.arange(lam.shape[1], device=lam.device), after]  # (c, C, a + 1)
+        risk = risk.masked_fill(with_everyone(self.member)[:, None] == 0, math.inf)
+        return torch.maximum(self.target, risk.amin(2).amax(0).clamp_max(1.0) - self.target)
 
 
 class SampleProblem(ThresholdProblem):

@@ -197,10 +197,6 @@ class MonotoneRisk:
             "smooth form. Train with one of them, and calibrate with the custom risk afterwards."
         )
 
-    def soft(self, scores: Tensor, masks: Tensor, thresholds: Tensor, temperature: float, pixels: Tensor | None = None) -> Tensor:
-        """See :meth:`shares`."""
-        return self.shares().soft(scores, masks, thresholds, temperature, pixels)
-
     def curves(self, scores: Tensor, masks: Tensor, lattice: Lattice, pixels: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Increments of (1 -) risk along the lattice ``(n, C, size)``, and 1 for the images it is defined on."""
         shape = scores.shape[:2]
