@@ -147,14 +147,31 @@ def test_a_look_at_the_prompt_is_short_reads_nothing_and_tells_texts_apart(model
     assert processor.membership.all()
 
 
-def test_nothing_is_read_on_a_gpu(model):
+@pytest.mark.parametrize("normalized, geometry", [(False, "kl"), (True, "kl"), (True, "euclidean")])
+def test_nothing_is_read_on_a_gpu(model, normalized, geometry):
     """Tensors without values, on a GPU that is not there: whoever looked at a value would fail."""
-    head = fit(model)
+    head = fit(model, geometry=geometry)
     with FakeTensorMode(allow_non_fake_inputs=True):
-        processor = gmc.text.GMCLogitsProcessor(head.to("cuda"), TwoTokens(), normalized=False)
+        processor = gmc.text.GMCLogitsProcessor(head.to("cuda"), TwoTokens(), normalized=normalized)
         for length in (5, 6, 7, 3):
             found = processor(torch.zeros(6, length, dtype=torch.int64, device="cuda"), torch.zeros(6, VOCABULARY, device="cuda"))
             assert found.shape == (6, VOCABULARY) and processor.membership.device.type == "cuda"
+
+
+@pytest.mark.parametrize("geometry", ["kl", "euclidean"])
+def test_a_device_that_looks_for_nan_itself_reads_nothing_and_says_the_same(model, geometry, monkeypatch):
+    """Pretended on the CPU, whose asserts raise at once: the same scores, no read, and NaN is an error on either way."""
+    processor = gmc.text.GMCLogitsProcessor(fit(model, geometry=geometry), TwoTokens()(prompts(6)))
+    scores, ids = torch.randn(6, VOCABULARY), prompts(6)
+    wrong, want = scores.masked_fill(torch.arange(VOCABULARY) == 3, torch.nan), processor(ids, scores)
+    with pytest.raises(ValueError, match="must not be NaN"):
+        processor(ids, wrong)
+    monkeypatch.setattr("torchgmc.text.generation.LOOKS", ("cpu",))
+    with Counted() as counted:
+        found = processor(ids, scores)
+    assert torch.equal(found, want) and not counted.found["value"]
+    with pytest.raises(RuntimeError, match="must not be NaN"):
+        processor(ids, wrong)
 
 
 @pytest.mark.parametrize("mode", list(MODES))

@@ -14,6 +14,8 @@ WHEN = ("prompt", "all")
 LOOK = (8, 16)
 #: Devices whose numbers are at hand: a look at them waits for nothing.
 ON_HOST = ("cpu",)
+#: Devices that end the program themselves when they meet NaN, so that nobody waits to look for it.
+LOOKS = ("cuda",)
 
 
 class GMCLogitsProcessor:
@@ -34,7 +36,8 @@ class GMCLogitsProcessor:
             number is read for that: the groups are found at each step, and those of the prompt are kept on the device if it
             is the same. Given, no tokens are compared.
         normalized: keep the log-sum-exp of the scores, which beams need: they add up log-probabilities. False is quicker, and
-            right for greedy search and sampling; it does not look for NaN among the scores either, for which a GPU waits.
+            right for greedy search and sampling; it does not look for NaN among the scores either. Otherwise NaN is an error: on
+            a CUDA device one that the device itself raises (a device-side assert), since a look at each token would wait for it.
 
     Attributes:
         membership: of the rows of the last call, ``(n, a)``: who was shifted; None before.
@@ -80,7 +83,10 @@ class GMCLogitsProcessor:
         self.membership = self._membership(input_ids).to(scores.device)
         if not self.normalized:
             return self.head.adjust_(scores.clone(), self.membership)  # transformers may keep the scores it passed
-        return self.head.adjust(scores, self.membership)
+        if scores.device.type not in LOOKS:
+            return self.head.adjust(scores, self.membership)
+        torch._assert_async(~scores.isnan().any(), "`scores` must not be NaN; check the model for overflow.")
+        return self.head.adjusted(scores, self.head.check_member(self.membership))
 
     def _membership(self, input_ids: Tensor) -> Tensor:
         if isinstance(self.groups, Tensor):

@@ -367,13 +367,15 @@ class DistributionHead(Head):
         if not is_scripting():
             groups = self.check_member(groups)
             self.check_input("scores", scores, groups)
+        return self.adjusted(scores, groups)
+
+    def adjusted(self, scores: Tensor, groups: Tensor) -> Tensor:
+        """:meth:`adjust` of scores that are known to be numbers: none is looked at, for which a GPU would wait."""
         if scores.dim() != 2 or scores.shape[1] <= self.largest:
             raise ValueError(f"`scores` must have shape (n, vocabulary) with token {self.largest}, got {scores.shape}")
-        if self.euclidean:
-            if self.log_step.shape[0] == 0 and self.temperature == 1.0:
-                return scores
-            return self.forward(scores, groups)
         x = scores if self.temperature == 1.0 else scores / self.temperature
+        if self.euclidean:
+            return scores if self.log_step.shape[0] == 0 and self.temperature == 1.0 else self._replay(x, groups).to(scores.dtype)
         change = (self.shift(groups) @ self.directions).to(x.dtype)  # (n, J)
         # Only the listed tokens move: one sum over the others serves before and after. All by logarithms: a change of more than
         # 700, after a model that is very sure, has no exponential.
