@@ -8,6 +8,7 @@ from torch import Tensor
 
 from torchgmc.engine import checks
 from torchgmc.engine.extras import require
+from torchgmc.engine.float64 import at_hand, leads_away
 from torchgmc.groups.groups import check_groups
 from torchgmc.heads.base import Head
 from torchgmc.penalty import MAPPINGS, residual, table_of
@@ -65,6 +66,10 @@ class GroupViolation(Metric):  # type: ignore[misc]  # a class of an optional pa
         for name, size in {"sums": shape, "mass": shape, "total_sums": shape[1:], "total": shape[1:]}.items():
             self.add_state(name, torch.zeros(size, dtype=torch.float64), dist_reduce_fx="sum")
 
+    def _apply(self, fn: Callable[[Tensor], Tensor], *args: Any, **kwargs: Any) -> Any:
+        """Move with the model; the sums stay where there is float64."""
+        return self if leads_away(fn) else super()._apply(fn, *args, **kwargs)
+
     def update(self, preds: Tensor, target: Tensor | None = None, groups: Any = None, weight: Tensor | None = None) -> None:
         """Add a batch.
 
@@ -77,7 +82,7 @@ class GroupViolation(Metric):  # type: ignore[misc]  # a class of an optional pa
         if callable(self.mapping):
             s = self.mapping(preds, target)  # type: ignore[arg-type]  # its author knows whether it takes None
         else:
-            s = checks.numbers("preds", checks.ordinary("preds", preds)).double()
+            s, target = at_hand(checks.numbers("preds", checks.ordinary("preds", preds))).double(), at_hand(target)
         if self.mapping == "residual":
             target = None if target is None else checks.numbers("target", checks.ordinary("target", target))
             if target is not None and target.device != s.device:
@@ -87,7 +92,7 @@ class GroupViolation(Metric):  # type: ignore[misc]  # a class of an optional pa
 
     def accumulate(self, s: Tensor, groups: Any = None, weight: Tensor | None = None) -> None:
         """Add values of s, ``(n,)`` or ``(n, u)``, as they are."""
-        s = checks.numbers("s", s).detach().double()
+        s, groups, weight = at_hand(checks.numbers("s", s).detach()).double(), at_hand(groups), at_hand(weight)
         s = s[:, None] if s.dim() == 1 else s
         if s.dim() != 2 or s.shape[1] != self.num_outputs:
             raise ValueError(f"s must have shape (n, {self.num_outputs}) for num_outputs={self.num_outputs}, got {tuple(s.shape)}.")

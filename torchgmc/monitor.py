@@ -28,7 +28,7 @@ from torchgmc.audits.intervals import Bounds, Rows
 from torchgmc.audits.tabular import Tabular, row_name
 from torchgmc.engine import checks
 from torchgmc.engine.clusters import check as check_clusters, total
-from torchgmc.engine.float64 import Float64Module
+from torchgmc.engine.float64 import Float64Module, at_hand
 from torchgmc.engine.values import Names
 from torchgmc.groups.columns import is_frame
 from torchgmc.groups.groups import Groups, check_groups
@@ -79,6 +79,7 @@ class Watch(Float64Module, Tabular):
     promises: Tensor
     #: What an alarm says.
     about = "the deviation is beyond"
+    stays = True
 
     def __init__(self, names: Names, alpha: float, delta: float, conditional: bool, cluster_size: float = 1.0) -> None:
         super().__init__()
@@ -391,7 +392,7 @@ class ShiftMonitor(Watch):
 
     @staticmethod
     def _scores(scores: Any) -> Tensor:
-        values = checks.numbers("scores", scores).detach().double()
+        values: Tensor = at_hand(checks.numbers("scores", scores).detach()).double()
         if values.dim() == 0:
             raise ValueError("`scores` must have one row per example, got a single number.")
         checks.finite("scores", values)
@@ -405,7 +406,7 @@ class ShiftMonitor(Watch):
                 raise ValueError("`groups` holds columns, but the reference came without `Groups`; pass a membership (n, a).")
             groups = self.named_groups.transform(groups)
         names = None if self.named_groups is None else self.named_groups.names
-        return check_groups(groups, len(like), names).to(like)
+        return check_groups(at_hand(groups), len(like), names).to(like)
 
     def _cells(self, values: Tensor, member: Tensor) -> Tensor:
         level = torch.bucketize(values, self.edges, right=True)

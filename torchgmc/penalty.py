@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, distributed as dist
 
 from torchgmc import distributed
-from torchgmc.engine import checks
-from torchgmc.engine.float64 import Float64Module
+from torchgmc.engine import checks, float64
+from torchgmc.engine.float64 import Float64Module, at_hand
 from torchgmc.engine.search import masses, violations
 from torchgmc.engine.values import Values
 from torchgmc.groups.groups import check_groups
@@ -97,6 +97,7 @@ class GMCPenalty(Float64Module):
     total_sums: Tensor
     total: Tensor
     directions: Tensor | None
+    stays = True
 
     def __init__(
         self,
@@ -217,7 +218,7 @@ class GMCPenalty(Float64Module):
             bound = self.head.bind(*batch, **given, **named)
             weight = bound.pop("weight", weight)
             values = self.mapping(**bound)  # type: ignore[operator]  # the head's own
-            return self._finish(values, weight)
+            return self._finish(values, weight, self.head.fitted.device)
         if named:
             raise TypeError(f"`{next(iter(named))}` is unknown: a penalty takes the arguments of its mapping, groups and weight.")
         if groups is None and self.grouped:
@@ -240,14 +241,13 @@ class GMCPenalty(Float64Module):
             member = check_groups(groups, n, self.groups)
         if member.device != device:
             raise ValueError(f"`groups` is on {member.device} but the batch is on {device}; move them to one device.")
-        return self._finish(self._values(member, batch), weight)
+        return self._finish(self._values(member, batch), weight, device)
 
-    def _finish(self, values: Values, weight: Any) -> Tensor:
-        n, device = len(values.s), values.s.device
-        with torch.autocast(device.type, enabled=False):
-            loss = self._loss(self._table(values.who, values, checks.weights(weight, n, values.s.detach())))
-        dtype = values.s.dtype if values.s.dtype in (torch.float32, torch.float64) else torch.float32
-        return loss.to(dtype)
+    def _finish(self, values: Values, weight: Any, device: torch.device) -> Tensor:
+        values = Values(*map(at_hand, vars(values).values()))
+        with torch.autocast(values.s.device.type, enabled=False):
+            loss = self._loss(self._table(values.who, values, checks.weights(at_hand(weight), len(values.s), values.s.detach())))
+        return float64.sent(loss if values.s.dtype == torch.float64 else loss.float(), device)
 
     def _values(self, member: Tensor, batch: Any) -> Values:
         if callable(self.mapping):

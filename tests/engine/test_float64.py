@@ -96,6 +96,31 @@ class Elsewhere(torch.Tensor):
     def cpu(self):
         return self.as_subclass(torch.Tensor)
 
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        out = super().__torch_function__(func, types, args, kwargs)
+        if isinstance(out, cls) and out.dtype == torch.float64:
+            raise TypeError(f"{func} makes float64 on {out.device}")
+        return out
+
+
+@pytest.fixture
+def moved(monkeypatch):
+    """Move a head to a device without float64: of its buffers, the one that says where it is."""
+
+    def to(self, place):
+        if "fitted" in self._buffers:
+            self._buffers["fitted"] = self._buffers["fitted"].as_subclass(Elsewhere if str(place) == "mps" else torch.Tensor)
+        return self
+
+    monkeypatch.setattr(float64.Float64Module, "to", to)
+    monkeypatch.setattr(float64, "sent", lambda x, device: x.float().as_subclass(Elsewhere) if device.type == "mps" else x)
+    return lambda head: head.to("mps")
+
+
+def away(data):
+    return [t.as_subclass(Elsewhere) for t in data]
+
 
 @pytest.mark.parametrize("entry", ZOO, ids=lambda e: e.name)
 def test_what_is_observed_goes_to_the_cpu_and_gives_its_state(entry: Entry):
@@ -133,6 +158,64 @@ def test_observing_batches_of_another_device():
     for part in zip(*(t.split(30) for t in entry.data(80, 0).observe), strict=True):
         head.observe(*(t.as_subclass(Elsewhere) for t in part))
     torch.testing.assert_close(head.calibrate().offsets, entry.fitted().offsets, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("entry", ZOO, ids=lambda e: e.name)
+def test_observe_and_calibrate_of_a_head_elsewhere(entry: Entry, moved):
+    head, want = moved(entry.make()), entry.make()
+    for part in zip(*(t.split(45) for t in entry.data(80, 0).observe), strict=True):
+        head.observe(*away(part), **entry.options)
+        want.observe(*part, **entry.options)
+    head.calibrate(), want.calibrate()
+    assert head.fitted.device.type == "mps" and head.is_fitted
+    for (name, found), right in zip(head.named_buffers(), want.buffers(), strict=True):
+        assert torch.equal(found.as_subclass(torch.Tensor), right), name
+
+
+@pytest.mark.parametrize("name", ["threshold", "probability", "quantile", "distribution", "tree"])
+def test_monitors_penalties_and_metrics_of_a_head_elsewhere(name: str, moved):
+    entry = ENTRIES[name]
+    head, data = entry.fitted(), entry.data(120, 3).observe
+    found = []
+    for kind in (list, away):
+        monitor, metric = gmc.Monitor(head, alpha=0.01), gmc.metrics.for_head(head)
+        penalty, inputs = gmc.GMCPenalty.for_head(head), kind(data)
+        for part in (monitor, metric):
+            part.update(*inputs)
+        first = inputs[0].detach().requires_grad_()
+        loss = penalty(first, *inputs[1:])
+        (slope,) = torch.autograd.grad(loss, first)
+        found.append((monitor.log_capital, metric.compute(), penalty.violations(), loss, slope))
+        moved(head)
+    assert found[1][3].dtype == torch.float32
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(b.as_subclass(torch.Tensor).to(a.dtype), a, rtol=1e-5, atol=1e-7)
+
+
+def test_what_adds_up_stays_where_there_is_float64(pretend):
+    made = [gmc.ShiftMonitor(torch.rand(200)), gmc.GMCPenalty(groups=2), gmc.metrics.GroupViolation(2)]
+    model = torch.nn.ModuleList([torch.nn.Linear(2, 2), *made])
+    pretend("meta")
+    with Without("meta"):
+        model.to("meta")
+    assert model[0].weight.device.type == "meta" and made[0].sums.dtype == made[1].sums.dtype == made[2].sums.dtype == torch.float64
+    assert {one.sums.device.type for one in made} == {"cpu"}
+
+
+def test_shifts_penalties_and_metrics_of_what_is_elsewhere(moved):
+    scores, target, member = torch.rand(300), torch.rand(300), torch.arange(300)[:, None] % 2 == torch.arange(2)
+    found = []
+    for kind in (list, away):
+        (s, y, m), penalty, metric = kind([scores, target, member]), gmc.GMCPenalty(groups=2), gmc.metrics.GroupViolation(2)
+        watch = gmc.ShiftMonitor(s[:200], m[:200])
+        watch.update(s[200:], m[200:])
+        metric.update(s, y, m)
+        s = s.detach().requires_grad_()
+        loss = penalty(s, y, m)
+        found.append((watch.log_capital, metric.compute(), metric.violations(), loss, *torch.autograd.grad(loss, s)))
+    assert found[1][3].device.type == "mps"
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(b.as_subclass(torch.Tensor), a, rtol=1e-6, atol=1e-9)
 
 
 def test_casts_still_do_not_round_where_there_is_float64():

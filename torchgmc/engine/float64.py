@@ -24,26 +24,44 @@ def at_hand(x: Any) -> Any:
     return x.cpu() if isinstance(x, Tensor) and lacks(x.device) else x
 
 
+def sent(x: Tensor, device: torch.device) -> Tensor:
+    """A result of the CPU to where the question came from; in float32 where there is no float64."""
+    return x.float().to(device) if lacks(device) else x
+
+
 def rounded(x: Tensor) -> Tensor:
     """In float32; a finite number that is too large for it becomes its largest, which infinity is not."""
     most = torch.finfo(torch.float32).max
     return torch.where(x.isinf(), x, x.clamp(-most, most)).float()
 
 
+def leads_away(fn: Callable[[Tensor], Tensor]) -> bool:
+    """Does a function that moves tensors, of ``Module._apply``, move them to a device that lacks float64?"""
+    return lacks(fn(torch.zeros(0)).device)
+
+
 class Float64Module(nn.Module):
     """Its floating buffers stay in float64 where there is one: `.half()` of a model must not round a threshold or a sum."""
 
+    #: Does it stay where it is when the model moves to a device that lacks float64? What only adds up may.
+    stays = False
+
     def _apply(self: _Same, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> _Same:
         """Move with the model, in the precision of before; rounded where the device lacks float64."""
+        away = leads_away(fn)
+        if away and self.stays:
+            return self
 
         def able(t: Tensor) -> Tensor:
-            return fn(rounded(t) if t.dtype == torch.float64 and lacks(fn(t.new_zeros(0, dtype=torch.float32)).device) else t)
+            return fn(rounded(t) if t.dtype == torch.float64 and away else t)
 
         before = {name: buffer for name, buffer in self._buffers.items() if buffer is not None and buffer.is_floating_point()}
         super()._apply(able, recurse)  # type: ignore[no-untyped-call]  # torch gives it no types
         for name, old in before.items():
             new = self._buffers[name]
-            kept = old if new is None else rounded(old) if lacks(new.device) else old.double() if lacks(old.device) else old
+            kept = (
+                old if new is None else rounded(old) if lacks(new.device) else at_hand(old).double() if lacks(old.device) else old
+            )
             if new is not None and new.dtype != kept.dtype:
                 self._buffers[name] = kept.to(new.device)
         return self

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from torchgmc import distributed
 from torchgmc.audits import overlap
-from torchgmc.engine import checks, hashing
+from torchgmc.engine import checks, float64, hashing
 from torchgmc.engine.clusters import total
 from torchgmc.engine.float64 import at_hand
 from torchgmc.engine.solver import Report
@@ -33,6 +33,12 @@ _KEEPING = threading.RLock()
 
 class State(Contract):
     """The statistics and the fitted buffers of a head."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """What looks at data runs on the CPU where the head's device lacks float64."""
+        super().__init_subclass__(**options)
+        for name in {"observe", "calibrate", "values", "s_range"} & set(cls.__dict__):
+            setattr(cls, name, _nearby(cls.__dict__[name]))
 
     # -- statistics --------------------------------------------------------------------------------------------------
 
@@ -312,6 +318,24 @@ class State(Contract):
         self.is_fitted = bool(self.fitted)
         self.promises_everyone = bool(self.with_everyone)
         self.lacks_statistics = self.is_fitted and self.statistics is None
+
+
+def _nearby(method: Any) -> Any:
+    """A method of a head, by a twin on the CPU where its device lacks float64; what it observed or found comes back."""
+
+    @functools.wraps(method)
+    def found_nearby(self: State, *args: Any, **kwargs: Any) -> Any:
+        place = self.fitted.device
+        if not float64.lacks(place):
+            return method(self, *args, **kwargs)
+        with _KEEPING:
+            twin = self.twin().to("cpu")
+            found = method(twin, *map(at_hand, args), **{name: at_hand(value) for name, value in kwargs.items()})
+            if method.__name__ in ("observe", "calibrate"):
+                self.__dict__.update(twin.to(place).__dict__)
+        return self if found is twin else found
+
+    return found_nearby
 
 
 def largest_cluster(statistics: Any) -> float:
