@@ -193,7 +193,7 @@ def pooled(calibrate: Method) -> Method:
                 twin.observed = reduce(self.observed, "", self.fitted.device)
             # A calibrate that calls another's must not add the ranks up twice.
             with together() if stays else contextlib.nullcontext(), local():
-                token = _SCATTERED.set(stays)
+                token = _SCATTERED.set(stays or _SCATTERED.get())  # or the rows of the one that calls stay
                 try:
                     calibrate(twin, *args, **kwargs)
                 finally:

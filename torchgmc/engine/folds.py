@@ -96,6 +96,12 @@ def places_of(keys: Tensor) -> Places:
     return Places((code >> 20).bitwise_and_(RANGE - 1), RANGE, count)
 
 
+def leading(spots: Tensor, rows: int) -> int:
+    """How many of this rank's rows, by ascending spots from 0 to 1 ``(n,)``, are among about the first ``rows`` of all ranks."""
+    count = int(distributed.total(torch.tensor(len(spots))))
+    return int(torch.searchsorted(spots, rows / count)) if count > rows else len(spots)
+
+
 def deal(parts: int, *content: Tensor, seed: int = 0) -> Tensor:
     """Number of the part each example is dealt to, int64 ``(n,)``; parts differ by at most one example.
 

@@ -3,8 +3,9 @@ r"""Boosted trees over binned columns: a level of a tree is one search over all 
 A is ``x >= cut``, ``x = level`` or ``x is missing``. The search counts: columns are coded (a level each for missing values and
 for categories), those of two values six to a code. Slopes and curvatures are whole numbers of a unit, both in one float64:
 one `scatter_add` per tree sums them over leaf x column x code, and every split of every leaf follows from cumulative sums.
-All sums are exact in any order: the same trees come out however the rows were cut or spread. Some trees are grown from the
-same slopes, with another first split each; the moves of their leaves are not, and one whose gain the others took is dropped.
+All sums are exact in any order, and over all ranks (:func:`torchgmc.distributed.total`): the same trees come out however the
+rows were cut or spread. Some trees are grown from the same slopes, with another first split each; the moves of their leaves are
+not, and one whose gain the others took is dropped.
 """
 
 import functools
@@ -18,7 +19,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from torchgmc.distributed import total as over_ranks
+from torchgmc.distributed import collected, total as over_ranks
+from torchgmc.engine.folds import leading
 
 Array = npt.NDArray[Any]
 __all__ = ["Boosted", "Coded", "Grown", "Loss", "boost", "code", "grow", "walk"]
@@ -106,20 +108,27 @@ class Loss:
     steps: Callable[[Tensor, Tensor, int, slice], Tensor] | None = None
 
 
-def code(columns: Tensor, equal: Tensor, bins: int) -> Coded:
-    """Codes of columns ``(n, q)``, float32: up to ``bins`` of about equal size; of categories the most frequent values."""
+def code(columns: Tensor, equal: Tensor, bins: int, few: Tensor | None = None) -> Coded:
+    """Codes of columns ``(n, q)``, float32: up to ``bins`` of about equal size; of categories the most frequent values.
+
+    ``few``: rows that say where to cut, bool ``(n,)``, with the least and the largest of all ranks; None for all.
+    """
     table, same = np.ascontiguousarray(columns.T.cpu().numpy()), equal.cpu().numpy()
     q, n = table.shape
     cuts, codes = np.full((q, bins), np.inf, dtype=np.float32), np.empty((q, n), dtype=np.uint8)
-    low, high = (table.min(1), table.max(1)) if n else (cuts[:, 0], cuts[:, 0])
+    ends = collected(torch.stack([columns.amin(0), columns.amax(0)])[None] if n else columns.new_zeros(0, 2, q))[0]
+    ends = torch.stack([ends[:, 0].amin(0), ends[:, 1].amax(0)]) if len(ends) else columns.new_full((2, q), np.inf)
+    some = collected(columns)[0] if few is None else torch.cat([collected(columns[few])[0], ends])
+    known = table if some is columns else np.ascontiguousarray(some.T.cpu().numpy())
+    low, high = ends.cpu().numpy()
     upper = table == high[:, None]
-    two = (upper | (table == low[:, None])).all(1) & (low < high)
+    two = (_summed((~(upper | (table == low[:, None]))).sum(1)) == 0) & (low < high)
     plain = two & ~same  # numbers of two values, at once
     middle = np.where((low != low.round()) | (high != high.round()), (low + high) / 2, high)
     codes[plain], cuts[plain, :2] = upper[plain], np.stack([low, middle], 1)[plain]
     for j in np.flatnonzero(~plain):  # columns, not rows
         column, lacking = table[j], np.isnan(table[j])
-        kept, count = np.unique(column[~lacking], return_counts=True)
+        kept, count = np.unique(known[j][~np.isnan(known[j])], return_counts=True)
         if same[j]:
             kept = np.sort(kept[np.argsort(-count, kind="stable")[: bins - 1]])
             place = np.searchsorted(kept, column).clip(0, max(len(kept) - 1, 0))
@@ -135,20 +144,27 @@ def code(columns: Tensor, equal: Tensor, bins: int) -> Coded:
     bit = np.arange(PACK, dtype=np.uint8)
     packs = [codes[pairs[k : k + PACK]] << bit[: len(pairs) - k, None] for k in range(0, len(pairs), PACK)]
     cells = np.concatenate([codes[wide], *(pack.sum(0, dtype=np.uint8)[None] for pack in packs)])
-    gaps = bool((codes == bins).any())
-    every, sides = np.arange(bins + 1), np.arange(1 + gaps)
     code = np.arange(max(bins + 1, (1 << PACK) * (len(pairs) > 0)))[:, None]
+    level = np.array([np.bincount(codes[j], minlength=len(code)) for j in wide]).reshape(-1, len(code))
+    level = _summed(level)
+    gaps = bool(level[:, bins].any())
+    every, sides = np.arange(bins + 1), np.arange(1 + gaps)
     lost = (code == bins) & (sides == 1)[:, None, None]  # (sides, size, 1)
     ways = ((one & (code < bins) | lost).transpose(1, 2, 0) for one in (code >= every, code == every))
     number, category = (way.reshape(len(code), -1).astype(np.float64) for way in ways)
     right = number, category, (np.arange(1 << PACK)[:, None] >> bit & 1).astype(np.float64)
-    level = np.array([np.bincount(codes[j], minlength=len(code)) for j in wide]).reshape(-1, len(code))
     count = np.where(same[wide, None], level @ category, level @ number)  # rows that each split sends right
     useless = np.where(same[wide, None], every == bins - 1, every == 0).repeat(1 + gaps, 1)  # all other levels; all numbers
-    some = np.flatnonzero((count > 0) & (count < n) & ~useless)
+    some = np.flatnonzero((count > 0) & (count < level.sum(1, keepdims=True)) & ~useless)
     numbers = np.stack(np.meshgrid(wide, every, sides, indexing="ij"), -1).reshape(-1, 3)[some]
     splits = np.concatenate([numbers, np.stack([pairs, np.ones_like(pairs), np.zeros_like(pairs)], 1), [[0, bins, 0]]])
     return Coded(codes, cuts, same, pairs, wide, cells, splits, some, right, gaps, bool(same.any()))
+
+
+def _summed(values: Array) -> Array:
+    """Sum over all ranks, float64."""
+    found: Array = over_ranks(torch.from_numpy(values.astype(np.float64, copy=False))).numpy()  # numpy counts no rows in int64
+    return found
 
 
 def _spread(count: Array, bins: int) -> Array:
@@ -190,12 +206,12 @@ def _halves(places: Array, bits: list[Array], sums: Array, values: Array) -> Arr
     every, tree = count * parents, np.arange(count)[:, None]
     leaf = _leaf([np.zeros_like(bits[0]), *bits[:-1]])
     few = (2 * (leaf[:, :LOOK] + parents * tree) + bits[-1][:, :LOOK]).ravel()
-    less = np.bincount(few, minlength=2 * every).reshape(every, 2).argmin(1)
+    less = _summed(np.bincount(few, minlength=2 * every)).reshape(every, 2).argmin(1)  # the same on every rank
     larger = _select((1 - less).astype(np.uint8).reshape(count, parents, 1), bits[:-1])
     chosen = np.flatnonzero((bits[-1] ^ larger).view(bool))
     which = np.repeat(tree[:, 0], np.diff(np.searchsorted(chosen, np.arange(count + 1) * n)))
     rows, parent = chosen - which * n, leaf.ravel()[chosen] + which * parents
-    own = histogram(places, parent, every, size, values.take(rows, 1), rows)
+    own = _summed(histogram(places, parent, every, size, values.take(rows, 1), rows))
     found = np.empty((classes, every, 2, k, size))
     found[:, np.arange(every), less], found[:, np.arange(every), 1 - less] = own, sums - own
     return found.reshape(classes, 2 * every, k, size)
@@ -217,8 +233,8 @@ def _leaf(bits: list[Array]) -> Array:
 def _packed(slope: Tensor, curvature: Tensor) -> tuple[Array, tuple[float, float]]:
     """Slopes and curvatures ``(n, C)`` as whole numbers, both in one float64, ``(C, n)``; and their units."""
     one, two = (part.cpu().numpy() for part in (slope, curvature))
-    most = (float(part.sum(0).max()) / 2.0 ** (BITS - 1) for part in (np.abs(one), two))
-    units = [2.0 ** math.ceil(math.log2(max(unit, GRAIN))) for unit in most]
+    most = _summed(np.stack([np.abs(one).sum(0), two.sum(0)])).max(1) / 2.0 ** (BITS - 1)
+    units = [2.0 ** math.ceil(math.log2(max(unit, GRAIN))) for unit in most.tolist()]
     whole = np.rint(one / units[0]) * SHIFT + np.rint(two / units[1])
     return np.ascontiguousarray(whole.T), (units[0], units[1])
 
@@ -240,7 +256,7 @@ def grow(
     values, units = _packed(slope, curvature)
     splits, gains = [], []
     bits: list[Array] = []
-    sums = histogram(places, None, 1, len(coded.right[0]), values)  # (C, B leaves, k, size)
+    sums = _summed(histogram(places, None, 1, len(coded.right[0]), values))  # (C, B leaves, k, size)
     for level in range(depth):
         if level:
             sums = _halves(places, [bit[:, rows] for bit in bits], sums, values)
@@ -317,7 +333,7 @@ class Boosted(NamedTuple):
 
 def boost(
     coded: Coded, z: Tensor, final: Tensor, loss: Loss, held: int,
-    depth: int, most: int, rate: float, ridge: float, least: float, stop: bool = True,
+    depth: int, most: int, rate: float, ridge: float, least: float, stop: bool = True, spots: Tensor | None = None,
 ) -> Boosted:  # fmt: skip
     """Trees until the loss of the last ``held`` rows has not fallen for a while; the best prefix, its moves fitted to all rows.
 
@@ -326,23 +342,26 @@ def boost(
     these are fitted again, to all rows. ``loss``: what is minimised. ``held``: rows that decide how many trees are kept.
     ``depth``, ``most``, ``rate``, ``ridge``, ``least``: levels and number of trees, share of a leaf's step that is taken, see
     :func:`grow`. ``stop``: False grows ``most`` trees whatever the held-out rows say, and does not fit their moves again: only
-    z is of use.
+    z is of use. ``spots``: from 0 to 1, which rows of all ranks come first, of those searched and of those held out ``(n,)``,
+    both ascending; None for the order of one rank.
     """
-    n, leaves, device = len(z), 1 << depth, z.device
-    train, judges = min(n - held, POOL), min(held, JUDGES) if stop else held
-    rest = slice(n - held, n - held + judges)
+    n, cut, leaves, device = len(z), len(z) - held, 1 << depth, z.device
+    spots = torch.cat([torch.arange(k, dtype=torch.float64) / k for k in (cut, held)]) if spots is None else spots
+    train, judges = leading(spots[:cut], POOL), leading(spots[cut:], JUDGES) if stop else held
+    rest = slice(cut, cut + judges)
     few = coded if train + judges == n else coded.pick(np.r_[:train, rest])
-    places_of, size, first, drawn = few.places(slice(0, train)), min(train, SAMPLE), 0, 0
+    windows = max(1, min(POOL, int(over_ranks(torch.tensor(cut)))) // SAMPLE)
+    ends = [min(train, leading(spots[:cut], k * SAMPLE)) for k in range(windows + 1)]
+    places_of, turn, drawn = few.places(slice(0, train)), 0, 0
     both = torch.cat([z[:train], z[rest]]).cpu()
     own, other = both[:train], both[train:]
     trees: list[Grown] = []
     places: list[Array] = []
     before = loss.value(other, rest)
-    history, gained = [float(before.mean())], before.new_zeros(1)
+    history, gained = [average(before)], before.new_zeros(1)
     best, patience, lowest = 0, math.ceil(PATIENCE / rate), history[0]
     while len(trees) < most and (len(trees) - best < patience or not stop):
-        rows = slice(first, first + size)
-        first = 0 if first + 2 * size > train else first + size
+        rows, turn = slice(ends[turn], ends[turn + 1]), (turn + 1) % windows
         roots = _roots(drawn, max(1, BATCH * 8 >> max(3, depth)), len(coded.codes)) if depth > 1 else None
         batch, leaf = grow(few, *loss.slopes(own[rows], rows), depth, ridge, least, roots, places_of, rows)
         drawn, gains, leaf_of = drawn + len(leaf), batch.gain.sum(1).tolist(), leaf.astype(np.int64)
@@ -359,11 +378,11 @@ def boost(
             trees.append(Grown(*(part[b] for part in batch)))
             places.append(leaf[b])
             after = loss.value(other, rest)
-            history.append(float(after.mean()))
+            history.append(average(after))
             if history[-1] < lowest:
                 best, gained, lowest = len(trees), before - after, history[-1]
-    if not stop or float(gained.mean()) <= float(gained.std(unbiased=False)) / max(1, len(gained)) ** 0.5:
-        best = 0  # within the noise of the held-out rows
+    if not stop or in_noise(gained):
+        best = 0
     if few is not coded:
         parts = [coded.pick(slice(k, k + SAMPLE)) for k in range(0, n, SAMPLE)]
         places = [np.concatenate([leaves_of(part, tree) for part in parts]) for tree in trees[:best]]
@@ -376,6 +395,19 @@ def boost(
         _move(moved, moves[t], place)
     steps, rows_moved, leaf_of_rows = (torch.from_numpy(p).to(device) for p in (moves.swapaxes(1, 2).copy(), -moved, kept))
     return Boosted(trees[:best], steps, history[: best + 1], other.to(device), rows_moved, leaf_of_rows)
+
+
+def average(values: Tensor) -> float:
+    """Mean over the rows of all ranks ``(n,)``."""
+    total, count = over_ranks(torch.stack([values.sum(), values.new_tensor(len(values))])).tolist()
+    return float(total / max(count, 1.0))
+
+
+def in_noise(gained: Tensor) -> bool:
+    """Is the mean of what held-out rows gained ``(n,)`` at most its standard error?"""
+    mean = average(gained)
+    count = int(over_ranks(torch.tensor(len(gained))))
+    return mean <= (average((gained - mean).square()) / max(1, count)) ** 0.5
 
 
 def _roots(first: int, count: int, columns: int) -> Array:
@@ -409,19 +441,34 @@ def pinball(scores: Tensor, weight: Tensor, target: Tensor) -> Loss:
         return (torch.maximum(goal * above, (goal - 1.0) * above) * weight[rows]).sum((1, 2))
 
     def steps(z: Tensor, place: Tensor, leaves: int, rows: slice) -> Tensor:
-        z, place, found = z.to(scores.device), place.to(scores.device), []
-        leaf_of = place[:, None].expand(-1, scores.shape[2]).reshape(-1)
-        for c, goal in enumerate(target):
-            residual, order = (scores[rows, c] - z[:, c, None]).flatten().sort(stable=True)
-            leaf, again = leaf_of[order].sort(stable=True)  # by leaf, and within by residual
-            residual, w = residual[again], weight[rows, c].flatten()[order[again]]
-            total = torch.bincount(leaf, w, leaves)
-            before = total.cumsum(0) - total
-            at = torch.searchsorted(w.cumsum(0), before + (goal - 1e-9) * total).clamp_max(len(w) - 1)
-            found.append(torch.where(total > 0, -residual[at], torch.zeros_like(total)))
-        return torch.stack(found, 1)
+        leaf = place.repeat_interleave(scores.shape[2]).cpu().numpy()
+        residual, heavy = (scores[rows] - z.to(scores.device)[:, :, None]).cpu().numpy(), weight[rows].cpu().numpy()
+        parts = enumerate(target.tolist())
+        found = [quantiles(residual[:, c].ravel(), leaf, heavy[:, c].ravel(), leaves, goal - 1e-9) for c, goal in parts]
+        return -torch.from_numpy(np.stack(found, 1))
 
     return Loss(slopes, value, steps)
+
+
+def quantiles(values: Array, leaf: Array, weight: Array, leaves: int, part: float) -> Array:
+    """Smallest value of each leaf with this part of its weight, over all ranks, at or below it, ``(leaves,)``; 0 without weight.
+
+    It is found from its highest byte down: only counts of bytes are exchanged. ``values``, ``leaf``, ``weight``: ``(n,)``.
+    """
+    total = _summed(np.bincount(leaf, weight, leaves))
+    goal, found, sign = part * total, np.zeros(leaves, dtype=np.uint64), np.uint64(1 << 63)
+    bits = (values + 0.0).view(np.uint64)
+    key = np.where(bits >= sign, ~bits, bits | sign)  # in the order of the values
+    for shift in range(56, -1, -8):
+        byte = (key >> np.uint64(shift)).astype(np.uint8)
+        table = _summed(np.bincount(256 * leaf + byte, weight, 256 * leaves)).reshape(leaves, 256)
+        below = table.cumsum(1)
+        at = (below[:, :-1] < goal[:, None]).sum(1)
+        goal = goal - (below - table)[np.arange(leaves), at]
+        found |= at.astype(np.uint64) << np.uint64(shift)
+        same = np.flatnonzero(byte == at[leaf])
+        key, leaf, weight = key.take(same), leaf.take(same), weight.take(same)
+    return np.where(total > 0, np.where(found >= sign, found ^ sign, ~found).view(np.float64), 0.0)
 
 
 def refit(
@@ -450,7 +497,8 @@ def _moves(loss: Loss, z: Tensor, place: Array, rows: slice, leaves: int, ridge:
     curvatures, ``(2, C, leaves)``.
     """
     parts = [part.T.cpu().numpy() for part in loss.slopes(z, rows)]
-    sums = np.array([[np.bincount(place, np.rint(column / FINE), leaves) for column in part] for part in parts]) * FINE
+    sums = np.array([[np.bincount(place, np.rint(column / FINE), leaves) for column in part] for part in parts])
+    sums = _summed(sums) * FINE
     step = sums[0] / (sums[1] + ridge)
     if loss.steps is not None:
         own = loss.steps(z, torch.from_numpy(place), leaves, rows).T.cpu().numpy()

@@ -16,12 +16,11 @@ from torch import Tensor
 from torchgmc.audits.audit import Audit
 from torchgmc.audits.intervals import Rows
 from torchgmc.audits.tabular import Table
-from torchgmc.distributed import collected, from_first, total as over_ranks
-from torchgmc.engine import checks, linear, rules, trees
+from torchgmc.distributed import collected, total as over_ranks
+from torchgmc.engine import checks, folds, linear, rules, trees
 from torchgmc.engine.clusters import deal_clusters
 from torchgmc.engine.float64 import wide
-from torchgmc.engine.folds import permuted, places, places_of
-from torchgmc.engine.hashing import row_keys
+from torchgmc.engine.folds import leading, places
 from torchgmc.engine.scripting import has_values
 from torchgmc.groups.columns import as_mapping, factorize, is_frame, num_rows, read
 from torchgmc.heads.base import Head
@@ -159,11 +158,15 @@ LossOf: TypeAlias = Callable[[Tensor], trees.Loss]
 
 
 class Division(NamedTuple):
-    """Parts that rows are dealt to ``(n,)``, and an order of the rows in which the last ``held``, of part 0, are held out."""
+    """Parts that rows are dealt to ``(n,)``, and an order of the rows in which the last ``held``, of part 0, are held out.
+
+    ``spots``: places of the rows in that order, among those of all ranks, from 0 to 1 ``(n,)``.
+    """
 
     part: Tensor
     order: Tensor
     held: int
+    spots: Tensor
 
 
 class Found(NamedTuple):
@@ -182,6 +185,7 @@ class Found(NamedTuple):
     weight: Tensor  # z falls by (x - center) @ weight too, (d, C); (0, C) of trees
     center: Tensor
     place: Tensor  # leaf of each row in each tree, in the order, uint8 (T, n)
+    spots: Tensor  # of :class:`Division`
 
     def scaled(self, scale: float, start: Tensor) -> "Found | None":
         """In another unit of z; None if nothing was found."""
@@ -357,12 +361,13 @@ class Learning(Head):
 
     def divide(self, rows: Any) -> Division | None:
         """Who is held out; None if there are too few rows. Clusters stay together."""
-        if self.learn is None or rows.rows < FEWEST:
+        if self.learn is None or int(over_ranks(torch.tensor(rows.rows))) < FEWEST:
             return None
-        keys = row_keys(*rows.content())
-        order = permuted(keys)
-        part = deal_clusters(PARTS, rows.cluster) if rows.cluster.shape[1] else places_of(keys).place % PARTS
-        return Division(part, order[_last(part[order] == 0)], int((part == 0).sum()))
+        spots = places(*rows.content())
+        part = deal_clusters(PARTS, rows.cluster) if rows.cluster.shape[1] else spots.place % PARTS
+        order = spots.place.argsort(stable=True)
+        order = order[_last(part[order] == 0)]
+        return Division(part, order, int((part == 0).sum()), spots.place[order] / spots.limit)
 
     def grow_trees(self, columns: Tensor, ends: Ends, loss: LossOf, division: Division, cross: bool = False) -> Found:
         """Boost; see :func:`torchgmc.engine.trees.boost`. All in the order of the statistics.
@@ -375,46 +380,42 @@ class Learning(Head):
         if isinstance(learn, Linear):
             return self._draw_line(learn, columns, ends, loss, division, cross)
         assert learn is not None
-        (part, order, held), (start, final) = division, ends
+        (part, order, held, spots), (start, final) = division, ends
         equal = torch.zeros(columns.shape[1], dtype=torch.bool, device=columns.device)
         equal[[int(place) for place in learn.categorical]] = True
-        coded = trees.code(columns[order], equal, learn.bins)
+        count = int(over_ranks(torch.tensor(len(order))))
+        few = None if count < 2 * folds.EXACT else spots < folds.EXACT / count
+        coded = trees.code(columns[order], equal, learn.bins, few)
         options = (learn.depth, learn.trees, learn.rate, learn.ridge, learn.smallest)
-        found = trees.boost(coded, start[order], final[order], loss(order), held, *options)
+        found = trees.boost(coded, start[order], final[order], loss(order), held, *options, spots=spots)
         device, splits, none = columns.device, (1 << learn.depth) - 1, (final[:0], final[:0, 0])
         if not found.trees:
             nothing = torch.zeros(0, splits, dtype=torch.int64, device=device)
             no = (nothing, nothing.double(), nothing, found.moves)
-            return Found(*no, final, order, held, found.history, final, final, *none, found.places)
-        column, cut, kind = rules.raw(found.trees, coded, columns.isnan().any(0))
+            return Found(*no, final, order, held, found.history, final, final, *none, found.places, spots)
+        column, cut, kind = rules.raw(found.trees, coded, over_ranks(columns.isnan().any(0).long()) > 0)
         z = torch.empty_like(final)
         z[order] = final[order] - found.moved
         unseen = z.clone()
         options = (learn.depth, len(found.trees), learn.rate, learn.ridge, learn.smallest)
         for k in range(PARTS if cross else 0):
             at = _last(part[order] == k)
-            rows, count = order[at], int((part == k).sum())
-            if 0 < count < len(rows):
-                parts = (coded.pick(at.cpu().numpy()), final[rows], final[rows], loss(rows), count)
-                unseen[rows[len(rows) - count :]] = trees.boost(*parts, *options, stop=False).z
-        return Found(column, cut, kind, found.moves, z, order, held, found.history, final, unseen, *none, found.places)
-
-    @staticmethod
-    def many(rows: int) -> bool:
-        """Are they so many that trees are learned from some of them?"""
-        return rows >= 2 * (trees.POOL + trees.JUDGES)
+            rows, own = order[at], int((part == k).sum())
+            if 0 < int(over_ranks(torch.tensor(own))) < count:
+                parts = (coded.pick(at.cpu().numpy()), final[rows], final[rows], loss(rows), own)
+                unseen[rows[len(rows) - own :]] = trees.boost(*parts, *options, stop=False, spots=spots[at]).z
+        return Found(column, cut, kind, found.moves, z, order, held, found.history, final, unseen, *none, found.places, spots)
 
     def _learn_from_some(self, rows: Any) -> bool:
         """Of very many rows, over all ranks, fit some by themselves and keep what they teach; False if all can be looked at."""
-        if self.linear or rows.cluster.shape[1] or not self.many(int(over_ranks(torch.tensor(rows.rows)))):
-            return False
         wanted = trees.POOL + trees.JUDGES
+        if self.linear or rows.cluster.shape[1] or int(over_ranks(torch.tensor(rows.rows))) < 2 * wanted:
+            return False
         spots, other = places(*rows.content()), self.twin()
-        few = rows.pick(spots.place < int(wanted * spots.limit / spots.rows))
-        other.statistics = type(rows)(*(collected(value)[0] for value in vars(few).values())).sorted()
+        other.statistics = rows.pick(spots.place < int(wanted * spots.limit / spots.rows)).sorted()
         other.calibrate()
         for name in self.forest:
-            setattr(self, name, from_first(getattr(other, name)))
+            setattr(self, name, getattr(other, name))
         return True
 
     def _known_trees(self, z: Tensor, rows: Any, loss: trees.Loss) -> Found:
@@ -423,11 +424,11 @@ class Learning(Head):
         columns, splits = looked_at(rows.features, rows.z, rows.member), (self.tree_column, self.tree_cut, self.tree_kind)
         moves, after = trees.refit(columns, splits, self.tree_leaf, z, loss, self.learn.rate, self.learn.ridge)
         none = self.tree_column[:0]
-        return Found(*splits, moves, after, none, 0, [], z, after, self.line_weight, self.line_center, none)
+        return Found(*splits, moves, after, none, 0, [], z, after, self.line_weight, self.line_center, none, none)
 
     def _draw_line(self, learn: Linear, columns: Tensor, ends: Ends, loss: LossOf, division: Division, cross: bool) -> Found:
         """A linear function in place of trees; see :meth:`grow_trees`. Its rules are the features that matter most."""
-        (part, order, held), (start, final) = division, ends
+        (part, order, held, spots), (start, final) = division, ends
         features = columns[:, : columns.shape[1] - self.tree_leaf.shape[2] - self.num_groups]
         x, mean, deviation = linear.standard(features)
         few = learn.penalty == "l1"
@@ -441,12 +442,12 @@ class Learning(Head):
         size = line.weight.abs().amax(1)
         most = size.argsort(descending=True, stable=True)[:RULES]
         column = most[size[most] > 0][:, None]
-        kind = 4 * features.isnan().any(0)[column].long()
+        kind = 4 * (over_ranks(features.isnan().any(0).long()) > 0)[column].long()
         leaf = z.new_zeros(len(column), 2, z.shape[1])  # rules that move nothing: the line does
         weight = line.weight / deviation[:, None]
         cut = mean.float().double()[column]
         place = trees.places(columns[order], column, cut, kind).T.to(torch.uint8)
-        return Found(column, cut, kind, leaf, z, order, held, line.history, final, unseen, weight, mean, place)
+        return Found(column, cut, kind, leaf, z, order, held, line.history, final, unseen, weight, mean, place, spots)
 
     def write_trees(self, found: Found | None, width: int, known: bool = False) -> None:
         """The fitted trees, or the line, become buffers; their rules are those ``known`` already, or none yet."""
@@ -468,18 +469,18 @@ class Learning(Head):
         effect, before, after = values
         leaves, classes = found.leaf.shape[1], effect.shape[1]
         cut = len(found.order) - found.held
-        seen, unseen = found.order[:cut][:MOST_ROWS], found.order[cut:][:MOST_ROWS]
-        if not len(found.column) or not len(unseen):
+        if not len(found.column) or not int(over_ranks(torch.tensor(found.held))):
             return
+        seen, unseen = (found.order[at][: leading(found.spots[at], MOST_ROWS)] for at in (slice(cut), slice(cut, None)))
         place = found.place[:, : len(seen)]  # (T, n)
-        weight = (rows.weight[seen] / rows.weight[seen].sum())[:, None]
+        weight = (rows.weight[seen] / over_ranks(rows.weight[seen].sum()))[:, None]
         sums = torch.cat([weight, effect[seen] * weight], 1).T.contiguous().cpu().numpy()
         whole = (tree.astype(np.int64) for tree in place.cpu().numpy())
         each = [[np.bincount(tree, part, leaves) for part in sums] for tree in whole]
-        mass = torch.from_numpy(np.array(each)).to(place.device).mT.flatten(0, 1)
+        mass = over_ranks(torch.from_numpy(np.array(each, dtype=np.float64)).to(place.device)).mT.flatten(0, 1)
         size = mass[:, 1:].abs().amax(1) / mass[:, 0].clamp_min(1e-300).sqrt()  # in units of its noise, up to a factor
         chosen: dict[str, int] = {}
-        for k in size.argsort(descending=True, stable=True)[: 20 * RULES].tolist():
+        for k in size.float().argsort(descending=True, stable=True)[: 20 * RULES].tolist():  # ties stay ties on any ranks
             t, leaf = divmod(k, leaves)
             words = self._rule(found.column[t], found.cut[t], found.kind[t], leaf)
             if words and float(size[k]) > 0:
@@ -488,7 +489,7 @@ class Learning(Head):
                 break
         index = torch.tensor(list(chosen.values()), dtype=torch.int64, device=place.device)
         who = (found.place[index // leaves, cut : cut + len(unseen)] == index[:, None] % leaves).T
-        fine = who.sum(0) > 1  # else there is nobody to judge it on
+        fine = over_ranks(who.sum(0)) > 1  # else there is nobody to judge it on
         index, who = index[fine], who[:, fine]
         if not len(index):
             return
@@ -496,7 +497,10 @@ class Learning(Head):
         judged = [mass[index, 0], mass[index, 1:].gather(1, column[:, None])[:, 0] / mass[index, 0]]
         both = torch.cat([before[unseen], after[unseen]], 1)  # at once: each end has its part of twice the probability
         low, high = (torch.as_tensor(end, dtype=torch.float64).expand(classes).repeat(2) for end in bounds)
-        found_out = Rows.of(both, who, rows.weight[unseen], rows.cluster[unseen], (low, high)).at_once(2 * DELTA)
+        parts = (both, who, rows.weight[unseen], rows.cluster[unseen], found.spots[cut : cut + len(unseen)])
+        *judges, spots = (collected(part)[0] for part in parts)
+        order = spots.argsort() if int(over_ranks(torch.tensor(len(found.order)))) > folds.EXACT else None  # whatever the last bits
+        found_out = Rows.of(judges[0], judges[1], judges[2], judges[3], (low, high), order).at_once(2 * DELTA)
         for at in (column, column + classes):
             judged += [value.gather(1, at[:, None])[:, 0] for value in found_out]
         self.rule_place = torch.stack([index // leaves, index % leaves, column], 1).to(self.tree_width.device)

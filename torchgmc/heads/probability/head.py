@@ -11,7 +11,7 @@ from torchgmc import theory
 from torchgmc.audits.measure import ALL_LEVELS, Tally
 from torchgmc.audits.measures import rates
 from torchgmc.distributed import pooled, rows_stay, total as over_ranks
-from torchgmc.engine import checks, soft, trees
+from torchgmc.engine import checks, folds, soft, trees
 from torchgmc.engine.batches import checked_once
 from torchgmc.engine.clusters import check as check_clusters
 from torchgmc.engine.float64 import wide
@@ -256,11 +256,11 @@ class ProbabilityHead(Learning):
     # -- fit ---------------------------------------------------------------------------------------------------------
 
     def _rows_stay(self, rows: ProbabilityStatistics, solver: str = "exact", *_: Any, **__: Any) -> bool:
-        """Do sums over the rows tell everything? Of very many rows, some say which groups to learn."""
-        if solver != "exact" or rows.cluster.shape[1] or self.linear or (self.learns and self.multilabel):
+        """Do sums over the rows tell everything? To learn from few rows, these are sent: they are less than sums would be."""
+        if solver != "exact" or rows.cluster.shape[1]:
             return False
         count = torch.tensor(0 if self.statistics is None else self.statistics.rows)
-        return not self.learns or self.many(int(over_ranks(count, always=True)))
+        return not self.learns or int(over_ranks(count, always=True)) > folds.EXACT
 
     @pooled
     @rows_stay(_rows_stay)
@@ -322,8 +322,8 @@ class ProbabilityHead(Learning):
 
     def _known(self, examples: ProbabilityStatistics, sample: probabilities.Sample, _: Any, z: Tensor) -> TreesFound:
         """What some of the rows taught; see :meth:`_learn_from_some`."""
-        weight = sample.share * int(over_ranks(torch.tensor(len(z))))
-        return self._known_trees(z, examples, probabilities.tree_loss(examples.y, weight, self.euclidean))
+        loss = probabilities.tree_loss(examples.y, sample.share * sample.count, self.euclidean)
+        return self._known_trees(z, examples, loss)
 
     def _grow(
         self, examples: ProbabilityStatistics, sample: probabilities.Sample, found: static.Found | None, final: Tensor
@@ -336,7 +336,7 @@ class ProbabilityHead(Learning):
         divided = self.divide(every)
         if divided is None:
             return None
-        weight = sample.share * len(sample.share)
+        weight = sample.share * sample.count
 
         def loss(rows: Tensor) -> trees.Loss:
             return probabilities.tree_loss(examples.y[rows], weight[rows], self.euclidean)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from torchgmc.distributed import total as over_ranks
-from torchgmc.engine import noise
+from torchgmc.engine import folds, noise
 from torchgmc.engine.folds import Places, places_of
 from torchgmc.engine.hashing import row_keys
 from torchgmc.engine.lasso import solve_lasso
@@ -37,6 +37,8 @@ CELL_SLACK = 2.0 / 3.0
 SMALL = 1 << 20
 #: One with more stays a bit an entry, at some cost of time.
 LARGE = 1 << 23
+#: Unit of offsets and slopes that trees start from: below their noise, far above that of sums in another order.
+ROUGH = 2.0**-9
 #: Ridge of the Hessian of a level set, as a share of its mean diagonal.
 RIDGE = 1e-8
 
@@ -259,10 +261,15 @@ def static_stage(sample: Sample) -> Found:
 
 
 def start_of_trees(examples: ProbabilityStatistics, sample: Sample, static: Found | None, rows: Tensor) -> Tensor:
-    """z after offsets and slopes that only ``rows`` decide: on the other rows trees are judged."""
+    """z after offsets and slopes that only ``rows`` decide: on the other rows trees are judged.
+
+    Of many rows these are rounded, so that trees do not depend on the order in which ranks were summed up.
+    """
     if static is None or math.isnan(static.alike):
-        return sample.apply(static_stage(Sample(examples.pick(rows), sample.promise)).theta)[0]
-    return sample.apply(without(sample.columns(), static, rows))[0]
+        theta = static_stage(Sample(examples.pick(rows), sample.promise)).theta
+    else:
+        theta = without(sample.columns(), static, rows)
+    return sample.apply(snap(theta, ROUGH) if sample.count > folds.EXACT else theta)[0]
 
 
 def tree_loss(y: Tensor, weight: Tensor, euclidean: bool) -> Loss:

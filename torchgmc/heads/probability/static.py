@@ -311,11 +311,11 @@ def _masses(columns: Columns, fold: Tensor) -> Tensor:
 
 def without(columns: Columns, found: Found, rows: Tensor) -> Tensor:
     """Theta as if only ``rows`` had been seen: it moves as a fit with a ridge moves when the others leave."""
-    unit = float(columns.share.square().sum())
+    unit = float(over_ranks(columns.share.square().sum()))
     ridge = torch.full_like(found.theta, 16.0 * unit)
     ridge[1:] = 16.0 * unit * 13.0 * mean_squares(columns)  # slopes of groups differ more rarely, see RIDGES
     ridge[0, 0], ridge[1:, 0] = 0.0, COMMON_RIDGE * unit
-    free, share = torch.zeros_like(ridge), float(columns.share[rows].sum())
+    free, share = torch.zeros_like(ridge), float(over_ranks(columns.share[rows].sum()))
     whole = columns.but(ridge=ridge)
     hessian = whole.thin(problem.SAMPLE).hessian(found.theta)
     if columns.shape[2] == 1:
