@@ -53,6 +53,13 @@ def probability(n: int, g: torch.Generator) -> tuple[Tensor, ...]:
     return torch.sigmoid(z), y, member
 
 
+def hidden(n: int, g: torch.Generator) -> tuple[Tensor, ...]:
+    """One event, 5 groups, 20 features of which two matter together."""
+    x, z, member = torch.randn(n, 20, generator=g), torch.randn(n, generator=g), torch.rand(n, 5, generator=g) < 0.3
+    truth = z + 1.5 * ((x[:, 0] > 0) & (x[:, 1] > 0.5)) - 0.5 * member[:, 0]
+    return torch.sigmoid(z), torch.rand(n, generator=g) < torch.sigmoid(truth), member, x
+
+
 def distribution(n: int, g: torch.Generator) -> tuple[Tensor, ...]:
     """Logits of 100 tokens, 3 lists, 10 groups."""
     member = torch.rand(n, 10, generator=g) < 0.3
@@ -84,6 +91,7 @@ def _names(count: int) -> list[str]:
 
 HEADS: dict[str, tuple[Callable[[], gmc.Head], Callable[[int, torch.Generator], tuple[Tensor, ...]]]] = {
     "probability": (lambda: gmc.ProbabilityHead(0.005, _names(50)), probability),
+    "probability-trees": (lambda: gmc.ProbabilityHead(None, _names(5), learn=gmc.Trees()), hidden),
     "distribution": (lambda: gmc.DistributionHead({"a": [3, 4], "b": [4, 5], "c": [9]}, 0.002, _names(10)), distribution),
     "quantile": (lambda: gmc.QuantileHead(0.9, 0.01, _names(5)), quantile),
     "quantile-bins": (lambda: gmc.QuantileHead(0.9, 0.01, _names(5), bins=5, range=(0.0, 5.0)), quantile),
@@ -111,17 +119,22 @@ def batches(name: str, n: int, rank: int, world: int) -> Iterator[tuple[Tensor, 
             yield rows if n > BATCH else tuple(t[rank::world] for t in rows)
 
 
+def _named(rows: tuple[Tensor, ...]) -> Any:
+    """The rows of a head that learns by the names of its arguments; others as they are."""
+    return dict(zip(("probs", "y", "groups", "features"), rows, strict=True)) if len(rows) == 4 else rows
+
+
 def worker(name: str, n: int, world: int, rank: int, store: str) -> dict[str, Any]:
     """One rank: the same fit of 1,000 rows first, so that what is loaded once does not count."""
     torch.set_num_threads(1)
     if world > 1:
         dist.init_process_group("gloo", store=dist.FileStore(store, world), rank=rank, world_size=world)
-    HEADS[name][0]().fit_batches(batches(name, 1000, rank, world))
+    HEADS[name][0]().fit_batches(map(_named, batches(name, 1000, rank, world)))
     base, head, sent = _resident(), HEADS[name][0](), exchanged_bytes()
     observed = 0.0
     for rows in batches(name, n, rank, world):
         start = time.process_time()
-        head.observe(*rows)
+        head.observe(**_named(rows)) if len(rows) == 4 else head.observe(*rows)
         observed += time.process_time() - start
     kept = sum(t.nbytes for t in _tensors(head.statistics))
     start, wall = time.process_time(), time.perf_counter()
@@ -403,8 +416,9 @@ NOTES = """\
   of groups; with clusters it sends their ids, 8 bytes each, some 6 times (2 more for each level set), and the sums of clusters
   whose rows are on several ranks: keep the rows of a cluster on one rank. Its level sets (`quantile-bins`, 5 of them) add counts
   in 512 buckets, some 20 kB a step.
-  `threshold` sends its tables. With `learn=gmc.Trees()`, `probability` sends its rows up to 327,679 of them, from then on
-  about 163,840; the search of trees is then the same work on every rank.
+  `threshold` sends its tables. With `learn=gmc.Trees()`, `probability` sends its rows
+  up to 32,768 of them (with clusters always); from then on the sums of slopes and curvatures that trees are grown from, some
+  32,768 rows of features that say where to cut, and the 16,384 held-out values that rules are judged on, whatever n is.
 - With a fit of up to 2^23 entries of membership `probability` holds it as floats (4 bytes an entry), with more as bits.
 - `probability` up to 1e6 rows and `distribution` at 1e5 were measured some hours before the others; `quantile` and
   `quantile-bins` last, all ranks on one busy core (two runs of one measurement differed by up to a seventh), those of up to 1e6

@@ -2,6 +2,8 @@
 
 import itertools
 import math
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -95,6 +97,68 @@ def test_every_split_is_the_best_of_all(n: int, seed: int) -> None:
     found = trees.leaves_of(coded, tree)
     assert np.array_equal(found, reached[0])
     assert [sorted(part) for part in leaf] == [np.flatnonzero(found == k).tolist() for k in range(4)]
+
+
+def on_ranks(monkeypatch: pytest.MonkeyPatch, world: int, work):
+    """What ``work`` of each rank returns: ranks are threads, which sum up what they have at each exchange."""
+    parts, barrier, rank = [None] * world, threading.Barrier(world, timeout=30), threading.local()
+
+    def gathered(values: torch.Tensor) -> list[torch.Tensor]:
+        parts[rank.id] = values
+        barrier.wait()
+        found = list(parts)
+        barrier.wait()
+        return found
+
+    def run(k: int):
+        rank.id = k
+        return work(k)
+
+    monkeypatch.setattr(trees, "over_ranks", lambda values: sum(gathered(values)))
+    monkeypatch.setattr(trees, "collected", lambda values: (torch.cat(gathered(values)), 0))
+    with ThreadPoolExecutor(world) as pool:
+        return list(pool.map(run, range(world)))
+
+
+@pytest.mark.parametrize("few", [False, True])
+def test_summed_histograms_grow_the_trees_of_all_rows(few: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    columns, equal, slope, curvature = draw(400, 6)
+    chosen = torch.rand(400, generator=torch.Generator().manual_seed(2)) < 0.3 if few else torch.ones(400, dtype=torch.bool)
+    ends, roots = (0, 90, 90, 400), np.eye(5, dtype=bool)  # a rank has no rows
+
+    def work(k: int):
+        rows = slice(ends[k], ends[k + 1])
+        coded = trees.code(columns[rows], equal, 16, chosen[rows] if few else None)
+        return coded, *trees.grow(coded, slope[rows], curvature[rows], 3, 1.0, 0.5, roots)
+
+    whole = trees.code(columns, equal, 16, chosen if few else None)
+    want, leaf = trees.grow(whole, slope, curvature, 3, 1.0, 0.5, roots)
+    found = on_ranks(monkeypatch, 3, work)
+    for coded, grown, _ in found:
+        assert np.array_equal(coded.cuts, whole.cuts) and np.array_equal(coded.splits, whole.splits)
+        assert all(np.array_equal(one, two) for one, two in zip(grown, want, strict=True))
+    assert np.array_equal(np.concatenate([coded.codes for coded, _, _ in found], 1), whole.codes)
+    assert np.array_equal(np.concatenate([part for _, _, part in found], 1), leaf)
+
+
+def test_quantiles_of_leaves_are_those_of_sorted_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    g = torch.Generator().manual_seed(0)
+    values, leaf = (
+        torch.randn(500, generator=g).double().mul(4).round().div(4).numpy(),
+        torch.randint(0, 6, (500,), generator=g).numpy(),
+    )
+    weight, part = torch.rand(500, generator=g).double().numpy(), 0.7
+    plain = np.zeros(8)
+    for k in range(6):
+        order = np.flatnonzero(leaf == k)[np.argsort(values[leaf == k], kind="stable")]
+        plain[k] = values[order][np.searchsorted(weight[order].cumsum(), part * weight[order].sum())]
+    ends = (0, 100, 500, 500)
+
+    def work(k: int):
+        return trees.quantiles(*(x[ends[k] : ends[k + 1]] for x in (values, leaf, weight)), 8, part)
+
+    assert np.array_equal(trees.quantiles(values, leaf, weight, 8, part), plain)
+    assert all(np.array_equal(one, plain) for one in on_ranks(monkeypatch, 3, work))
 
 
 def test_codes_are_levels_of_numbers_and_categories() -> None:

@@ -70,10 +70,8 @@ class Rows:
     tail: Tensor | None = None
 
     @classmethod
-    def of(
-        cls, s: Tensor, who: Tensor, weight: Tensor, cluster: Tensor, bounds: Bounds, order: Tensor | None = None, **options: Any
-    ) -> "Rows":
-        """From rows in any order, or in one that does not depend on s; s is NaN where an example has none."""
+    def of(cls, s: Tensor, who: Tensor, weight: Tensor, cluster: Tensor, bounds: Bounds, **options: Any) -> "Rows":
+        """From rows in any order, or with an ``order`` that does not depend on s; s is NaN where an example has none."""
         s = s.double()
         counts = ~s.isnan() & (weight > 0)[:, None]
         s = torch.where(counts, s, torch.zeros((), dtype=s.dtype, device=s.device))
@@ -86,6 +84,7 @@ class Rows:
         soft = who.is_floating_point() and bool(((who > 0) & (who < 1)).any())
         many = len(s) > MOST_ROWS and cluster.shape[1] == 0 and not options.get("relative") and not soft
         many = many and bool((weight == weight[0]).all())
+        order = options.pop("order", None)
         if order is None:
             order = torch.arange(len(s), device=s.device) if many else shuffled(*content)
         member, weight = who.double() if soft else who > 0, weight.double()

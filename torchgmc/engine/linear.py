@@ -1,7 +1,4 @@
-"""Linear functions of features by boosting: ridge steps (l2), or steps along one feature at a time (l1).
-
-All sums are over the rows of all ranks (:func:`torchgmc.distributed.total`).
-"""
+"""Linear functions of features by boosting: ridge steps (l2), or along one feature at a time (l1). Sums are over all ranks."""
 
 import math
 from typing import NamedTuple

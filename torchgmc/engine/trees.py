@@ -118,8 +118,8 @@ def code(columns: Tensor, equal: Tensor, bins: int, few: Tensor | None = None) -
     cuts, codes = np.full((q, bins), np.inf, dtype=np.float32), np.empty((q, n), dtype=np.uint8)
     ends = collected(torch.stack([columns.amin(0), columns.amax(0)])[None] if n else columns.new_zeros(0, 2, q))[0]
     ends = torch.stack([ends[:, 0].amin(0), ends[:, 1].amax(0)]) if len(ends) else columns.new_full((2, q), np.inf)
-    some = collected(columns)[0] if few is None else torch.cat([collected(columns[few])[0], ends])
-    known = table if some is columns else np.ascontiguousarray(some.T.cpu().numpy())
+    told = collected(columns)[0] if few is None else torch.cat([collected(columns[few])[0], ends])
+    known = table if told is columns else np.ascontiguousarray(told.T.cpu().numpy())
     low, high = ends.cpu().numpy()
     upper = table == high[:, None]
     two = (_summed((~(upper | (table == low[:, None]))).sum(1)) == 0) & (low < high)
@@ -405,9 +405,8 @@ def average(values: Tensor) -> float:
 
 def in_noise(gained: Tensor) -> bool:
     """Is the mean of what held-out rows gained ``(n,)`` at most its standard error?"""
-    mean = average(gained)
-    count = int(over_ranks(torch.tensor(len(gained))))
-    return mean <= (average((gained - mean).square()) / max(1, count)) ** 0.5
+    mean, count = average(gained), int(over_ranks(torch.tensor(len(gained))))
+    return mean <= math.sqrt(average((gained - mean).square()) / max(1, count))
 
 
 def _roots(first: int, count: int, columns: int) -> Array:

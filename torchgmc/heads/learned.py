@@ -158,15 +158,12 @@ LossOf: TypeAlias = Callable[[Tensor], trees.Loss]
 
 
 class Division(NamedTuple):
-    """Parts that rows are dealt to ``(n,)``, and an order of the rows in which the last ``held``, of part 0, are held out.
-
-    ``spots``: places of the rows in that order, among those of all ranks, from 0 to 1 ``(n,)``.
-    """
+    """Parts that rows are dealt to ``(n,)``, and an order of the rows in which the last ``held``, of part 0, are held out."""
 
     part: Tensor
     order: Tensor
     held: int
-    spots: Tensor
+    spots: Tensor  # places of the rows in that order, among those of all ranks, from 0 to 1 (n,)
 
 
 class Found(NamedTuple):
@@ -498,9 +495,9 @@ class Learning(Head):
         both = torch.cat([before[unseen], after[unseen]], 1)  # at once: each end has its part of twice the probability
         low, high = (torch.as_tensor(end, dtype=torch.float64).expand(classes).repeat(2) for end in bounds)
         parts = (both, who, rows.weight[unseen], rows.cluster[unseen], found.spots[cut : cut + len(unseen)])
-        *judges, spots = (collected(part)[0] for part in parts)
-        order = spots.argsort() if int(over_ranks(torch.tensor(len(found.order)))) > folds.EXACT else None  # whatever the last bits
-        found_out = Rows.of(judges[0], judges[1], judges[2], judges[3], (low, high), order).at_once(2 * DELTA)
+        s, inside, heavy, cluster, spots = (collected(part)[0] for part in parts)
+        many = int(over_ranks(torch.tensor(len(found.order)))) > folds.EXACT  # then whatever the last bits of s
+        found_out = Rows.of(s, inside, heavy, cluster, (low, high), order=spots.argsort() if many else None).at_once(2 * DELTA)
         for at in (column, column + classes):
             judged += [value.gather(1, at[:, None])[:, 0] for value in found_out]
         self.rule_place = torch.stack([index // leaves, index % leaves, column], 1).to(self.tree_width.device)

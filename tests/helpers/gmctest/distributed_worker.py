@@ -87,13 +87,15 @@ def traffic(rank: int) -> dict:
 def scattered(rank: int) -> dict:
     """Fits whose rows stay on three ranks, one without rows: states, the largest sum in bytes, a rank that fails half-way."""
     from torchgmc.engine import folds, offsets, trees
+    from torchgmc.heads import learned
     from torchgmc.heads.probability import problem, solver, static
     from torchgmc.heads.tree import solver as tree_solver
 
     # As of many rows: places by a hash, Hessians of some rows, folds by one step.
     folds.EXACT, folds.EQUAL, static.EXACT_FOLDS = 100, 100, 0
     solver.SAMPLE = problem.SAMPLE = tree_solver.SAMPLE = 256
-    tree_solver.EXACT, offsets.NEAR, trees.POOL, trees.JUDGES = 100, 64, 800, 200
+    tree_solver.EXACT, offsets.NEAR, trees.POOL, trees.JUDGES, trees.SAMPLE = 100, 64, 800, 200, 300
+    learned.MOST_ROWS = 200
     for calibrate in (gmc.TreeHead.calibrate.__wrapped__, gmc.QuantileHead.calibrate.__wrapped__):
         calibrate.rows_stay = calibrate.rows_stay[0], 100
     found, sent, plain = {}, [], dist.all_reduce
@@ -104,7 +106,7 @@ def scattered(rank: int) -> dict:
         sent.clear()
         state = make().fit(*(t[slice(*(0, 500, 2600, 2600)[rank : rank + 2])] for t in rows)).state_dict()
         found[name] = {"state": state, "largest": max(sent), "sent": [sum(sent)]}
-        if name in ("quantile plain True", "quantile levels True", "learned"):
+        if name in ("quantile plain True", "quantile levels True") or name.endswith("learned"):
             sent.clear()
             make().fit(*(t[rank::3] for t in data(4 * 2600, 8)))
             found[name]["sent"].append(sum(sent))
@@ -159,6 +161,16 @@ class _Learned(gmc.ProbabilityHead):
         return super().fit(probs, y, features[:, :1] > 0, features=features)
 
 
+def _hidden_classes(n: int, seed: int, labels: bool = False) -> tuple[torch.Tensor, ...]:
+    """Three classes, or labels, that differ where two features are large."""
+    g = torch.Generator().manual_seed(seed)
+    x, z, u = torch.randn(n, 4, generator=g), torch.randn(n, 3, generator=g), torch.rand(n, 3, generator=g)
+    moved = z + ((x[:, 1] > 0) & (x[:, 2] > 0))[:, None] * torch.tensor([2.0, 0.0, -2.0])
+    if labels:
+        return torch.sigmoid(z), u < torch.sigmoid(moved), x
+    return z.softmax(1), (u[:, :1] > moved.softmax(1).cumsum(1)[:, :2]).sum(1), x
+
+
 def _hidden(n: int, seed: int) -> tuple[torch.Tensor, ...]:
     """Outcomes that differ where two features are large."""
     g = torch.Generator().manual_seed(seed)
@@ -177,6 +189,12 @@ SCATTERED = {
         for name in ("probability-euclidean", "probability-classes", "distribution", "distribution-noise", "tree-groups")
     },
     "learned": (lambda: _Learned(None, ["positive"], learn=gmc.Trees(2, trees=12)), _hidden),
+    "classes learned": (lambda: _Learned(None, ["positive"], num_classes=3, learn=gmc.Trees(2, trees=12)), _hidden_classes),
+    "labels learned": (
+        lambda: _Learned(None, ["positive"], num_classes=3, multilabel=True, learn=gmc.Trees(2, trees=12)),
+        lambda n, s: _hidden_classes(n, s, True),
+    ),
+    "line learned": (lambda: _Learned(None, ["positive"], learn=gmc.Linear(steps=20)), _hidden),
     **{
         f"quantile {kind} {floor}": (
             lambda floor=floor: gmc.QuantileHead(0.8, 0.01, ["a", "b", "c"], noise_floor=floor),

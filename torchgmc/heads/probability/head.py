@@ -267,8 +267,8 @@ class ProbabilityHead(Learning):
     def calibrate(self, solver: str = "exact", eta: float | None = None, max_iter: int | None = None) -> "ProbabilityHead":
         """Find the offsets and the steps.
 
-        With ``learn``, groups are learned from about 164,000 of twice as many rows or more. These are sent to every process,
-        all others stay (of labels, of fewer rows, or with ``gmc.Linear`` all are sent); rules are judged on the rows sent.
+        With ``learn``, trees are grown from about 164,000 of twice as many rows or more. Over several processes, rows of more
+        than 32,768 examples stay where they are, and sums are exchanged; with clusters, or fewer rows, these are sent.
 
         Args:
             solver: ``"exact"`` moves all groups at once; ``"paper"`` (Algorithm 1) and ``"fresh"`` (Algorithm 2) take one cell

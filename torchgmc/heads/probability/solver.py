@@ -261,10 +261,7 @@ def static_stage(sample: Sample) -> Found:
 
 
 def start_of_trees(examples: ProbabilityStatistics, sample: Sample, static: Found | None, rows: Tensor) -> Tensor:
-    """z after offsets and slopes that only ``rows`` decide: on the other rows trees are judged.
-
-    Of many rows these are rounded, so that trees do not depend on the order in which ranks were summed up.
-    """
+    """z after offsets and slopes (of many rows in units of ``ROUGH``) that only ``rows`` decide: others judge the trees."""
     if static is None or math.isnan(static.alike):
         theta = static_stage(Sample(examples.pick(rows), sample.promise)).theta
     else:
