@@ -84,7 +84,12 @@ def traffic(rank: int) -> dict:
     return found
 
 
-def scattered(rank: int) -> dict:
+def scattered_learned(rank: int) -> dict:
+    """:func:`scattered` of the heads that learn."""
+    return scattered(rank, True)
+
+
+def scattered(rank: int, learned_only: bool = False) -> dict:
     """Fits whose rows stay on three ranks, one without rows: states, the largest sum in bytes, a rank that fails half-way."""
     from torchgmc.engine import folds, offsets, trees
     from torchgmc.heads import learned
@@ -94,13 +99,15 @@ def scattered(rank: int) -> dict:
     # As of many rows: places by a hash, Hessians of some rows, folds by one step.
     folds.EXACT, folds.EQUAL, static.EXACT_FOLDS = 100, 100, 0
     solver.SAMPLE = problem.SAMPLE = tree_solver.SAMPLE = 256
-    tree_solver.EXACT, offsets.NEAR, trees.POOL, trees.JUDGES, trees.SAMPLE = 100, 64, 800, 200, 300
-    learned.MOST_ROWS = 200
+    tree_solver.EXACT, offsets.NEAR, trees.POOL, trees.JUDGES, trees.SAMPLE = 100, 64, 800, 200, 400
+    learned.MOST_ROWS = 400
     for calibrate in (gmc.TreeHead.calibrate.__wrapped__, gmc.QuantileHead.calibrate.__wrapped__):
         calibrate.rows_stay = calibrate.rows_stay[0], 100
     found, sent, plain = {}, [], dist.all_reduce
     dist.all_reduce = lambda values: (sent.append(values.nbytes), plain(values))
     for name, (make, data) in SCATTERED.items():
+        if name.endswith("learned") != learned_only:
+            continue
         few, static.FEW = static.FEW, 2 if name == "many groups" else static.FEW
         rows = data(2600, 7)
         sent.clear()
@@ -305,7 +312,7 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     store = dist.FileStore(str(folder / "store"), world)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=timedelta(seconds=40))
-    runs = (fits, audits, traffic, scattered, shares, failures, killed)
+    runs = (fits, audits, traffic, scattered, scattered_learned, shares, failures, killed)
     torch.save({run.__name__: run for run in runs}[what](rank), folder / f"{rank}.pt")
     if what != "killed":
         dist.barrier()
