@@ -8,11 +8,13 @@ replicates the z-test: K d is the price of that test's rejection, and :math:`\la
 .. math:: \lambda = \frac{1 - \Phi(q - j / \sqrt{v \tau}) / p}{j}, \qquad p = K d, \quad q = \Phi^{-1}(p)
 
 with v the variance so far, :math:`\tau` the number of bets left and j the typical size of what is lost: the third moment over
-the second of the values so far, or the whole range where values jump to its end. (For small j this is the derivative of the
-price, :math:`\varphi(q) / (p \sqrt{v \tau})`, which bets too much where losses are rare and large.) That makes the intervals
-nearly as narrow as those of the z-test, which holds only for n to infinity. :math:`\lambda` is fixed over each of ``BLOCKS``
-blocks, and capital is looked at where a block ends, so that all g are worked on at once, and examples at which a g sees
-nothing are counted, not visited.
+the second of the values so far. (For small j this is the derivative of the price, :math:`\varphi(q) / (p \sqrt{v \tau})`, which
+bets too much where losses are rare and large.) That makes the intervals nearly as narrow as those of the z-test, which holds
+only for n to infinity. Where values jump to the far end of their range and that loses, K d is the price of Poisson's test of
+the number of jumps, hedged against one more of them: such ends are within 3 % of that test's, however few jumps there are.
+
+:math:`\lambda` is fixed over each of ``BLOCKS`` blocks, and capital is looked at where a block ends, so that all g are worked on
+at once, and examples at which a g sees nothing are counted, not visited.
 """
 
 import itertools
@@ -31,6 +33,12 @@ MOST = 0.97
 PRIOR = 20.0
 #: Where that is unknown, it is the largest there can be, which counts for so many.
 VAGUE = 1.0
+#: The lengths of intervals, in standard errors, have the least sum of such powers: the longest counts most.
+POWER = 12.0
+#: Capital aimed at, beyond what is needed: what hedges a price of 1 comes near it only.
+AIM = 0.03
+#: Lengths are in standard errors, which are taken to be at least this part of the range: delta is not spent on what hardly occurs.
+LEAST = 0.3
 #: Numbers worked on at once.
 AT_ONCE = 1 << 22
 #: Numbers of a block's bets that are prepared at once.
@@ -50,7 +58,7 @@ class Units:
     number of these, and their sums of U and U^2, in each block, ``(3, BLOCKS, G)``. ``g``: of each event, int64 ``(k,)``.
     ``a``, ``u``: A and U of each event, ``(k,)``. ``cuts``: where the events of each block start, ``BLOCKS + 1`` numbers.
     ``variance``: of one A - m U, known from other data, ``(G,)``; 0 where it is not. ``jumps``: single values lie at the end of
-    the range (covered or not, p - y).
+    the range (covered or not, p - y). ``near``: range of A / U, ``(2, G)``, if it is known to be shorter than [0, 1].
     """
 
     size: Tensor
@@ -62,6 +70,7 @@ class Units:
     cuts: list[int]
     variance: Tensor
     jumps: bool = False
+    near: Tensor | None = None
 
     @classmethod
     def of(
@@ -74,15 +83,16 @@ class Units:
         a: Tensor,
         spread: Tensor | None = None,
         jumps: bool = False,
+        inside: Tensor | None = None,
     ) -> "Units":
         """From a table of U and a list of events.
 
         ``sets``: U of every unit in each of J sequences, in order, ``(m, J)``; 0 where a unit is not part of it. ``which``: the
         sequence that each g follows, ``(G,)``. ``rest``: see above. ``g``, ``row``, ``a``: the events, ``(k,)``: test function,
         unit and A. ``spread``: sum over all units of (A - m U)^2 that other data let expect, ``(G,)``; None if unknown.
-        ``jumps``: see above.
+        ``jumps``: see above. ``inside``: which units are part of a sequence, bool ``(m, 1 or J)``, if not those with U > 0.
         """
-        inside = sets > 0
+        inside = sets > 0 if inside is None else inside.expand_as(sets)
         place = inside.cumsum(0) - 1
         size = inside.sum(0)
         block = _blocks(place, size)  # (m, J)
@@ -111,26 +121,35 @@ class Units:
         cells[:6] += torch.stack([units, u, uu, self.rest * u, self.rest * uu, self.rest.square() * uu])
         return torch.cat([torch.zeros_like(cells[:, :1]), cells.cumsum(1)], 1)
 
-    def rejects(self, mean: Tensor, up: Tensor, level: Tensor) -> Tensor:
+    def rejects(self, mean: Tensor, up: Tensor, level: Tensor, odds: Tensor | None = None) -> Tensor:
         """Which hypotheses about E A / E U are rejected.
 
         ``mean``: the hypotheses, ``(G, k)``. ``up``: ``(k,)``, bool. True: H is "at most ``mean``", rejected by large values;
         False: "at least ``mean``". ``level``: probability with which a true H may be rejected, ``(k,)`` or ``(G, k)``.
+        ``odds``: H is about these units, each U being 0 or 1, and as many more at the end of [0, 1], for each of them, ``(k,)``:
+        every unit pays a fee for those.
         """
         device = mean.device
         up, goal = up.to(device), -level.to(device, torch.float64).log()
         sign = torch.where(up, 1.0, -1.0).double()
-        bottom = torch.where(up, mean, 1.0 - mean)
+        bottom = torch.where(up, mean, 1.0 - mean)  # most that a unit can lose
+        fee = torch.zeros_like(mean) if odds is None else odds.to(device) * bottom
+        if self.near is not None:
+            bottom = torch.where(up, mean - self.near[0, :, None], self.near[1, :, None] - mean)
+        beyond, bottom = (bottom < 0.0) & (fee == 0.0), bottom.clamp_min(0.0) + fee
         most = MOST / bottom.clamp_min(1e-12)
         sums = self.sums()
-        busy = (sums[0].diff(dim=0) > 0).any(1).tolist()
         most_there_can_be = 0.25 * sums[2, -1] / sums[0, -1].clamp_min(1.0)
         is_known = self.variance > 0.0
-        known = torch.where(is_known, PRIOR * torch.minimum(self.variance, most_there_can_be), VAGUE * most_there_can_be)[:, None]
+        known = torch.where(is_known, PRIOR * self.variance.clamp_max(0.25), VAGUE * most_there_can_be)[:, None]
         counts = torch.where(is_known, PRIOR, VAGUE)[:, None]
         one = known / counts  # before anything is seen, one unit lost all that it can
         capital = highest = torch.zeros_like(mean)  # its logarithm
-        rest, blocks = self.rest[:, None] - mean, len(self.cuts) - 1
+        fee = sign * fee
+        paid, blocks = mean + fee, len(self.cuts) - 1
+        rest, skew = self.rest[:, None] - paid, 1.0 - 2.0 * self.rest[:, None]
+        lost = (up == (skew < 0.0)) if self.jumps else None  # do long jumps lose?
+        skew = torch.copysign(skew.abs().clamp_min(0.05), skew)
         step = max(1, int(IN_CACHE / max(1, (len(self.g) / blocks + len(mean)) * mean.shape[1])))
         for first in range(0, blocks, step):  # what does not depend on the capital, of some blocks at once
             last = min(first + step, blocks)
@@ -138,26 +157,33 @@ class Units:
             n, u, uu, a, ua, aa, uuu, uua, uaa, aaa = (part[first:last, :, None] for part in sums)
             centred = aa - 2.0 * mean * ua + mean.square() * uu - (a - mean * u).square() / n.clamp_min(1.0)
             seen = known + centred.clamp_min(0.0)  # (blocks, G, k)
-            spread = (seen / (counts + n) * (self.size[:, None] - n).clamp_min(1.0)).clamp_min(1e-12).sqrt()
-            z = self.a[start:end, None] - mean[self.g[start:end]] * self.u[start:end, None]
+            left = (self.size[:, None] - n).clamp_min(1.0) / (counts + n)
+            spread = (seen * left).clamp_min(1e-12).sqrt()
+            z = self.a[start:end, None] - mean[self.g[start:end]] * self.u[start:end, None] - fee[self.g[start:end]]
             loss = bottom.expand_as(seen)
             if not self.jumps:
-                third = sign * (mean * (3.0 * uaa - mean * (3.0 * uua - mean * uuu)) - aaa)  # of losses
+                third = sign * (paid * (3.0 * uaa - paid * (3.0 * uua - paid * uuu)) - aaa)  # of losses
                 loss = ((one * bottom + third) / seen.clamp_min(1e-30)).minimum(bottom)
+            else:  # jumps to be expected: a mean larger by x, by more of them, has a variance larger by x times the skew
+                more = skew * (mean * (counts + u) - counts * self.rest[:, None] - a)
+                jumps = (spread / skew).square() + (more * left).clamp_min(0.0) / skew.square()
             loss = loss.maximum(1e-4 * spread)
             shift, share = loss / spread, -sign / loss
             for k, (low, high) in enumerate(itertools.pairwise(self.cuts[first : last + 1])):
-                if not busy[first + k]:
-                    continue
-                price = (capital - goal).clamp_(math.log(1e-300), -1e-9)
-                after = torch.special.log_ndtr(torch.special.ndtri(price.exp()) - shift[k])
-                bet = (torch.expm1(after - price) * share[k]).clamp_(-most, most)
+                price = (capital - goal).clamp_(math.log(1e-300), -1e-9) - AIM
+                q = torch.special.ndtri(price.exp())
+                after = q - shift[k]
+                if lost is not None:
+                    after = torch.where(lost, _after_jump(q, jumps[k], bottom / skew.abs()), after)
+                bet = (torch.expm1(torch.special.log_ndtr(after) - price) * share[k]).clamp_(-most, most)
                 # log1p is concave: log(1 + b U) >= U log(1 + b), with equality where U is 1
                 capital = capital + self.others[1, first + k][:, None] * torch.log1p(bet * rest)
+                if odds is not None:
+                    capital += (self.others[0] - self.others[1])[first + k][:, None] * torch.log1p(-bet * fee)
                 g = self.g[low:high]
                 capital.index_add_(0, g, torch.log1p(bet[g] * z[low - start : high - start]))
                 highest = torch.maximum(highest, capital)
-        return (bottom < 0.0) | (highest >= goal)  # beyond the range, or rejected
+        return beyond | (highest >= goal)
 
     def growth(self, mean: Tensor, bet: Tensor) -> Tensor:
         """Lower bound of the logarithm of what a fixed bet makes of a capital of 1, ``(G, k)``.
@@ -180,10 +206,10 @@ class Units:
         Returns: Low and high ends, ``(2, G, k)``, within [0, 1].
         """
         work = (len(self.g) / BLOCKS + len(self.size)) * 2 * level.shape[-1]
-        return _search(self.rejects, *self.moments(), level, work, len(self.cuts) <= BLOCKS)
+        return search(self.rejects, self.moments(), level, work, int(len(self.cuts) <= BLOCKS))
 
     def shares(self, delta: float) -> Tensor:
-        """Parts of delta for the low and high end of every g, ``(2, G)``, that make the sum of expected lengths least.
+        """Parts of delta for the low and high end of every g, ``(2, G)``, with the least sum of powers of expected lengths.
 
         They follow from the range and from variances known in advance, so that the ends hold at once with probability
         1 - delta. An end that is far away because of what is too rare to be seen gains most from a larger part.
@@ -193,9 +219,11 @@ class Units:
         if not bool(known.any()):
             return parts
         spread = (self.variance * self.size).masked_fill(~known, 1.0).sqrt()
-        span = torch.stack([self.rest, 1.0 - self.rest]).clamp(0.0, 1.0) / spread
-        for _ in range(20):  # where the sum is least, what each length loses by a part is in proportion to that part
-            loses = expected(delta / math.e * parts, span) - expected(delta * parts, span)
+        span, unit = torch.stack([self.rest, 1.0 - self.rest]).clamp(0.0, 1.0) / spread, (spread / LEAST).clamp_max(1.0)
+        for _ in range(20):  # where the sum is least, what each power loses by a part is in proportion to that part
+            lengths = unit * expected(delta * parts, span)
+            loses = unit * expected(delta / math.e * parts, span) - lengths
+            loses = loses * (lengths.sum(0) / lengths.sum(0)[known].mean()) ** (POWER - 1.0)
             loses = torch.where(known, loses, loses[:, known].mean())
             parts = (parts + loses / loses.sum()) / 2.0
         return parts
@@ -244,7 +272,7 @@ class Histogram:
 
     def ends(self, level: Tensor) -> Tensor:
         """As :meth:`Units.ends`."""
-        return _search(self.rejects, *self.moments(), level, 2.0 * level.shape[-1] * self.table.numel())
+        return search(self.rejects, self.moments(), level, 2.0 * level.shape[-1] * self.table.numel())
 
     def moments(self) -> tuple[Tensor, Tensor, Tensor]:
         """As :meth:`Units.moments`."""
@@ -263,12 +291,32 @@ def expected(level: Tensor, span: Tensor) -> Tensor:
     return torch.maximum(span * log / 3.0 - torch.special.ndtri(level), 1.1 * span * log)
 
 
-def _search(rejects: Any, middle: Tensor, spread: Tensor, u: Tensor, level: Tensor, work: float, once: bool = False) -> Tensor:
-    """Where rejections begin on either side of the middle, ``(2, G, k)``, from the outside in."""
+def _after_jump(q: Tensor, left: Tensor, size: Tensor) -> Tensor:
+    r"""Normal quantile of the price of Poisson's test after one more jump of this size.
+
+    ``q``: that before it. ``left``: jumps to be expected. Wilson and Hilferty: at most a of M are seen with probability
+    :math:`\Phi(3 \sqrt a (1 - 1/(9 a) - \sqrt[3]{M / a}))`, which is solved for a.
+    """
+    root = 3.0 * left ** (1.0 / 3.0)
+    y = (left + q * left.sqrt() + (q * q + 2.0) / 6.0).clamp_min(0.3) ** (1.0 / 6.0)  # the sixth root of a
+    for _ in range(3):
+        cube = y * y * y
+        slope = (9.0 * y * y + 1.0 / (cube * y) - root).clamp_min(1e-3)
+        y = (y - (3.0 * cube - 1.0 / (3.0 * cube) - root * y - q) / slope).maximum(0.2 * y)
+    half = (y**6 - size).clamp_min(1e-3).sqrt()
+    return 3.0 * half - 1.0 / (3.0 * half) - root * half ** (1.0 / 3.0)
+
+
+def search(rejects: Any, moments: Any, level: Tensor, work: float, rounds: int = 0, guess: Tensor | None = None) -> Tensor:
+    """Where rejections begin on either side of the middle, ``(2, G, k)``, from the outside in; ``guess``: about how far off."""
+    (middle, spread, u), once = moments, rounds == 1
     count = level.shape[-1]
     level = level.to(middle.device, torch.float64).expand(2, len(middle), -1).transpose(0, 1).flatten(1)  # (G, 2 k)
-    guess = -torch.special.ndtri(level) * spread[:, None] - level.log() / u.clamp_min(1.0)[:, None]
-    steps = 15 if once else max(4, min(24, int(AT_ONCE / max(work, 1.0))))
+    steps = 15 if once else max(4, min(24 if guess is None else 12, int(AT_ONCE / max(work, 1.0))))
+    if guess is None:
+        guess = -torch.special.ndtri(level) * spread[:, None] - level.log() / u.clamp_min(1.0)[:, None]
+    else:
+        guess = guess.transpose(0, 1).flatten(1)
     up = torch.tensor([True, False], device=middle.device).repeat_interleave(count)
     sign = torch.where(up, -1.0, 1.0)  # the low end is where "at most" is rejected
     edge = torch.where(up, 0.0, 1.0)
@@ -281,23 +329,14 @@ def _search(rejects: Any, middle: Tensor, spread: Tensor, u: Tensor, level: Tens
         factor = torch.cat([0.55 * 2.0 ** (torch.arange(12).to(factor) / 11), factor.new_tensor([1.25, 1.5, 3.0])])
     away = (sign * guess)[..., None] * factor
     tried = torch.minimum(torch.maximum(inner[..., None] + away, away.new_zeros(())), away.new_ones(()))
-    for _ in range(1 if once else 2 if steps == 24 else 3):
+    for _ in range(rounds or (2 if steps == 24 else 3)):
         found = rejects(tried.flatten(1), up.repeat_interleave(steps), level.repeat_interleave(steps, 1)).view_as(tried)
-        inner, outer = outermost(inner, tried, outer, found)
+        place = steps + 1 - found.flip(-1).long().cumprod(-1).sum(-1, keepdim=True)  # rejections from the outside in break off
+        path = torch.cat([inner[..., None], tried, outer[..., None]], -1)
+        inner, outer = path.gather(-1, place - 1)[..., 0], path.gather(-1, place)[..., 0]
         share = torch.arange(1, steps + 1, device=middle.device, dtype=torch.float64) / (steps + 1)
         tried = inner[..., None] + (outer - inner)[..., None] * share
     return torch.stack([outer[:, :count], outer[:, count:]])
-
-
-def outermost(inner: Tensor, tried: Tensor, outer: Tensor, rejected: Tensor) -> tuple[Tensor, Tensor]:
-    """Where rejections from the outside in break off: the last place that is not rejected, and the first that is.
-
-    ``inner``, ``outer``: ends of the search, ``(...)``; the outer one needs no test. ``tried``: places from the inner to the
-    outer end, ``(..., k)``. ``rejected``: bool, ``(..., k)``.
-    """
-    place = tried.shape[-1] + 1 - rejected.flip(-1).long().cumprod(-1).sum(-1, keepdim=True)
-    path = torch.cat([inner[..., None], tried, outer[..., None]], -1)
-    return path.gather(-1, place - 1)[..., 0], path.gather(-1, place)[..., 0]
 
 
 def _blocks(place: Tensor, size: Tensor) -> Tensor:

@@ -1,73 +1,91 @@
 r"""Simultaneous intervals of means that a few far values, too rare to be seen, could move: one allowance for all g.
 
 A unit is *far* beyond a cut, fixed in advance, of some g, with probability p. No unit is with probability :math:`e^{-e}`, e =
-:math:`-n \ln(1 - p)`; the others are then draws of their own law, on a shorter range. So ends of tests of their means
-:math:`\mu_i` at levels :math:`l_i(e)`, the farthest over all e, hold at once but with probability delta if for every e
+:math:`-n \ln(1 - p)`; all n are then draws of their own law, on a shorter range, under which :math:`\theta = E A / E U \ge c` says
 
-.. math:: \sum_i l_i(e) \le \delta e^{e}, \qquad \theta_i \le (1 - p)\,\mu_i + p
+.. math:: E[c\,U - A] \le (1 - c)\, p / (1 - p)
 
-If some unit is far, what was kept back of delta (``KEPT``) is for ordinary ends. The proof: notebooks/paper.md ("Far values,
-together").
+So c lies beyond end i if, for every e, a bet in which each unit pays that fee rejects it at level :math:`l_i(e)`; all ends hold at
+once but with probability delta if :math:`\sum_i l_i(e) \le \delta e^{e}`. If some unit is far, what was kept back of delta
+(``KEPT``) is for ordinary ends. The proof: notebooks/paper.md ("Far values, together").
 """
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from torchgmc.audits.betting import Units, expected
+from torchgmc.audits.betting import BLOCKS, Units, expected, search
 
 #: A unit is far beyond so many standard deviations, and beyond so many times the farthest one of calibration.
 FAR, BEYOND = 8.0, 1.3
-#: Cuts farther out than this part of the range gain nothing.
-USEFUL = 0.8
 #: Part of delta for samples with a far unit.
 KEPT = 0.05
 #: Values of e: levels are those of the lower end of each step, ends of the mean those of its upper end.
-STEPS = 12
-#: The lengths of intervals, in standard errors, have the least sum of such powers: the longest counts most.
-POWER = 8.0
+STEPS = 16
 #: Levels are looked up in a table of so many; improvements of the lengths.
 LEVELS, ROUNDS = 128, 15
 #: Intervals are made so if they should then have this part of their usual length, or less.
 WORTH = 0.98
+#: See :data:`torchgmc.audits.betting.POWER`; smaller, as most groups are not much shorter than the longest.
+POWER = 8.0
 
 
-def cuts(units: Units, tail: Tensor) -> Tensor | None:
-    """How far from ``rest`` units of each g are far ``(G,)``, from what calibration knows; None where this would not help."""
-    same = bool((units.size == units.size[:1]).all()) and bool((units.u == 1.0).all())
-    if units.jumps or not same or not bool((units.variance > 0.0).all()) or not bool(tail.isfinite().all()):
-        return None
-    cut = torch.maximum(FAR * units.variance.max().sqrt(), BEYOND * tail)
-    return cut if bool((cut < USEFUL * torch.maximum(units.rest, 1.0 - units.rest)).all()) else None
+@dataclass(frozen=True)
+class Plan:
+    """How ends are found; made in advance.
 
-
-def ends(units: Units, tail: Tensor, delta: float) -> Tensor | None:
-    """Low and high ends of all means ``(2, G)`` that hold at once with probability 1 - delta; None where this would not help.
-
-    ``units``: the same for every g, each counting 1. ``tail``: the farthest one of calibration, from ``rest``, ``(G,)``.
+    ``near``: range of A / U where no unit is far, ``(2, G)``. ``e``: upper ends of its steps, ``(STEPS,)``. ``level``: of each
+    end at each step, ``(2, G, STEPS)``. ``length``: of each end, about, in standard errors of calibration, ``(2, G)``.
     """
-    cut = cuts(units, tail)
-    if cut is None:
+
+    near: Tensor
+    e: Tensor
+    level: Tensor
+    length: Tensor
+
+    def exceeded(self, units: Units) -> bool:
+        """Is some unit far?"""
+        low, high = self.near[:, units.g]
+        return bool(((units.a < low) | (units.a > high)).any())
+
+    def ends(self, units: Units) -> Tensor:
+        """Low and high ends of all means, ``(2, G)``, from units of which none is far."""
+        near, odds = replace(units, near=self.near), torch.expm1(self.e / units.size[0])  # p / (1 - p)
+
+        def rejects(mean: Tensor, up: Tensor, _: Tensor) -> Tensor:
+            """Whatever e is."""
+            level = torch.where(up[:, None], self.level[0][:, None], self.level[1][:, None]).flatten(1)  # (G, k STEPS)
+            mean, up, every = mean.repeat_interleave(STEPS, 1), up.repeat_interleave(STEPS), odds.repeat(len(up))
+            return near.rejects(mean, up, level, every).unflatten(1, (-1, STEPS)).all(2)
+
+        work = STEPS * 2.0 * (len(units.g) / BLOCKS + len(units.size))
+        moments = units.moments()
+        guess = self.length * (units.variance * units.size).sqrt() / moments[2].clamp_min(1.0)
+        return search(rejects, moments, self.level[..., :1], work, guess=guess[..., None])[..., 0]
+
+
+def plan(units: Units, tail: Tensor, delta: float) -> Plan | None:
+    """How ends are to be found so that all hold at once with probability 1 - delta; None where this would not help.
+
+    Nothing is used here but the number of ``units`` and what calibration knows of them. They are the same for every g, with a
+    U of 0 or 1. ``tail``: the farthest one of calibration, from ``rest``, ``(G,)``.
+    """
+    alike = bool((units.size == units.size[:1]).all()) and bool((units.u == 1.0).all())
+    alike = alike and torch.equal(units.others[1], units.others[2])
+    if units.jumps or not alike or not bool((units.variance > 0.0).all()) or not bool(tail.isfinite().all()):
         return None
-    low, high, rest = (units.rest - cut).clamp_min(0.0), (units.rest + cut).clamp_max(1.0), units.rest
-    spread, kept, delta = (units.variance * units.size).sqrt(), KEPT * delta, (1.0 - KEPT) * delta
-    span, reach = torch.stack([rest - low, high - rest]) / spread, torch.stack([rest, 1.0 - rest]) / spread
-    e = torch.linspace(0.0, -math.log(delta), STEPS + 1, dtype=torch.float64, device=cut.device)
-    level = levels(span, reach, e, delta)
+    cut, rest = torch.maximum(FAR * units.variance.max().sqrt(), BEYOND * tail), units.rest
+    near = torch.stack([(rest - cut).clamp_min(0.0), (rest + cut).clamp_max(1.0)])
+    spread, most = (units.variance * units.size).sqrt(), (1.0 - KEPT) * delta
+    span, reach = (near - rest).abs() / spread, torch.stack([rest, 1.0 - rest]) / spread
+    e = torch.linspace(0.0, -math.log(most), STEPS + 1, dtype=torch.float64, device=cut.device)
+    level = levels(span, reach, e, most)
     length = (e[1:] * reach[..., None] + expected(level, span[..., None])).amax(2)
-    usual = expected((delta + kept) * units.shares(delta + kept), reach)
-    if float(length.sum()) > WORTH * float(usual.sum()):  # known in advance, as all before it
-        return None
-    if bool(((units.a < low[units.g]) | (units.a > high[units.g])).any()):
-        return units.ends((kept * units.shares(kept))[..., None])[..., 0]
-    width = high - low
-    a, variance = (units.a - low[units.g]) / width[units.g], units.variance / width.square()
-    near = replace(units, rest=(rest - low) / width, a=a, variance=variance)
-    p = -torch.expm1(-e[1:] / units.size[:, None])  # (G, STEPS)
-    least, most = (1.0 - p) * (low[:, None] + width[:, None] * near.ends(level))
-    return torch.stack([least.amin(1), (most + p).amax(1)])
+    usual = expected(delta * units.shares(delta), reach)
+    shorter = (length.sum(0) ** POWER).sum() <= (WORTH**POWER) * (usual.sum(0) ** POWER).sum()
+    return Plan(near, e[1:], level, length) if bool(shorter) else None
 
 
 def levels(span: Tensor, reach: Tensor, e: Tensor, delta: float) -> Tensor:

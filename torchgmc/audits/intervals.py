@@ -24,9 +24,12 @@ from torchgmc.engine.folds import shuffled
 
 #: Range of s: two numbers, or a tensor (u,) each.
 Bounds = tuple[float, float] | tuple[Tensor, Tensor]
+Tests = betting.Units | betting.Histogram | binomial.Counts
 METHODS = ("exact", "asymptotic")
 #: Of more independent examples of equal weight, histograms are kept in place of an order: rows are not sorted.
 MOST_ROWS = 10_000_000
+#: Events that level sets of a group are given as if all groups were alike; and how many of them tell nothing.
+ALIKE, RARE = 4.0, 0.01
 
 
 @dataclass(frozen=True)
@@ -192,8 +195,8 @@ class Rows:
         value = value.new_zeros(len(cell)).index_add_(0, where, value)
         return cell // (count * columns), cell % (count * columns), value
 
-    def units(self, conditional: bool) -> tuple[betting.Units, Tensor, Tensor]:
-        """What is bet on, and where 0 and 1 of it lie, ``(G,)`` each."""
+    def units(self, conditional: bool, everybody: bool = False) -> tuple[betting.Units, Tensor, Tensor]:
+        """What is bet on, and where 0 and 1 of it lie, ``(G,)`` each; ``everybody``: others than members are units too."""
         low, high = (end.repeat(self.who.shape[1]) for end in self._range(conditional))
         sizes, which = self._sizes(conditional)
         if self.relative:
@@ -211,7 +214,9 @@ class Rows:
             # The estimate is a sum over units, divided by the total of the view: its variance times the square of that.
             spread = self.variance.flatten() * (self.total / (2 if self.relative else 1)).repeat(self.who.shape[1])
             spread = spread / (most * (high - low)).square()
-        return betting.Units.of(sizes, which, rest, g, row, a, spread, self.two_valued or self.levels), low, high
+            spread = steady(spread.view(-1, self.s.shape[1])).flatten() if self.levels else spread
+        inside = total(self.counts.any(1, keepdim=True).double(), self.cluster) > 0 if everybody else None
+        return betting.Units.of(sizes, which, rest, g, row, a, spread, self.two_valued or self.levels, inside), low, high
 
     def _pairs(self, conditional: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Pairs of clusters, of which (1_A - 1_A')(s - s')/2 has the mean E[1_A s] - P(A) E[s], whatever the law."""
@@ -238,14 +243,7 @@ class Rows:
         estimate = self.estimates(conditional)
         shape, count = estimate.shape, estimate.numel()
         tests, low, high = self._tests(conditional)
-        share = torch.full((2, count), delta / (2 * count), dtype=torch.float64, device=estimate.device)
-        joint = None
-        if method == "exact" and isinstance(tests, betting.Units):
-            share = delta * tests.shares(delta)
-            if self.tail is not None and not conditional and not self.relative:
-                joint = far.ends(tests, self.tail.to(low).repeat(shape[0]) / (high - low), delta)
-        levels = torch.stack([torch.full_like(share, delta), share], -1)  # (2, G, 2)
-        found = tests.ends(levels) if joint is None else torch.cat([tests.ends(levels[..., :1]), joint[..., None]], -1)
+        found = self._ends(tests, high - low, delta, conditional, method)
         ends = low[None, :, None] + (high - low)[None, :, None] * found
         sure = torch.zeros(3, count, dtype=torch.bool, device=estimate.device)  # within alpha; label holds; violated
         if alpha is not None:
@@ -279,6 +277,20 @@ class Rows:
         verdict = torch.where(sure[2], 2, torch.where(sure[1], 1, 0))
         parts = (middle, least, most, bound, verdict)
         return Judged(*(part.view(shape) for part in parts))
+
+    def _ends(self, tests: Tests, scale: Tensor, delta: float, conditional: bool, method: str) -> Tensor:
+        """Ends of each g by itself and of all at once, ``(2, G, 2)``, in [0, 1]; ``scale``: the range."""
+        share = torch.full((2, len(scale)), 0.5 * delta / len(scale), dtype=torch.float64, device=scale.device)
+        if method == "exact" and isinstance(tests, betting.Units):
+            left = delta
+            if self.tail is not None and not self.relative and bool((self.counts == self.counts[:, :1]).all()):
+                units = self.units(True, True)[0] if conditional else tests
+                plan = far.plan(units, self.tail.to(scale).repeat(self.who.shape[1]) / scale, delta)
+                if plan is not None and not plan.exceeded(units):
+                    return torch.cat([tests.ends(torch.full_like(share[:, :, None], delta)), plan.ends(units)[:, :, None]], -1)
+                left = delta if plan is None else far.KEPT * delta
+            share = left * tests.shares(left)
+        return tests.ends(torch.stack([torch.full_like(share, delta), share], -1))
 
     def at_once(self, delta: float) -> tuple[Tensor, Tensor, Tensor]:
         """Estimates inside each g, and the ends of their intervals, which hold for all at once: :meth:`judge` without more."""
@@ -327,7 +339,7 @@ class Rows:
             low_end, high_end = (low_end, between) if enough(between) else (between, high_end)
         return high_end
 
-    def _tests(self, conditional: bool) -> tuple[betting.Units | betting.Histogram | binomial.Counts, Tensor, Tensor]:
+    def _tests(self, conditional: bool) -> tuple[Tests, Tensor, Tensor]:
         if conditional and self.two_valued and not self.weighted and (not self.levels or self.s.shape[1] == 1):
             low, high = (end.repeat(self.who.shape[1]) for end in self.bounds)
             n = self.count.flatten()
@@ -384,3 +396,10 @@ class Rows:
         values = total(part.flatten(1).nan_to_num(0.0), self.cluster)
         count = ((self.who > 0).double().T @ (self.s != 0).double()).flatten()
         return asymptotic.Normal(values * len(values), estimate.flatten().nan_to_num(0.0), count)
+
+
+def steady(events: Tensor) -> Tensor:
+    """Numbers of events in groups and level sets, ``(a, u)``, with ``ALIKE`` more in each as if all groups were alike."""
+    alike = events.sum(1, keepdim=True) * events.sum(0) / events.sum().clamp_min(1e-300)
+    found = (events + ALIKE) / (1.0 + ALIKE / alike.clamp_min(1e-300))
+    return torch.where(alike > RARE, found, torch.zeros_like(found))

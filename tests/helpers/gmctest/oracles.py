@@ -94,21 +94,29 @@ def bet(
     prior: float,
     known: float = math.inf,
     jumps: bool = False,
+    rest: float = 0.0,
+    aim: float = 0.0,
 ) -> bool:
     """Is "E A / E U is at most (up) or at least ``mean``" rejected? One unit (A, U, event) at a time, in order."""
     n, capital, place = len(units), 1.0, 0
-    largest = prior * min(known, 0.25 * sum(u * u for _, u, _ in units) / max(n, 1))
+    largest = prior * (min(known, 0.25) if known < math.inf else 0.25 * sum(u * u for _, u, _ in units) / max(n, 1))
     for block in range(blocks):
         seen = [a - mean * u for a, u, _ in units[:place]]
         middle = sum(seen) / max(len(seen), 1)
         variance = (largest + sum((z - middle) ** 2 for z in seen)) / (prior + len(seen))
-        price = min(max(capital * level, 1e-300), 1 - 1e-9)
+        price = min(max(capital * level, 1e-300), 1 - 1e-9) * math.exp(-aim)
         normal = statistics.NormalDist()
         spread, bottom = math.sqrt(max(variance * max(n - place, 1), 1e-12)), mean if up else 1 - mean
         losses = sum((1 if up else -1) * (mean * u - a) ** 3 for a, u, event in units[:place] if event)
         total = variance * (prior + len(seen))
         loss = max(bottom if jumps else min((largest / prior * bottom + losses) / max(total, 1e-30), bottom), 1e-4 * spread)
-        share = (1 - normal.cdf(normal.inv_cdf(price) - loss / spread) / price) / loss
+        after = normal.inv_cdf(price) - loss / spread
+        if jumps and up == (rest > 0.5):  # the long jumps lose: Poisson's test
+            skew = math.copysign(max(abs(1 - 2 * rest), 0.05), 1 - 2 * rest)
+            sums = [sum(part) for part in zip(*units[:place], strict=True)] or [0.0, 0.0]
+            more = skew * (mean * (prior + sums[1]) - prior * rest - sums[0]) / (prior + len(seen)) * max(n - place, 1)
+            after = after_jump(normal.inv_cdf(price), (spread**2 + max(more, 0.0)) / skew**2, bottom / abs(skew))
+        share = (1 - normal.cdf(after) / price) / loss
         share = min(share, most / bottom)
         while place < (1 - (1 - (block + 1) / blocks) ** 2) * n - 1e-9 and place < n:
             a, u, event = units[place]
@@ -119,6 +127,19 @@ def bet(
             return True
     assert place == n
     return False
+
+
+def after_jump(q: float, left: float, size: float) -> float:
+    """Where at most a jumps are allowed, of ``left`` to be expected, which has the normal quantile q: the same for a - ``size``."""
+
+    def quantile(a: float) -> float:  # Wilson and Hilferty
+        return 3 * math.sqrt(a) * (1 - 1 / (9 * a) - (left / a) ** (1 / 3))
+
+    a = max(left + q * math.sqrt(left) + (q * q + 2) / 6, 0.3)
+    for _ in range(3):  # Newton, in the sixth root
+        y = a ** (1 / 6)
+        a = max(y - (quantile(a) - q) / max(9 * y**2 + y**-4 - 3 * left ** (1 / 3), 1e-3), 0.2 * y) ** 6
+    return quantile(max(a - size, 1e-3))
 
 
 def chernoff_ends(p: float, n: float, log: float) -> tuple[float, float]:
