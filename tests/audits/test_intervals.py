@@ -60,7 +60,7 @@ def test_what_is_bet_on_by_the_loop(n, seed, conditional, columns, holes, weight
             others = [u for k in range(columns) for a in range(2) for _, u in plain_units(rows, a, k, conditional)[0]]
             most = max(others, default=1.0)
             triples = [((x - bottom * u) / (top - bottom) / most, u / most, x != 0) for x, u in listed]
-            expected = bet(triples, float(place), up, 0.3, betting.BLOCKS, betting.MOST, betting.VAGUE)
+            expected = bet(triples, float(place), up, 0.3, betting.BLOCKS, betting.MOST, betting.VAGUE, aim=betting.AIM)
             assert bool(found[g, 0]) == expected
 
 

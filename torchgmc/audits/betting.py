@@ -331,12 +331,21 @@ def search(rejects: Any, moments: Any, level: Tensor, work: float, rounds: int =
     tried = torch.minimum(torch.maximum(inner[..., None] + away, away.new_zeros(())), away.new_ones(()))
     for _ in range(rounds or (2 if steps == 24 else 3)):
         found = rejects(tried.flatten(1), up.repeat_interleave(steps), level.repeat_interleave(steps, 1)).view_as(tried)
-        place = steps + 1 - found.flip(-1).long().cumprod(-1).sum(-1, keepdim=True)  # rejections from the outside in break off
-        path = torch.cat([inner[..., None], tried, outer[..., None]], -1)
-        inner, outer = path.gather(-1, place - 1)[..., 0], path.gather(-1, place)[..., 0]
+        inner, outer = outermost(inner, tried, outer, found)
         share = torch.arange(1, steps + 1, device=middle.device, dtype=torch.float64) / (steps + 1)
         tried = inner[..., None] + (outer - inner)[..., None] * share
     return torch.stack([outer[:, :count], outer[:, count:]])
+
+
+def outermost(inner: Tensor, tried: Tensor, outer: Tensor, rejected: Tensor) -> tuple[Tensor, Tensor]:
+    """Where rejections from the outside in break off: the last place that is not rejected, and the first that is.
+
+    ``inner``, ``outer``: ends of the search, ``(...)``; the outer one needs no test. ``tried``: places from the inner to the
+    outer end, ``(..., k)``. ``rejected``: bool, ``(..., k)``.
+    """
+    place = tried.shape[-1] + 1 - rejected.flip(-1).long().cumprod(-1).sum(-1, keepdim=True)
+    path = torch.cat([inner[..., None], tried, outer[..., None]], -1)
+    return path.gather(-1, place - 1)[..., 0], path.gather(-1, place)[..., 0]
 
 
 def _blocks(place: Tensor, size: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from torchgmc.audits.betting import search
+from torchgmc.audits.betting import outermost
 
 #: Tails are computed to about nine digits; the level is lowered by more than that.
 CAREFUL = 1.0 - 1e-7
@@ -72,6 +72,15 @@ class Counts:
 
     def ends(self, level: Tensor) -> Tensor:
         """Ends of one-sided intervals, taken outward; low and high, ``(2, G, l)``; levels ``(l,)`` or ``(2, G, l)``."""
-        middle = (self.k / self.n.clamp_min(1.0)).masked_fill(self.n <= 0, 0.5)
-        error = (middle * (1.0 - middle) / self.n.clamp_min(1.0)).sqrt()
-        return search(self.rejects, (middle, error, self.n), level, 0.0, rounds=4)
+        count, steps = level.shape[-1], 40
+        level = level.expand(2, len(self.k), -1).transpose(0, 1).flatten(1)
+        up = torch.tensor([True, False], device=self.k.device).repeat_interleave(count)
+        inner = (self.k / self.n.clamp_min(1.0)).masked_fill(self.n <= 0, 0.5)[:, None].expand(-1, 2 * count)
+        outer = torch.where(up, 0.0, 1.0).double().expand_as(inner)
+        share = torch.arange(1, steps + 1, device=self.k.device, dtype=torch.float64) / (steps + 1)
+        levels, sides = level.repeat_interleave(steps, 1), up.repeat_interleave(steps)
+        for _ in range(4):
+            tried = inner[..., None] + (outer - inner)[..., None] * share
+            found = self.rejects(tried.flatten(1), sides, levels).view_as(tried)
+            inner, outer = outermost(inner, tried, outer, found)
+        return torch.stack([outer[:, :count], outer[:, count:]])

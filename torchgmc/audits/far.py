@@ -20,6 +20,8 @@ from torchgmc.audits.betting import BLOCKS, Units, expected, search
 
 #: A unit is far beyond so many standard deviations, and beyond so many times the farthest one of calibration.
 FAR, BEYOND = 8.0, 1.3
+#: Cuts farther out than this part of the range gain nothing.
+USEFUL = 0.8
 #: Part of delta for samples with a far unit.
 KEPT = 0.05
 #: Values of e: levels are those of the lower end of each step, ends of the mean those of its upper end.
@@ -77,6 +79,8 @@ def plan(units: Units, tail: Tensor, delta: float) -> Plan | None:
     if units.jumps or not alike or not bool((units.variance > 0.0).all()) or not bool(tail.isfinite().all()):
         return None
     cut, rest = torch.maximum(FAR * units.variance.max().sqrt(), BEYOND * tail), units.rest
+    if not bool((cut < USEFUL * torch.maximum(rest, 1.0 - rest)).all()):
+        return None
     near = torch.stack([(rest - cut).clamp_min(0.0), (rest + cut).clamp_max(1.0)])
     spread, most = (units.variance * units.size).sqrt(), (1.0 - KEPT) * delta
     span, reach = (near - rest).abs() / spread, torch.stack([rest, 1.0 - rest]) / spread
