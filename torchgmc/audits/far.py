@@ -60,7 +60,7 @@ class Plan:
             """Whatever e is."""
             level = torch.where(up[:, None], self.level[0][:, None], self.level[1][:, None]).flatten(1)  # (G, k STEPS)
             mean, up, every = mean.repeat_interleave(STEPS, 1), up.repeat_interleave(STEPS), odds.repeat(len(up))
-            return near.rejects(mean, up, level, every).unflatten(1, (-1, STEPS)).all(2)
+            return near.rejects(mean, up, level, every).view(len(mean), -1, STEPS).all(2)
 
         work = STEPS * 2.0 * (len(units.g) / BLOCKS + len(units.size))
         moments = units.moments()
