@@ -101,7 +101,7 @@ class Report:
 
     def __str__(self) -> str:
         state = {"alpha": "converged", "noise": "within the noise", "no": "NOT converged"}[self.reached]
-        before, after = (_worst(v) for v in (self.violations_before, self.violations_after))
+        before, after = (float(_worst(v)) for v in (self.violations_before, self.violations_after))
         return f"{state}: worst |violation| {before:.4g} -> {after:.4g} in {self.iterations} steps. {self.message}"
 
 
@@ -217,13 +217,10 @@ def run(
     search = _Search(problem, tolerance, solver, eta, before, splits)
     reason = search.until_done(max_iter, patience)
     after = problem.violations()
-    worst = int((after.abs() / tolerance).argmax()) if after.numel() else 0
-    converged = bool((after.abs() <= tolerance).all())
-    if solver == "fresh":
-        converged = reason == "converged"
+    converged = reason == "converged" if solver == "fresh" else bool((after.abs() <= tolerance).all())
     steps = search.kept
-    message = _message(problem, reason, converged, after, tolerance, worst, solver, eta, max_iter, steps, alpha)
-    history = torch.stack([*search.history[:steps], _worst_tensor(after)]).cpu()
+    message = search.message(reason, converged, after, max_iter, alpha)
+    history = torch.stack([*search.history[:steps], _worst(after)]).cpu()
     none = torch.zeros(0, dtype=torch.int64, device=before.device)
     log = Log(*map(torch.stack, zip(*search.log[:steps], strict=True))) if steps else Log(none, none, before.new_zeros(0))
     report = Report(converged, steps, before, after, history, time.perf_counter() - started, message)
@@ -269,7 +266,7 @@ class _Search:
         if self.solver == "paper":
             self.prints.append(over_ranks(fingerprint(self.problem.state(), self.eta)))
         self.problem.move(who, what, step)
-        self.history.append(_worst_tensor(table))
+        self.history.append(_worst(table))
         self.excess.append(ratio.max())
         self.active.append(active)
         self.log.append((who, what, step))
@@ -331,6 +328,35 @@ class _Search:
             setattr(self, name, [getattr(self, name)[i] for i in keep])
         return len(keep)
 
+    def message(self, reason: str, converged: bool, after: Tensor, max_iter: int, alpha: float) -> str:
+        """What stopped the search and, if alpha was missed, where, why and what to try."""
+        worst = int((after.abs() / self.tolerance).argmax()) if after.numel() else 0
+        who, what = divmod(worst, max(after.shape[1], 1))
+        name = self.problem.label(who, what)
+        size = abs(float(after[who, what])) if after.numel() else 0.0
+        bound = float(self.tolerance[who, what]) if after.numel() else alpha
+        place = f"violation {size:.4g} > {bound:.4g} in {name}"
+        if self.solver == "fresh" and reason == "converged":
+            return (
+                f"no violation above 3/4 alpha on the fresh split of step {self.kept + 1}; worst over all splits {size:.4g} in "
+                f"{name} (alpha = {alpha:.4g})."
+            )
+        if converged:
+            return f"every |violation| <= {bound:.4g}; the worst is {size:.4g} in {name}."
+        if reason == "max_iter":
+            return f"`max_iter` = {max_iter} reached with {place}; raise `max_iter`" + (
+                "." if self.solver == "exact" else ", raise `eta`, or use solver='exact'."
+            )
+        if reason.startswith("cycle"):
+            period = reason.split()[1]
+            return (
+                f"the fixed step eta = {float(self.eta):.4g} returns to the same f every {period} steps; the best f seen has "
+                f"{place}. Lower `eta`, or use solver='exact'. {self.problem.explain(who, what)}"
+            )
+        if reason == "patience":
+            return f"no better f for many steps; the best has {place}. {self.problem.explain(who, what)}"
+        return f"stopped with {place}. {self.problem.explain(who, what)}"
+
 
 def fingerprint(state: Tensor, quantum: Tensor) -> Tensor:
     """A 64-bit integer that two equal f share and, but for a chance of 2^-64, no others: a sum with random weights.
@@ -341,49 +367,5 @@ def fingerprint(state: Tensor, quantum: Tensor) -> Tensor:
     return (levels * places64(levels.numel(), levels.device)).sum()
 
 
-def _worst_tensor(table: Tensor) -> Tensor:
+def _worst(table: Tensor) -> Tensor:
     return table.abs().max() if table.numel() else table.new_zeros(())
-
-
-def _worst(table: Tensor) -> float:
-    return float(_worst_tensor(table))
-
-
-def _message(
-    problem: Problem,
-    reason: str,
-    converged: bool,
-    after: Tensor,
-    tolerance: Tensor,
-    worst: int,
-    solver: str,
-    eta: float | None,
-    max_iter: int,
-    steps: int,
-    alpha: float,
-) -> str:
-    who, what = divmod(worst, max(after.shape[1], 1))
-    name = problem.label(who, what)
-    size = abs(float(after[who, what])) if after.numel() else 0.0
-    bound = float(tolerance[who, what]) if after.numel() else alpha
-    place = f"violation {size:.4g} > {bound:.4g} in {name}"
-    if solver == "fresh" and reason == "converged":
-        return (
-            f"no violation above 3/4 alpha on the fresh split of step {steps + 1}; worst over all splits {size:.4g} in "
-            f"{name} (alpha = {alpha:.4g})."
-        )
-    if converged:
-        return f"every |violation| <= {bound:.4g}; the worst is {size:.4g} in {name}."
-    if reason == "max_iter":
-        return f"`max_iter` = {max_iter} reached with {place}; raise `max_iter`" + (
-            "." if solver == "exact" else ", raise `eta`, or use solver='exact'."
-        )
-    if reason.startswith("cycle"):
-        period = reason.split()[1]
-        return (
-            f"the fixed step eta = {eta:.4g} returns to the same f every {period} steps; the best f seen has {place}. "
-            f"Lower `eta`, or use solver='exact'. {problem.explain(who, what)}"
-        )
-    if reason == "patience":
-        return f"no better f for many steps; the best has {place}. {problem.explain(who, what)}"
-    return f"stopped with {place}. {problem.explain(who, what)}"
