@@ -7,6 +7,7 @@ again. C(k, 3) passes over the rows become a few dozen.
 """
 
 import functools
+import itertools
 import math
 import operator
 from collections.abc import Sequence
@@ -143,18 +144,8 @@ def arrange(columns: Sequence[int], combos: Sequence[Combo], radices: Sequence[i
 
 def _step(source: int, axes: Combo, kept: int, radices: Sequence[int]) -> Step:
     """Sum away the columns that are not among the bits of ``kept``; neighbours of one fate are one axis."""
-    shape: list[int] = []
-    gone: list[int] = []
-    fate = None
-    for j in axes:
-        if (kept >> j & 1) == fate:
-            shape[-1] *= radices[j]
-            continue
-        fate = kept >> j & 1
-        shape.append(radices[j])
-        if not fate:
-            gone.append(len(shape))
-    return Step(source, tuple(shape), tuple(gone))
+    runs = [(fate, math.prod(radices[j] for j in run)) for fate, run in itertools.groupby(axes, lambda j: kept >> j & 1)]
+    return Step(source, tuple(size for _, size in runs), tuple(k for k, (fate, _) in enumerate(runs, 1) if not fate))
 
 
 def tabulate(codes: Tensor, radices: Sequence[int], joint: Joint, values: Tensor) -> list[Tensor]:
@@ -304,9 +295,7 @@ def occurring(codes: Tensor, levels: list[int], combos: list[Combo]) -> tuple[Co
         radices = [levels[j] for j in combo]
         if math.prod(radices) >= 2**62:
             raise ValueError(f"`intersections` of {len(combo)} columns with {radices} levels are too many; merge levels first.")
-        rows = np.zeros(codes.shape[1], dtype=np.int64)
-        for j, radix in zip(combo, radices, strict=True):
-            rows = rows * radix + codes[j].numpy()
+        rows = np.ravel_multi_index([codes[j].numpy() for j in combo], radices).astype(np.int64)
         keys, counts = np.unique(rows, return_counts=True)
         found[combo] = keys, counts.astype(np.int64)
     return plan, found
