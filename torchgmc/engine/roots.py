@@ -1,4 +1,4 @@
-"""Where a falling function crosses 0, with few evaluations."""
+"""Where a falling function crosses 0, with few evaluations; and a step halved until it helps."""
 
 from collections.abc import Callable
 
@@ -39,3 +39,19 @@ def falling_root(slope: Callable[[Tensor], Tensor], start: Tensor, guess: Tensor
     if bool(torch.minimum(at_low, -at_high) >= start):
         return torch.zeros_like(high)  # a jump: neither side is nearer to 0 than the start
     return high if bool(-at_high < at_low) else low
+
+
+def damped(step: Tensor, worst: Callable[[Tensor], Tensor], start: Tensor, halvings: int) -> Tensor:
+    """Of step, step/2, ... the first that lowers the ``worst`` violation below ``start``, measured with the sets it leads to.
+
+    If none does, the one that leaves it lowest: the solver keeps the best f and stops when nothing improves.
+    """
+    best, chosen = torch.full_like(start, torch.inf), step
+    for _ in range(halvings):
+        found = worst(step)
+        if bool(found < start):
+            return step
+        if bool(found < best):
+            best, chosen = found, step
+        step = step / 2
+    return chosen

@@ -9,7 +9,7 @@ from torch import Tensor
 from torchgmc import theory
 from torchgmc.engine import checks
 from torchgmc.engine.folds import Pair, fresh_splits
-from torchgmc.engine.roots import MAX_TRIALS, falling_root
+from torchgmc.engine.roots import MAX_TRIALS, damped, falling_root
 from torchgmc.engine.search import Cells, Structured, masses, violations
 from torchgmc.engine.solver import EXACT_STEPS, FIXED_STEPS, SOLVERS, Log, OneTensor, Report, entry, run
 from torchgmc.mappings import Mapping
@@ -101,8 +101,7 @@ def solve(
         eta = checks.positive("eta", eta) if eta is not None else theory.step_size(alpha, 1.0, problem.norm(), solver == "fresh")
     elif eta is not None:
         raise ValueError("`eta` is the fixed step of solver='paper' or 'fresh'; solver='exact' finds its own.")
-    checks.count("max_iter", max_iter, 1)
-    steps = max_iter or (EXACT_STEPS if solver == "exact" else FIXED_STEPS)
+    steps = checks.count("max_iter", max_iter, EXACT_STEPS if solver == "exact" else FIXED_STEPS)
     splits = fresh_splits(max_iter, f, problem.value(f, weights), weights, seed=seed) if solver == "fresh" else None
     report, log = run(problem, alpha, solver, eta, steps, tolerance, splits=splits)
     f = problem.f.to(f0.dtype)
@@ -225,7 +224,9 @@ class DenseProblem(OneTensor):
         norm = (test.square().sum(1) @ self.weight / self.weight.sum()).clamp_min(1e-300)
         step = falling_root(slope, violation.abs(), violation.abs() / norm)
         step = self._fall(test, step)
-        return sign * (self._damp(test, step) if self.dynamic else step)
+        if self.dynamic:
+            step = damped(step, lambda size: self._table(self._moved(test, size)).abs().max(), self._table(self.f).abs().max(), 8)
+        return sign * step
 
     def _fall(self, test: Tensor, step: Tensor) -> Tensor:
         """Halve the step until the potential does not rise (a projection, or a potential that is not convex)."""
@@ -238,22 +239,6 @@ class DenseProblem(OneTensor):
                 return step
             step = step / 2
         return torch.zeros_like(step)
-
-    def _damp(self, test: Tensor, step: Tensor) -> Tensor:
-        """Of step, step/2, ... the first that lowers the worst violation, re-measured with the sets it leads to.
-
-        If none does, the one that leaves it lowest: the solver keeps the best iterate and stops when nothing improves.
-        """
-        start = self._table(self.f).abs().max()
-        best, chosen = None, step
-        for _ in range(8):
-            worst = self._table(self._moved(test, step)).abs().max()
-            if bool(worst < start):
-                return step
-            if best is None or bool(worst < best):
-                best, chosen = worst, step
-            step = step / 2
-        return chosen
 
     def move(self, who: Tensor, what: Tensor, step: Tensor) -> None:
         """f <- Proj(f - step g)."""

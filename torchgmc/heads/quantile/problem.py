@@ -11,6 +11,7 @@ from torchgmc.distributed import extremes, total as over_ranks
 from torchgmc.engine import folds
 from torchgmc.engine.clusters import deal_clusters
 from torchgmc.engine.offsets import crossing
+from torchgmc.engine.roots import damped
 from torchgmc.engine.solver import entry
 from torchgmc.engine.statistics import PerExample
 from torchgmc.groups.cells import pattern_ids
@@ -161,26 +162,17 @@ class QuantileProblem(LevelProblem):
         step = -shift * entry(self.scale, who)
         # Only a step that lowers the violation counts as one (the target may lie inside an atom of equal scores).
         step = torch.where(least / entry(self.scale, who) < violation.abs() * (1 - 1e-9), step, torch.zeros_like(step))
-        return self._damp(who, what, step, violation) if self.dynamic else step
-
-    def _damp(self, who: Tensor, what: Tensor, step: Tensor, violation: Tensor) -> Tensor:
-        """Of step, step/2, ... the first that lowers the worst violation, measured with the level sets it leads to.
-
-        If none does, the one that leaves it lowest: the solver keeps the best f and stops when nothing improves.
-        """
+        if not self.dynamic:
+            return step
         before = self.z, self.place, self.table.sums
-        worst = self.violations().abs().max()
-        best, chosen = torch.full_like(worst, torch.inf), step
-        for halving in range(6):
-            trial = step * 0.5**halving
+
+        def worst(trial: Tensor) -> Tensor:
             self.move(who, what, trial)
-            reached = self.violations().abs().max()
+            found = self.violations().abs().max()
             self.z, self.place, self.table.sums = before
-            if bool(reached < worst):
-                return trial
-            if bool(reached < best):
-                best, chosen = reached, trial
-        return chosen
+            return found
+
+        return damped(step, worst, self.violations().abs().max(), 6)
 
     def slope(self) -> float:
         """Largest density of the scores of any group, over windows of a 64th of their range."""
