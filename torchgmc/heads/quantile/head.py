@@ -307,9 +307,7 @@ class QuantileHead(Learning):
 
     def _begin(self, examples: QuantileStatistics, unit: float) -> tuple[float, Tensor]:
         """q0 of everyone, and f0 of each example, ``(n, 1)``, on the grid."""
-        start = self.init
-        if start is None:
-            start = quantile_of_all(examples.scores, examples.weight, self.target)
+        start = quantile_of_all(examples.scores, examples.weight, self.target) if self.init is None else self.init
         start = math.ceil(start / unit) * unit
         z = levelsets.snap(examples.base, unit) if examples.has_base() else torch.full_like(examples.base, start)
         return start, z[:, None]
@@ -337,12 +335,11 @@ class QuantileHead(Learning):
         if len(edges):
             tolerance = fixed if self.noise_floor else torch.full_like(fixed, self.goal())
             report, log = run(problem, self.alpha or 0.0, "exact", None, max_iter, tolerance)
-            self._write_log(self._rounds(problem, log))
+            self._write_log(problem, log)
             steps, history = steps + report.iterations, [*history, *report.history[1:]]
             message = f"{message} {report.message}"
         after = problem.violations()
-        worst = int(after.abs().argmax())
-        place = divmod(worst, after.shape[1])
+        place = divmod(int(after.abs().argmax()), after.shape[1])
         state = reached(after, self.alpha, noise_of)
         details = {"slack": found.k, "noise": noise_of, "variance": self._noise(problem, level, examples)[2]}
         if state == "no" and not len(edges):
@@ -447,9 +444,11 @@ class QuantileHead(Learning):
             over_ranks(number.sum()) * squares,
         )
 
-    def _write_log(self, log: tuple[Tensor, Tensor, Tensor]) -> None:
-        device = self.offsets.device
-        self.log_who, self.log_step, self.log_column = (t.to(device) for t in log)
+    def _write_log(self, problem: QuantileProblem, log: Log) -> None:
+        """The log in rounds."""
+        step = problem.length(log.who, log.step)
+        merged = levelsets.merge_log(log.who, log.what, torch.zeros_like(log.who), step, problem.edges)
+        self.log_who, self.log_step, self.log_column = (t.to(self.offsets.device) for t in merged)
 
     def _fixed(
         self, examples: QuantileStatistics, edges: Tensor, unit: float, solver: str, eta: float | None, max_iter: int | None
@@ -468,15 +467,11 @@ class QuantileHead(Learning):
         report, log = run(problem, self.goal(), solver, eta, steps, splits=splits)
         self.base.fill_(start)
         if problem.dynamic:
-            self._write_log(self._rounds(problem, log))
+            self._write_log(problem, log)
         else:
             step = problem.length(log.who, log.step)
             self.offsets.copy_(torch.zeros_like(problem.mass).index_add_(0, log.who, step))  # a log of static groups collapses
         return report
-
-    def _rounds(self, problem: QuantileProblem, log: Log) -> tuple[Tensor, Tensor, Tensor]:
-        step = problem.length(log.who, log.step)
-        return levelsets.merge_log(log.who, log.what, torch.zeros_like(log.who), step, problem.edges)
 
     # -- use ---------------------------------------------------------------------------------------------------------
 
