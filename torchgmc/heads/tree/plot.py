@@ -185,13 +185,9 @@ def _beyond(head: TreeHead, audit: Audit, below: bool) -> set[int]:
     for row in audit.rows():
         name = row["group"].split(" & ", 1)[1] if head.grouped else row["group"]
         worst[name] = max(worst.get(name, 0.0), abs(row["estimate"]))
-    sets = {tuple(sorted(nodes)): name for name, nodes in head.sets.items()}
-    found = set()
-    for v in range(head.num_nodes):
-        name = sets.get(tuple(head.tree.below(v)) if below else (v,))
-        if name is not None and audit.alpha is not None and worst.get(name, 0.0) > audit.alpha:
-            found.add(v)
-    return found
+    alpha = math.inf if audit.alpha is None else audit.alpha
+    far = {tuple(sorted(nodes)) for name, nodes in head.sets.items() if worst.get(name, 0.0) > alpha}
+    return {v for v in range(head.num_nodes) if (tuple(head.tree.below(v)) if below else (v,)) in far}
 
 
 def _caption(below: bool, left_out: int, shape: Tree, shown: list[int], alpha: float | None) -> str:

@@ -62,7 +62,14 @@ class Tree:
         self.num_nodes = len(self.parents)
         self.num_leaves = sum(not below for below in children)
         self.root = self.parents.index(-1)
-        _check_leaves(children, self.num_leaves, self.names)
+        if self.num_leaves < 2:
+            raise ValueError(f"`parents` must describe a tree with at least 2 leaves, got {self.num_leaves}.")
+        for node in range(self.num_leaves):
+            if children[node]:
+                raise ValueError(
+                    f"`parents` must number the {self.num_leaves} leaves 0 to {self.num_leaves - 1}, like the columns of the "
+                    f"scores, but node {node} ({self.names[node]!r}) has children; renumber the nodes."
+                )
         self.children = children
         self._walk()
 
@@ -96,8 +103,7 @@ class Tree:
         self.paths = torch.tensor([route + [leaf] * (width - len(route)) for leaf, route in enumerate(routes)])
         self.depths = torch.tensor(depths)
         self.order = torch.tensor(order)
-        self.place = torch.empty_like(self.order)
-        self.place[self.order] = torch.arange(self.num_leaves)
+        self.place = self.order.argsort()
         self.spans = torch.tensor([first, last]).T.contiguous()
 
     def _check_depth(self, steps: int) -> None:
@@ -228,23 +234,9 @@ def _from_paths(paths: list[tuple[str, ...]], names: Sequence[str] | None) -> tu
         if ids[route[:-1]] < len(routes):
             raise ValueError(f"`parents` has {'/'.join(route[:-1])!r} both as a leaf and with {route[-1]!r} below it.")
         parents[ids[route]] = ids[route[:-1]]
-    labels = [""] * len(parents)
-    last = Counter(route[-1] if route else "root" for route in ids)
-    for route, node in ids.items():
-        name = route[-1] if route else "root"
-        labels[node] = name if last[name] == 1 else "/".join(route) or "root"
-    return parents, labels
-
-
-def _check_leaves(children: list[list[int]], num_leaves: int, names: list[str]) -> None:
-    if num_leaves < 2:
-        raise ValueError(f"`parents` must describe a tree with at least 2 leaves, got {num_leaves}.")
-    for node in range(num_leaves):
-        if children[node]:
-            raise ValueError(
-                f"`parents` must number the {num_leaves} leaves 0 to {num_leaves - 1}, like the columns of the scores, but "
-                f"node {node} ({names[node]!r}) has children; renumber the nodes."
-            )
+    last = [route[-1] if route else "root" for route in ids]  # in the order of their ids
+    times = Counter(last)
+    return parents, [name if times[name] == 1 else "/".join(route) or "root" for route, name in zip(ids, last, strict=True)]
 
 
 def path_levels(
