@@ -50,12 +50,8 @@ def wanted_patterns(names: list[str], seen: Tensor, asked: Any) -> Tensor:
     every = all_patterns(len(names))
     if every is not None:
         return every.to(seen.device)
-    place = {name: k for k, name in enumerate(names)}
-    rows = torch.zeros(len(asked or ()), len(names), dtype=torch.bool, device=seen.device)
-    for i, pattern in enumerate(asked or ()):
-        for name in pattern:
-            rows[i, place[name]] = True
-    return pattern_ids(torch.cat([seen, rows]))[1]
+    rows = torch.tensor([[name in pattern for name in names] for pattern in asked or ()], dtype=torch.bool, device=seen.device)
+    return pattern_ids(torch.cat([seen, rows.view(-1, len(names))]))[1]
 
 
 def phantom_thresholds(data: Folded, target: float, patterns: Tensor, covers: bool, safe: bool = False) -> Tensor:
@@ -104,8 +100,7 @@ def check_patterns(patterns: Any, groups: list[str]) -> list[list[str]] | None:
     """Patterns asked for: lists of group names."""
     if patterns is None:
         return None
-    listed = isinstance(patterns, list | tuple) and all(isinstance(one, list | tuple) for one in patterns)
-    if not listed:
+    if not isinstance(patterns, list | tuple) or not all(isinstance(one, list | tuple) for one in patterns):
         raise TypeError(f"`patterns` must be a list of lists of group names, one per combination, got {patterns!r:.80}.")
     unknown = [name for one in patterns for name in one if name not in groups]
     if unknown:
