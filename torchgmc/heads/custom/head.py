@@ -237,9 +237,7 @@ class GMCHead(Head):
             f = self(rows.f0, x)
             after, s = self._table(f, rows), self._value(f, rows)
         details["tail"] = (s @ self.directions.to(s).T if self.directed else s).abs().amax(0)
-        state = solution.report.reached
-        if tolerance is not None:
-            state = reached(after, self.alpha, tolerance)
+        state = solution.report.reached if tolerance is None else reached(after, self.alpha, tolerance)
         self.mark_fitted(replace(solution.report, violations_after=after, message=message, details=details, reached=state))
         return self
 
@@ -407,8 +405,6 @@ def _module(name: str, value: Any) -> nn.Module:
 
 def _merged(log: Log, columns: int) -> Log:
     """Steps along static test functions without a projection commute: one line per g."""
-    if len(log.who) == 0:
-        return log
     keys, place = torch.unique(log.who * columns + log.what, return_inverse=True)
     step = torch.zeros(len(keys), dtype=log.step.dtype, device=log.step.device).index_add_(0, place, log.step)
     return Log(keys // columns, keys % columns, step)

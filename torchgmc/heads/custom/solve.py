@@ -200,11 +200,9 @@ class DenseProblem(OneTensor):
         longest = 1.0 if self.what is None else float(self.what.square().sum(1).max())
         return longest * float((masses(who, self.weight, self.num_sets) / self.scale.square()).max())
 
-    def violations(self, split: Pair | None = None) -> Tensor:
-        """Signed violations at the current f, (a, u)."""
-        return self._table(self.f, split)
-
-    def _table(self, f: Tensor, split: Pair | None = None) -> Tensor:
+    def violations(self, split: Pair | None = None, f: Tensor | None = None) -> Tensor:
+        """Signed violations at the current f (or at another one), (a, u)."""
+        f = self.f if f is None else f
         measure, inside = (self.weight, self.weight) if split is None else (self.weight * part for part in split)
         s = self.value(f, inside)
         return violations(_membership(self.who, f), s, self.what, measure, self.num_sets) / self.scale[:, None]
@@ -225,7 +223,8 @@ class DenseProblem(OneTensor):
         step = falling_root(slope, violation.abs(), violation.abs() / norm)
         step = self._fall(test, step)
         if self.dynamic:
-            step = damped(step, lambda size: self._table(self._moved(test, size)).abs().max(), self._table(self.f).abs().max(), 8)
+            start = self.violations().abs().max()
+            step = damped(step, lambda size: self.violations(f=self._moved(test, size)).abs().max(), start, 8)
         return sign * step
 
     def _fall(self, test: Tensor, step: Tensor) -> Tensor:
