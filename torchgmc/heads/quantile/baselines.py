@@ -129,7 +129,6 @@ def _finish(head: QuantileHead, examples: QuantileStatistics, found: Tensor, mes
     _, start = head._begin(examples, unit)
     everyone = head.lacks_everyone(examples.member)
     before = head._problem(examples, start, head.edges.to(start.device), unit, everyone)
-    before.check_groups()
     at = found + examples.base if examples.has_base() else found
     after = head._problem(examples, at[:, None], before.edges, unit, everyone).violations()
     head.unit.fill_(unit)
