@@ -58,8 +58,7 @@ def fit_tilt(dual: Dual, statistics: MassStatistics, lists: Tensor, spread: Spre
         rest, held = (_part(statistics, lists, dual, rows) for rows in ((fold >= 0) & (fold != k), fold == k))
         found = [project(rest, price, max_iter).theta for price in prices]
         losses.append([float(held.at(theta).value) for theta in (*found, torch.zeros_like(nothing.theta))])
-    choice = noise.choose(torch.tensor(losses, dtype=torch.float64).T, tried)
-    k = choice.k
+    k = noise.choose(torch.tensor(losses, dtype=torch.float64).T, tried).k
     if math.isinf(k):
         if bool((nothing.violation.abs() <= noise.bound(k, spread.error, spread.sizes)).all()):
             return nothing, k

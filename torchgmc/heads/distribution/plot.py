@@ -96,8 +96,7 @@ def mean_probabilities(head: DistributionHead, logits: Tensor, groups: Any) -> t
         raise ValueError(f"group {empty!r} has no prompts in `groups`; pass prompts from every group.")
     sums = [logits.new_zeros(head.num_groups, logits.shape[1], dtype=torch.float64) for _ in range(2)]
     rows = max(1, CHUNK // logits.shape[1])
-    for start in range(0, len(logits), rows):
-        part, inside = logits[start : start + rows], member[start : start + rows]
+    for part, inside in zip(torch.split(logits, rows), torch.split(member, rows), strict=True):
         before = head.start(part)
         after = head(part, inside).to(before.dtype).exp()
         for total, p in zip(sums, (before, after), strict=True):

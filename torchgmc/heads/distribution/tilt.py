@@ -76,8 +76,7 @@ def log_masses(logits: Tensor, ids: Tensor, atom: Tensor, num_atoms: int, temper
         tensor([[0.7500, 0.2500]], dtype=torch.float64)
     """
     rows = max(1, CHUNK // max(1, logits.shape[1]))
-    parts = [_log_masses(part, ids, atom, num_atoms, temperature) for part in torch.split(logits, rows)]
-    return torch.cat(parts) if parts else logits.new_zeros(0, num_atoms, dtype=torch.float64)
+    return torch.cat([_log_masses(part, ids, atom, num_atoms, temperature) for part in torch.split(logits, rows)])
 
 
 def _log_masses(logits: Tensor, ids: Tensor, atom: Tensor, num_atoms: int, temperature: float) -> Tensor:

@@ -34,9 +34,7 @@ def log_masses(logits: Tensor, ids: Tensor, atom: Tensor, num_atoms: int, temper
     words = ((x.index_select(1, ids) - top).double() / temperature).exp()
     mass = words.new_zeros(len(x), num_atoms).index_add(1, atom, words)
     others = ((x - top) / temperature).index_fill(1, ids, -torch.inf).exp().sum(1).double()
-    first = torch.zeros(num_atoms, dtype=torch.bool, device=x.device)
-    first[0] = True
-    mass = torch.where(first, others[:, None], mass)
+    mass = torch.cat([others[:, None], mass[:, 1:]], 1)  # no listed token is in atom 0
     mass = mass / mass.sum(1, keepdim=True)
     here = mass > 0  # an atom that cannot occur stays so: no derivative
     return torch.where(here, torch.where(here, mass, 1.0).log(), -torch.inf)
