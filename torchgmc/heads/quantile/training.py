@@ -33,18 +33,16 @@ def solve(
     spread = float((batch.scores.max() - batch.scores.min()).abs())
     if base is not None:
         start = values.new_zeros(())
-        origins = base.to(torch.float64)
         spread += float((batch.base - batch.scores).abs().max())
     elif head.init is not None:
         start = values.new_full((), head.init)
-        origins = start.expand_as(values)
         spread += float((start - batch.scores).abs().max())
     else:  # the common threshold is itself a (smoothed) quantile of the scores
         one = share.new_ones(1, 1)
         everyone = SoftPinball(torch.zeros_like(share).long(), share, target, one, 1, temperature, spread + temperature)
         middle = torch.full_like(values, quantile_of_all(batch.scores, batch.weight, head.target))
         start = middle[0] - optimum(everyone, torch.zeros_like(one), values, middle)[0, 0]
-        origins = start.expand_as(values)
+    origins = start.expand_as(values) if base is None else base.to(torch.float64)
     cell, patterns = pattern_ids(batch.member)
     problem = SoftPinball(cell, share, target, patterns.to(torch.float64), 1, temperature, spread + temperature)
     scale = (share @ batch.member.double())[:, None]
