@@ -115,14 +115,11 @@ def violations(
     return sums(who, s * (weight if weight.dim() == 2 else weight[:, None]), num_sets) / total
 
 
-def masses(
-    who: Tensor | Cells | Structured, weight: Tensor | None = None, num_sets: int | None = None, dtype: torch.dtype = torch.float64
-) -> Tensor:
+def masses(who: Tensor | Cells | Structured, weight: Tensor | None = None, num_sets: int | None = None) -> Tensor:
     r"""Share of each set, :math:`P(A) = \sum_i w_i 1\{x_i \in A\} / \sum_i w_i`.
 
     ``who``: as in :func:`violations` (not the general form). ``weight``: shape ``(n,)`` or ``(n, u)``. ``num_sets``: number of
-    sets when ``who`` is ids. ``dtype``: floating type of the result when ``weight`` is omitted. Returns: Shape ``(a,)``, or
-    ``(a, u)`` for weights per direction.
+    sets when ``who`` is ids. Returns: Shape ``(a,)``, or ``(a, u)`` for weights per direction.
 
     Example:
         >>> masses(torch.tensor([[True, False], [True, True]]))
@@ -130,7 +127,7 @@ def masses(
     """
     if weight is None:
         n, device = _rows(who)
-        weight = torch.ones(n, dtype=dtype, device=device)
+        weight = torch.ones(n, dtype=torch.float64, device=device)
     flat = weight.dim() == 1
     table = sums(who, weight[:, None] if flat else weight, num_sets)  # (a, u)
     share = table / weight.sum(0).clamp_min(torch.finfo(weight.dtype).tiny)
