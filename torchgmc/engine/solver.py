@@ -287,8 +287,12 @@ class _Search:
                 self.best = (first, excess[0], before)
             before = self.problem.state()
             if not all(active):
-                stop = first + active.index(False)
-                return self._end(stop, self.excess[stop].item() <= self.bar)
+                place = active.index(False)
+                reason = "converged" if excess[place] <= self.bar else "stuck"
+                if reason == "stuck" and self.best[1] < excess[place]:
+                    return self._rewind(reason)
+                self.kept = self._count(first + place)
+                return reason
             if self.solver == "paper":
                 for offset, value in enumerate(torch.stack(self.prints[first:]).tolist()):
                     if value in seen:
@@ -307,12 +311,6 @@ class _Search:
     def _at_rest(self, patience: int) -> bool:
         """The last steps are as small as the grid of f: the potential is at its minimum, and atoms change sides forever."""
         return bool((torch.stack([step for _, _, step in self.log[-patience:]]).abs() <= self.least).all())
-
-    def _end(self, stop: int, converged: bool) -> str:
-        if not converged and self.best[1] < self.excess[stop].item():
-            return self._rewind("stuck")
-        self.kept = self._count(stop)
-        return "converged" if converged else "stuck"
 
     def _rewind(self, reason: str) -> str:
         """Return to the best f seen."""
