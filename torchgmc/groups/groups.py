@@ -234,11 +234,10 @@ class Groups:
             ('size=S', 'size=L')
         """
         min_size = checks.count("min_size", min_size, 1)
-        blocks, left_out, start = [], [], 0
-        for combo, keys in self._blocks:
-            kept = (self.sizes[start : start + len(keys)] >= min_size).cpu().numpy()
-            left_out += [self.name(start + k) for k in np.flatnonzero(~kept).tolist()]
-            start += len(keys)
+        blocks, left_out, counts = [], [], torch.split(self.sizes.cpu(), [len(keys) for _, keys in self._blocks])
+        for (combo, keys), sizes in zip(self._blocks, counts, strict=True):
+            kept = (sizes >= min_size).numpy()
+            left_out += [term_name(self.columns, term) for term in terms_of(self.columns, combo, keys[~kept])]
             if kept.any():
                 blocks.append((combo, keys[kept]))
         if not blocks:
