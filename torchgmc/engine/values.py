@@ -46,5 +46,4 @@ class Values:
     mean: Tensor | None = None
 
     def __iter__(self) -> Iterator[Tensor]:
-        yield self.s
-        yield self.who
+        return iter((self.s, self.who))
