@@ -94,14 +94,13 @@ def open_table(path: Path) -> Table:
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
     """What the many readers raise for a damaged file, as one kind of error that names the file."""
+    damaged = (zipfile.BadZipFile, zlib.error, EOFError, struct.error, csv.Error, NotImplementedError)
     try:
         yield
-    except (zipfile.BadZipFile, zlib.error, EOFError, struct.error, csv.Error, NotImplementedError) as error:
-        raise ValueError(f"{str(path)!r} cannot be read (truncated or damaged?): {error or type(error).__name__}") from error
     except UnicodeDecodeError as error:
         raise ValueError(f"{str(path)!r} is not UTF-8 text: {error}") from error
     except Exception as error:
-        if type(error).__module__.split(".")[0] in ("safetensors", "safetensors_rust", "pyarrow"):
+        if isinstance(error, damaged) or type(error).__module__.split(".")[0] in ("safetensors", "safetensors_rust", "pyarrow"):
             raise ValueError(f"{str(path)!r} cannot be read (truncated or damaged?): {error}") from error
         raise
 
@@ -175,9 +174,8 @@ class NpzTable:
             members = archive.namelist()
             if any(member.endswith(".pkl") for member in members):
                 raise ValueError(f"{str(path)!r} of torch.save holds a pickle, which we never load; use .safetensors.")
-            self._members = {member.removesuffix(".npy"): member for member in members if member.endswith(".npy")}
-            self.names = list(self._members)
-            self._headers = {name: _read_header(archive.open(member)) for name, member in self._members.items()}
+            self.names = list(dict.fromkeys(member.removesuffix(".npy") for member in members if member.endswith(".npy")))
+            self._headers = {name: _read_header(archive.open(f"{name}.npy")) for name in self.names}
 
     def count(self, names: Sequence[str]) -> int:
         """The number of rows that these arrays share."""
@@ -197,7 +195,7 @@ class NpzTable:
         step = block_rows(sum(math.prod(shape[1:]) * dtype.itemsize for shape, _, dtype in headers), rows)
         with reading(self.path), contextlib.ExitStack() as opened:
             archive = opened.enter_context(zipfile.ZipFile(self.path))
-            streams = {name: _Rows(opened.enter_context(archive.open(self._members[name]))) for name in names}
+            streams = {name: _Rows(opened.enter_context(archive.open(f"{name}.npy"))) for name in names}
             for start in range(0, total, step):
                 stop = min(start + step, total)
                 arrays = {name: stream.take(stop - start) for name, stream in streams.items()}
@@ -210,10 +208,9 @@ def _read_header(file: Any) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
     try:
         version = np.lib.format.read_magic(file)
         read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-        shape, fortran, dtype = read(file)
+        return read(file)
     except ValueError as error:
         raise zipfile.BadZipFile(f"a member is not an array: {error}") from error
-    return shape, fortran, dtype
 
 
 class _Rows:
