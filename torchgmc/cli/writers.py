@@ -4,7 +4,7 @@ import csv
 import json
 import struct
 import zipfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -38,14 +38,7 @@ def write_rows(path: Path, name: str, blocks: Iterable[Array], num_rows: int) ->
     blocks = iter(blocks)
     first = next(blocks)
     shape = (num_rows, *first.shape[1:])
-    writers: dict[str, Callable[[Path, str, Iterator[Array], tuple[int, ...], np.dtype[Any]], None]] = {
-        ".npz": _write_npz,
-        ".safetensors": _write_tensor,
-        ".parquet": _write_parquet,
-        ".csv": _write_csv,
-    }
-    assert tuple(writers) == SUFFIXES
-    write = writers[path.suffix.lower()]
+    write = dict(zip(SUFFIXES, (_write_npz, _write_tensor, _write_parquet, _write_csv), strict=True))[path.suffix.lower()]
     write_atomically(path, lambda part: write(part, name, chain([first], blocks), shape, first.dtype))
     return shape
 
