@@ -80,9 +80,7 @@ def find_arrays(
                 f"with --{role} NAME"
                 + (" (columns NAME[0], NAME[1], ... make a matrix)." if table.path.suffix in (".csv", ".parquet") else ".")
             )
-    for role in task.arrays:
-        if role in stored:
-            found.setdefault(role, stored[role])
+    found |= {role: stored[role] for role in task.arrays if role in stored and role not in found}
     for role, otherwise in (("weight", "all rows get the same weight"), ("clusters", "all rows count as independent")):
         if role not in found and role in stored:
             if stored[role] in table.names:
@@ -128,11 +126,12 @@ class Source:
 
     @property
     def columns(self) -> tuple[list[str], list[str]]:
-        """What is read as numbers, and what as labels."""
+        """What is read as numbers, and what as labels; an error if the file lacks one."""
         numbers, texts = dict(self.arrays), ("clusters",) if self.task.label_names is None else ("labels", "clusters")
         labels = [numbers.pop(role) for role in texts if role in numbers]
         member = self.membership
         matrices, plain = ([], []) if member is None else (list(member.matrices), member.columns)
+        check_names(self.table, [*numbers.values(), *matrices, *labels, *plain])
         return list(dict.fromkeys([*numbers.values(), *matrices])), list(dict.fromkeys([*labels, *plain]))
 
     @cached_property
@@ -141,7 +140,6 @@ class Source:
         numbers, labels = self.columns
         if not numbers and not labels:
             raise ValueError(f"{str(self.path)!r} has none of the required arrays; it has {listing(self.names)}.")
-        check_names(self.table, [*numbers, *labels])
         total = self.table.count([*numbers, *labels])
         if total <= 0:
             raise ValueError(f"{str(self.path)!r} has no rows.")
@@ -204,9 +202,7 @@ class Source:
 
     def blocks(self, head: gmc.Head) -> Iterator[tuple[Block, dict[str, Tensor]]]:
         """Blocks of rows, and what they give the head: tensors by the names of its arguments."""
-        numbers, labels = self.columns
-        check_names(self.table, [*numbers, *labels])
-        for block in self.table.blocks(numbers, labels, self.rows):
+        for block in self.table.blocks(*self.columns, self.rows):
             yield block, self._arguments(block, head)
 
     def _arguments(self, block: Block, head: gmc.Head) -> dict[str, Tensor]:
