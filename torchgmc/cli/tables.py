@@ -271,8 +271,6 @@ class TensorTable:
             slices = {name: file.get_slice(name) for name in names}
             for start in range(0, total, step):
                 stop = min(start + step, total)
-                arrays = {}
-                for name, source in slices.items():
-                    tensor = source[start:stop].clone()
-                    arrays[name] = (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
+                tensors = {name: source[start:stop].clone() for name, source in slices.items()}
+                arrays = {name: (t.float() if t.dtype == torch.bfloat16 else t).numpy() for name, t in tensors.items()}
                 yield Block(start, stop, arrays)
