@@ -52,9 +52,7 @@ def apply(
     counted = fitted.takes == "groups" and (fitted.grouped or any(own[role] for role in task.in_use))
     wanted = () if counted else ("scores",)
     source = open_source(fitted, notes | {"arrays": stored}, data, own, groups, wanted, chunk, unknown)
-    source = source.without(
-        "labels", "weight", "clusters", *set(task.arrays).difference(task.in_use), *(["scores"] if counted else [])
-    )
+    source = source.without("labels", *set(task.arrays).difference(task.in_use), *(["scores"] if counted else []))
     name = name or task.output
     results = _results(fitted, source)
     if names and task.result_names is not None:
