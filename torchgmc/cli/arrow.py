@@ -89,17 +89,15 @@ def _values(name: str, column: Any, start: int) -> Array:
             return np.asarray(column.cast(arrow.float64()))
         except arrow.ArrowInvalid:  # " 1", "true", or no number
             return to_numbers(name, _labels(column), start)
-    kind, width = column.type, len(column)
-    shape = [width]
-    while types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+    shape = [len(column)]
+    while types.is_list(kind := column.type) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
         inner = column.flatten()
         ragged = not types.is_fixed_size_list(kind) and len({*column.value_lengths().to_pylist()}) > 1
-        if ragged or (width and len(inner) % width):
+        if ragged or len(inner) % max(1, len(column)):
             raise ValueError(f"{name!r} holds lists of different lengths; every row must have the same length.")
-        shape.append(len(inner) // width if width else 0)
-        column, kind, width = inner, inner.type, len(inner)
-    values = np.asarray(column.to_numpy(zero_copy_only=False))
-    return to_numbers(name, values.reshape(shape), start)
+        shape.append(len(inner) // max(1, len(column)))
+        column = inner
+    return to_numbers(name, np.asarray(column.to_numpy(zero_copy_only=False)).reshape(shape), start)
 
 
 class ParquetTable(ArrowTable):
