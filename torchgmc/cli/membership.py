@@ -72,11 +72,9 @@ class Membership:
             raise ValueError(f"--cut names {foreign[0]!r}, which is not among --groups {','.join(columns)}.")
         if not table.count(columns):
             raise ValueError(f"{str(table.path)!r} has no rows.")
-        widths = {name: _width(table, name) for name in columns}
-        matrices = {name: width for name, width in widths.items() if width is not None}
-        named = {
-            name: _matrix_names(name, width, options.words(how.group_names), len(matrices)) for name, width in matrices.items()
-        }
+        matrices = {name: width for name in columns if (width := _width(table, name)) is not None}
+        given = options.words(how.group_names)
+        named = {name: _matrix_names(name, width, given, len(matrices)) for name, width in matrices.items()}
         plain = [name for name in columns if name not in matrices]
         if not plain:
             return cls(None, named)
