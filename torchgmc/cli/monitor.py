@@ -140,9 +140,8 @@ def _read(watch: gmc.Monitor, path: Path) -> dict[str, list[int]]:
 
 
 def _write(watch: gmc.Monitor, path: Path, seen: dict[str, list[int]]) -> None:
-    about = json.dumps({"config": watch.config(), "files": seen})
     tensors = {name: tensor.contiguous() for name, tensor in watch.state_dict().items()}
-    write_file(path, save(tensors, {"monitor": about}))
+    write_file(path, save(tensors, {"monitor": json.dumps({"config": watch.config(), "files": seen})}))
 
 
 def command() -> Callable[..., None]:
