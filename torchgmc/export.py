@@ -133,8 +133,7 @@ def _describe(flat: Flat, format: str) -> str:
 def _about(head: Head) -> dict[str, Any]:
     config = json.loads(json.dumps(head.config(), default=str))
     groups = list(head.groups) if head.grouped else None
-    kind = {"head": type(head).__name__, "alpha": head.alpha, "target": config.get("target")}
-    return kind | {"groups": groups, "config": config}
+    return {"head": type(head).__name__, "alpha": head.alpha, "target": config.get("target"), "groups": groups, "config": config}
 
 
 def _dynamic(flat: Flat, tensors: tuple[Tensor, ...], others: bool) -> tuple[Any, ...]:

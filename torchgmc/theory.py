@@ -146,8 +146,7 @@ def sample_size(
         >>> sample_size(0.1, delta=0.05, num_functions=4, iterations=50)
         2876000
     """
-    size = split_size(alpha, delta, num_functions, iterations, magnitude, functional)
-    return 2 * int(iterations) * size
+    return 2 * split_size(alpha, delta, num_functions, iterations, magnitude, functional) * int(iterations)
 
 
 def threshold_constants(target: float, density: float, span: float, mass: float = 1.0) -> Constants:
