@@ -57,18 +57,16 @@ def convergence(
             raise ValueError(f"`report` of {name!r} is None: fit the head first; a head loaded from a file has no report.")
         if not isinstance(getattr(one, "history", None), Tensor | Sequence):
             raise TypeError(f"`report` must be a fitted head or its report, got {type(one).__name__}.")
-        history = torch.as_tensor(one.history).double().cpu().tolist()
-        shown = [value if value > 0 else math.nan for value in history]
+        history = [value if value > 0 else math.nan for value in torch.as_tensor(one.history).double().cpu().tolist()]
         marker = MARKERS[k % len(MARKERS)] if len(history) <= 60 else None
         colour = theme.series[(k + 2) % len(theme.series)]
-        axes.plot(range(len(history)), shown, color=colour, marker=marker, markersize=7, lw=2.4, label=safe(name))
+        axes.plot(range(len(history)), history, color=colour, marker=marker, markersize=7, lw=2.4, label=safe(name))
     axes.set_yscale("log")
     if alpha is not None:
         axes.axhline(alpha, color=theme.band, lw=2, ls="--", label=f"promised: {alpha:g}")
     _logarithmic(axes.yaxis, *axes.get_ylim())
     axes.xaxis.set_major_locator(require("matplotlib.ticker", extra="report").MaxNLocator(integer=True))
-    axes.set_xlabel("step")
-    axes.set_ylabel("worst |violation|")
+    axes.set(xlabel="step", ylabel="worst |violation|")
     return finished(figure, axes, theme, title)
 
 
@@ -99,8 +97,7 @@ def evidence(monitor: Watch, *, title: str | None = None, dark: bool = False) ->
     axes.axhline(bar, color=theme.band, lw=2, ls="--", label=f"alarm (at most {100 * monitor.delta:g} % false, ever)")
     if monitor.alarm:
         axes.axvline(float(monitor.alarmed), color=theme.series[1], lw=1.6, ls=":")
-    axes.set_xlabel("examples")
-    axes.set_ylabel("evidence, log10")
+    axes.set(xlabel="examples", ylabel="evidence, log10")
     return finished(figure, axes, theme, title)
 
 

@@ -87,8 +87,7 @@ def masks(
 
 def _picture(axes: Axes, pixels: Tensor, theme: Theme) -> None:
     axes.imshow(pixels.numpy(), interpolation="nearest")
-    axes.set_xticks([])
-    axes.set_yticks([])
+    axes.set(xticks=[], yticks=[])
     axes.spines["bottom"].set_visible(False)
     axes.yaxis.label.set_color(theme.ink)
 
@@ -100,5 +99,4 @@ def _mark(picture: Tensor, truth: Tensor, mask: Tensor) -> tuple[Tensor, float]:
     for where, colour, weight in ((truth & mask, FOUND, 0.42), (truth & ~mask, MISSED, 0.92), (~truth & mask, EXTRA, 0.72)):
         tone = torch.tensor([int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)])
         marked[where] = (1 - weight) * grey[where] + weight * tone
-    missed = (truth & ~mask).sum() / truth.sum().clamp_min(1)
-    return marked, float(missed)
+    return marked, float((truth & ~mask).sum() / truth.sum().clamp_min(1))
