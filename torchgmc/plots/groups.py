@@ -63,8 +63,7 @@ def deviation(
     height = max(3.4, 1.7 + tall * (0.30 + 0.15 * len(audits)))
     figure, (axes,) = new_figure(theme, (10, height))
     if alpha is not None:
-        label = f"promised: within {alpha:g}"
-        axes.axvspan(-alpha, alpha, color=theme.band, alpha=0.32 if dark else 0.16, lw=0, label=label)
+        axes.axvspan(-alpha, alpha, color=theme.band, alpha=0.32 if dark else 0.16, lw=0, label=f"promised: within {alpha:g}")
     axes.axvline(0, color=theme.ink, lw=1)
     for k, (name, found) in enumerate(rows.items()):
         shift = 0.22 * (k - (len(rows) - 1) / 2)
@@ -135,27 +134,21 @@ def thresholds(
     labels = [safe(folded(t)) + (f"  ({share(s)})" if math.isfinite(s) else "") for t, s in zip(labels, shown, strict=True)]
     at, tall = _places(labels)
     figure, (axes,) = new_figure(theme, (10, max(3.4, 1.7 + tall * (0.36 + 0.14 * len(named)))))
-    finite = [v for table in values.values() for v in table.flatten().tolist() if math.isfinite(v)]
-    starts = {
-        name: float(head.group_thresholds(patterns[:1], fitted=False)[0, 0])
-        for name, head in named.items()
-        if classes == len(named) == 1
-    }
-    low, high = spread([*finite, *(v for v in starts.values() if math.isfinite(v))] or [0.0, 1.0])
+    start = float(first.group_thresholds(patterns[:1], fitted=False)[0, 0]) if classes == len(named) == 1 else math.nan
+    every = [start, *(v for table in values.values() for v in table.flatten().tolist())]
+    low, high = spread([v for v in every if math.isfinite(v)] or [0.0, 1.0])
     for k, (name, table) in enumerate(values.items()):
         colour = theme.series[(k + 2 if len(named) == 1 else k) % len(theme.series)]
-        shift = 0.2 * (k - (len(named) - 1) / 2)
-        where = [y + shift for y in at]
+        where = [y + 0.2 * (k - (len(named) - 1) / 2) for y in at]
         inside = [min(max(v, low), high) for v in table.flatten().tolist()]
         look: dict[str, Any] = {"marker": MARKERS[k % len(MARKERS)], "ms": 9, "ls": "none", "markeredgecolor": theme.paper}
         axes.plot(inside, where, color=colour, label=safe(name), **look)
-        for place, v in zip(where, table.flatten().tolist(), strict=True):
+        for x, y, v in zip(inside, where, table.flatten().tolist(), strict=True):
             text = f"{v:.3g}" if math.isfinite(v) else ("∞" if v > 0 else "\N{MINUS SIGN}∞")
             if len(named) == 1 or not math.isfinite(v):
-                spot = (min(max(v, low), high), place)
-                axes.annotate(text, spot, (9, 0), textcoords="offset points", va="center", fontsize=SMALL, color=theme.ink)
-        if name in starts and math.isfinite(starts[name]):
-            axes.axvline(starts[name], color=theme.ink, lw=1.2, ls="--", label="before calibration")
+                axes.annotate(text, (x, y), (9, 0), textcoords="offset points", va="center", fontsize=SMALL, color=theme.ink)
+    if math.isfinite(start):
+        axes.axvline(start, color=theme.ink, lw=1.2, ls="--", label="before calibration")
     _row_names(axes, labels, at, tall)
     axes.set_xlim(low, high + 0.06 * (high - low))
     axes.set_xlabel("threshold on the score" + (f"; {left_out} rarer combinations not shown" if left_out else ""))
