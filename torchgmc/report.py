@@ -105,11 +105,11 @@ def write(
     return write_html(
         target,
         title or (f"Calibration of {kind}" if main is None else f"Audit of {kind}"),
-        certificate or (f"{ours}: " if len(audits) > 1 else "") + _certificate(main, head),
+        certificate or (f"{ours}: " if len(audits) > 1 else "") + (_unaudited(head) if main is None else main.certificate),
         parts,
         lead=lead,
-        verdict=_verdict(main),
-        facts=_facts(main),
+        verdict="" if main is None else _verdict(main),
+        facts=[] if main is None else _facts(main),
         notes=list(dict.fromkeys(one.note for one in audits.values() if one.note)),
         answer="" if main is None or certificate else main.answer,
     )
@@ -157,35 +157,26 @@ def remake(head: Head | None, audits: Mapping[str, Audit], settings: Mapping[str
     if sizes:
         rows.append(["audited examples", ", ".join(map(str, sizes))])
         rows.append(["confidence", ", ".join(sorted({f"{100 * (1 - one.delta):g} %" for one in audits.values()}))])
-    versions = f"torchgmc {torchgmc.__version__}, torch {torch.__version__}, Python {platform.python_version()}"
-    rows.append(["versions", versions])
+    rows.append(["versions", f"torchgmc {torchgmc.__version__}, torch {torch.__version__}, Python {platform.python_version()}"])
     return Section("How to reproduce this report", tables=[Table(["setting", "value"], rows, wrapped=["value"])], long=long)
 
 
-def _certificate(audit: Audit | None, head: Head | None) -> str:
-    if audit is not None:
-        return audit.certificate
-    assert head is not None
-    if head.report is None:
-        return "Nothing was audited: there were no held-out data."
+def _unaudited(head: Head | None) -> str:
+    text = "Nothing was audited: there were no held-out data."
+    if head is None or head.report is None:
+        return text
     worst = float(head.report.violations_after.abs().max())
-    return (
-        f"Nothing was audited: there were no held-out data. On the calibration data, which the head has seen, the worst "
-        f"violation is {worst:.4g}" + ("." if head.alpha is None else f" (alpha {head.alpha:g}).")
-    )
+    level = "" if head.alpha is None else f" (alpha {head.alpha:g})"
+    return f"{text} On the calibration data, which the head has seen, the worst violation is {worst:.4g}{level}."
 
 
-def _verdict(audit: Audit | None) -> str:
-    if audit is None:
-        return ""
+def _verdict(audit: Audit) -> str:
     if audit.alpha is None:
         return "undecided"
     return "holds" if audit.certified else "violated" if audit.violated else "undecided"
 
 
-def _facts(audit: Audit | None) -> list[tuple[str, str]]:
-    if audit is None:
-        return []
+def _facts(audit: Audit) -> list[tuple[str, str]]:
     words = {
         "holds": "holds for the population",
         "violated": "violated for at least one group",
@@ -223,13 +214,13 @@ def _deviations(audits: Mapping[str, Audit]) -> Section:
 def _summary(audits: Mapping[str, Audit]) -> Table:
     """Worst deviation, certified alpha, costs and verdict: one column per head, so that many costs fit a narrow page."""
     costs = list(dict.fromkeys(name for audit in audits.values() for name in audit.cost))
-    figures: dict[str, list[str]] = {
-        "worst deviation": [shown(audit.max_violation) for audit in audits.values()],
-        "certified alpha": [shown(audit.certified_alpha) for audit in audits.values()],
-    }
-    figures |= {cost: [shown(audit.cost.get(cost)) for audit in audits.values()] for cost in costs}
-    figures["verdict"] = [_verdict(audit) for audit in audits.values()]
-    return Table(["", *audits], [[name, *values] for name, values in figures.items()], list(audits), wrapped=[""])
+    rows = [
+        ["worst deviation", *(shown(audit.max_violation) for audit in audits.values())],
+        ["certified alpha", *(shown(audit.certified_alpha) for audit in audits.values())],
+        *([cost, *(shown(audit.cost.get(cost)) for audit in audits.values())] for cost in costs),
+        ["verdict", *map(_verdict, audits.values())],
+    ]
+    return Table(["", *audits], rows, list(audits), wrapped=[""])
 
 
 def _intervals(name: str, audit: Audit, several: bool) -> Section:
