@@ -114,21 +114,18 @@ def to_numbers(name: str, values: Array, start: int = 0) -> Array:
     """Numbers in the machine's own byte order, or an error that shows the first value that is not a number."""
     if values.dtype.kind in "biuf":
         return np.ascontiguousarray(values.astype(values.dtype.newbyteorder("="), copy=False))
-    flat = values.reshape(len(values), -1)
-    words = {"true": 1.0, "false": 0.0}
-    for row, cells in enumerate(flat.tolist()):
+    words: dict[str, Any] = {"true": 1.0, "false": 0.0}
+    found: list[bytes | float] = []
+    for row, cells in enumerate(values.reshape(len(values), -1).tolist()):
         for cell in cells:
-            if isinstance(cell, bytes) or (isinstance(cell, str) and cell.strip().lower() in words) or isinstance(cell, bool):
-                continue
             try:
-                float(cell)
+                found.append(cell if isinstance(cell, bytes) else float(words.get(str(cell).strip().lower(), cell)))
             except (TypeError, ValueError):
                 shown = "no value" if cell is None or cell == "" else repr(cell)
                 raise ValueError(f"{name!r} has {shown} in row {start + row}; it must hold numbers.") from None
     if values.dtype.kind not in "OU":
         raise ValueError(f"{name!r} holds {values.dtype}; it must hold numbers.")
-    converted = [words.get(str(cell).strip().lower(), cell) for cell in flat.ravel().tolist()]
-    return np.array(converted, dtype=np.float64).reshape(values.shape)
+    return np.array(found, dtype=np.float64).reshape(values.shape)
 
 
 def same_length(path: Path, shapes: dict[str, tuple[int, ...]]) -> int:
