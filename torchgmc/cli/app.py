@@ -116,15 +116,12 @@ class _Ended(BaseException):
 
 @contextmanager
 def _ended_gently() -> Iterator[None]:
-    if threading.current_thread() is not threading.main_thread():  # only the main thread gets signals
-        yield
-        return
-
     def end(number: int, _: object) -> None:
         raise _Ended(number)
 
-    signals = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
-    before = {number: signal.signal(number, end) for number in signals}
+    names = ("SIGTERM", "SIGHUP") if threading.current_thread() is threading.main_thread() else ()  # no other gets signals
+    numbers = [getattr(signal, name) for name in names if hasattr(signal, name)]
+    before = {number: signal.signal(number, end) for number in numbers}
     try:
         yield
     finally:
