@@ -232,10 +232,8 @@ class Source:
 
     def locate(self, block: Block, error: Exception) -> ValueError:
         """The error of a head about a block, with the file's name and, if there are other blocks, the rows."""
-        place = f"{str(self.path)!r}"
-        if block.start or block.stop < self.count:
-            place += f", rows {block.start} to {block.stop - 1}"
-        return ValueError(f"{place}: {error}")
+        rows = f", rows {block.start} to {block.stop - 1}" if block.start or block.stop < self.count else ""
+        return ValueError(f"{str(self.path)!r}{rows}: {error}")
 
 
 def _floats(values: Array) -> Array:
@@ -290,26 +288,25 @@ def load_head(path: Path, fitted: bool = True) -> tuple[gmc.Head, dict[str, Any]
     task_of(type(head))  # or say that there is none
     if fitted and not head.is_fitted:
         raise ValueError(f"the head in {str(path)!r} is not fitted.")
+    return head, _checked_notes(path)
+
+
+def _checked_notes(path: Path) -> dict[str, Any]:
+    """The notes of a file; an error unless they are such as `calibrate` writes."""
     notes = read_notes(path)
-    _check_notes(path, notes)
-    return head, notes
-
-
-def _check_notes(path: Path, notes: dict[str, Any]) -> None:
-    """Raise unless the notes are such as `calibrate` writes."""
     arrays, scores, groups = notes.get("arrays", {}), notes.get("scores", {}), notes.get("groups", {})
-    parts = {"arrays": arrays, "scores": scores, "groups": groups, "matrices": {}}
-    if isinstance(groups, dict):
-        parts["matrices"] = groups.get("matrices", {})
+    matrices = groups.get("matrices", {}) if isinstance(groups, dict) else {}
+    parts = {"arrays": arrays, "scores": scores, "groups": groups, "matrices": matrices}
     wrong = [name for name, part in parts.items() if not isinstance(part, dict)]
     if not wrong:
-        shape, names = scores.get("shape") if scores else [], parts["matrices"].values()
+        shape, names = scores.get("shape") if scores else [], matrices.values()
         wrong += ["arrays"] * any(not isinstance(name, str) for name in arrays.values())
         wrong += ["scores"] * (not isinstance(shape, list) or any(type(size) is not int or not 0 < size <= MOST for size in shape))
         wrong += ["scores"] * (bool(scores) and scores.get("dtype") not in ("float16", "bfloat16", "float32", "float64"))
         wrong += ["matrices"] * any(not isinstance(part, list) or any(not isinstance(x, str) for x in part) for part in names)
     if wrong or math.prod(scores.get("shape") or []) > MOST:
         raise ValueError(f"{str(path)!r} has notes that cannot be used ({(wrong or ['scores'])[0]}); calibrate again.")
+    return notes
 
 
 def open_source(
