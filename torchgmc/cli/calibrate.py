@@ -61,8 +61,7 @@ def calibrate(
     gmc.save(head, out, source.notes(), checking.remember, source.named)
     files = {"head": out}
     if checking.report is not None:
-        about = {"command": show.command(), "data": source.path.name}
-        files["report"] = reports.write(checking.report, audit, head, settings=about)
+        files["report"] = reports.write(checking.report, audit, head, settings={"command": show.command(), "data": data.name})
     finish(head, audit, files, solving.strict, showing)
 
 

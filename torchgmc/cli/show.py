@@ -78,7 +78,6 @@ def print_fit(head: gmc.Head, audit: gmc.Audit | None, files: dict[str, Path], m
 def print_audit(audit: gmc.Audit, most: int) -> None:
     """The worst g and the certificate; every mark is readable without colour."""
     page = console()
-    title = f"{audit.name}, audited on {audit.num_examples} examples"
     table = _table(numeric=("mass", "estimate", "interval"))
     table.add_column("verdict", no_wrap=True)
     colours = {"holds": "green", "violated": "bold red", "undecided": "yellow"}
@@ -86,7 +85,7 @@ def print_audit(audit: gmc.Audit, most: int) -> None:
         numbers = f"{row['mass']:.4f}", f"{row['estimate']:+.4f}", f"{row['low']:+.4f} to {row['high']:+.4f}"
         verdict = f"[{colours[row['verdict']]}]{row['verdict']}[/]"
         table.add_row(_plain(row_name(row["group"], row["what"])), *numbers, verdict)
-    page.print(_plain(title), table, sep="\n")
+    page.print(_plain(f"{audit.name}, audited on {audit.num_examples} examples"), table, sep="\n")
     _print_rest(page, len(audit.table["group"]) - most)
     cost = ", ".join(f"{name} {value:.4f}" for name, value in audit.cost.items())
     for text in filter(None, (audit.certificate, audit.explanation, cost, audit.note)):
