@@ -60,14 +60,12 @@ def deviation(
     theme = DARK if dark else LIGHT
     labels = [f"{safe(folded(row_name(*key)))}  ({share(mass[key])})" for key in order]
     at, tall = _places(labels)
-    height = max(3.4, 1.7 + tall * (0.30 + 0.15 * len(audits)))
-    figure, (axes,) = new_figure(theme, (10, height))
+    figure, (axes,) = new_figure(theme, (10, max(3.4, 1.7 + tall * (0.30 + 0.15 * len(audits)))))
     if alpha is not None:
         axes.axvspan(-alpha, alpha, color=theme.band, alpha=0.32 if dark else 0.16, lw=0, label=f"promised: within {alpha:g}")
     axes.axvline(0, color=theme.ink, lw=1)
     for k, (name, found) in enumerate(rows.items()):
-        shift = 0.22 * (k - (len(rows) - 1) / 2)
-        place = [y + shift for y, key in zip(at, order, strict=True) if key in found]
+        place = [y + 0.22 * (k - (len(rows) - 1) / 2) for y, key in zip(at, order, strict=True) if key in found]
         value = [found[key] for key in order if key in found]
         bars = [[max(v["estimate"] - v["low"], 0.0) for v in value], [max(v["high"] - v["estimate"], 0.0) for v in value]]
         look: dict[str, Any] = {"fmt": MARKERS[k % len(MARKERS)], "color": theme.series[k % len(theme.series)], "markersize": 8}
@@ -128,10 +126,9 @@ def thresholds(
     values = {name: head.group_thresholds(patterns) for name, head in named.items()}  # (rows, C) each
     classes = max(v.shape[1] for v in values.values())
     theme = DARK if dark else LIGHT
-    names = combination_names(first, patterns)
-    labels = [f"{name} / class {c}" if classes > 1 else name for name in names for c in range(classes)]
-    shown = [s for s in mass.tolist() for _ in range(classes)]
-    labels = [safe(folded(t)) + (f"  ({share(s)})" if math.isfinite(s) else "") for t, s in zip(labels, shown, strict=True)]
+    names = [f"{t} / class {c}" if classes > 1 else t for t in combination_names(first, patterns) for c in range(classes)]
+    shares = mass.repeat_interleave(classes).tolist()
+    labels = [safe(folded(t)) + (f"  ({share(s)})" if math.isfinite(s) else "") for t, s in zip(names, shares, strict=True)]
     at, tall = _places(labels)
     figure, (axes,) = new_figure(theme, (10, max(3.4, 1.7 + tall * (0.36 + 0.14 * len(named)))))
     start = float(first.group_thresholds(patterns[:1], fitted=False)[0, 0]) if classes == len(named) == 1 else math.nan
