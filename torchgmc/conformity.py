@@ -258,9 +258,8 @@ def check_probs(probs: Tensor) -> Tensor:
         low, high = (float(v) for v in probs.detach().aminmax())
         off = float((probs.detach().sum(1, dtype=torch.float32) - 1.0).abs().max())
         if not (low >= 0.0 and high <= 1.001 and off <= ROUNDING):
-            sums = f"numbers from {low:.3g} to {high:.3g} and sums that differ from 1 by up to {off:.3g}"
-            found, advice = "NaN" if low != low else sums, "pass logits as `logits.softmax(1)`, or attach with "
-            advice += "Adapter(activation='softmax')."
+            found = "NaN" if low != low else f"numbers from {low:.3g} to {high:.3g} and sums that differ from 1 by up to {off:.3g}"
+            advice = "pass logits as `logits.softmax(1)`, or attach with Adapter(activation='softmax')."
             if low >= 0.0 and high <= 1.001:
                 advice = "labels of which several may hold (sigmoid outputs) have no sets: calibrate them with "
                 advice += "ProbabilityHead(multilabel=True)."
