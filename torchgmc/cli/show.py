@@ -66,8 +66,7 @@ def print_fit(head: gmc.Head, audit: gmc.Audit | None, files: dict[str, Path], m
     table = _table(numeric=("before", "after"))
     for row in fit["violations"][:most]:
         table.add_row(_plain(row["name"]), *("-" if row[k] is None else f"{row[k]:+.4f}" for k in ("before", "after")))
-    page.print("Violations on the calibration data", table, sep="\n")
-    _print_rest(page, len(fit["violations"]) - most)
+    _print_table(page, "Violations on the calibration data", table, len(fit["violations"]) - most)
     page.print(_plain(fit["message"]), soft_wrap=True)
     if audit is not None:
         print_audit(audit, most)
@@ -85,8 +84,7 @@ def print_audit(audit: gmc.Audit, most: int) -> None:
         numbers = f"{row['mass']:.4f}", f"{row['estimate']:+.4f}", f"{row['low']:+.4f} to {row['high']:+.4f}"
         verdict = f"[{colours[row['verdict']]}]{row['verdict']}[/]"
         table.add_row(_plain(row_name(row["group"], row["what"])), *numbers, verdict)
-    page.print(_plain(f"{audit.name}, audited on {audit.num_examples} examples"), table, sep="\n")
-    _print_rest(page, len(audit.table["group"]) - most)
+    _print_table(page, f"{audit.name}, audited on {audit.num_examples} examples", table, len(audit.table["group"]) - most)
     cost = ", ".join(f"{name} {value:.4f}" for name, value in audit.cost.items())
     for text in filter(None, (audit.certificate, audit.explanation, cost, audit.note)):
         page.print(_plain(text), soft_wrap=True)
@@ -101,8 +99,7 @@ def print_measures(measures: Measures, most: int) -> None:
         for group, e in sorted(values.items(), key=lambda item: -item[1])[:most]:
             table.add_row(_plain(group), f"{e:.4g}", f"{e.low:.4f} to {e.high:.4f}" if e.low == e.low else "-")
         span = f": groups differ by {apart!r}" if apart is not None and len(values) > 1 else ""
-        page.print(_plain(name + span), table, sep="\n")
-        _print_rest(page, len(values) - most)
+        _print_table(page, name + span, table, len(values) - most)
 
 
 def command() -> str:
@@ -117,7 +114,8 @@ def print_needed(audit: gmc.Audit, needed: Any) -> None:
         console().print(_plain(text), soft_wrap=True)
 
 
-def _print_rest(page: Any, more: int) -> None:
+def _print_table(page: Any, title: str, table: Any, more: int) -> None:
+    page.print(_plain(title), table, sep="\n")
     if more > 0:
         page.print(f"... and {more} more; --rows N shows them, --json and --report hold all.")
 
