@@ -160,6 +160,5 @@ def _places(names: list[str]) -> tuple[list[float], float]:
 
 
 def _row_names(axes: Any, names: list[str], at: list[float], tall: float) -> None:
-    axes.set_yticks(at, names)
-    axes.set_ylim(tall - 0.5, -0.5)
+    axes.set(yticks=at, yticklabels=names, ylim=(tall - 0.5, -0.5))
     axes.tick_params(axis="y", length=0)

@@ -46,14 +46,12 @@ def new_figure(theme: Theme, size: tuple[float, float], rows: int = 1, columns: 
     figure._repr_png_ = partial(png, figure, dpi=80)  # type: ignore[attr-defined]
     panels: list[Axes] = list(figure.subplots(rows, columns, squeeze=False).ravel())
     for axes in panels:
-        axes.set_facecolor(theme.paper)
-        axes.set_axisbelow(True)
+        axes.set(facecolor=theme.paper, axisbelow=True)
         axes.tick_params(which="both", colors=theme.ink, labelsize=13)
         for label in (axes.xaxis.label, axes.yaxis.label):
             label.set(color=theme.ink, fontsize=13)
         for name, spine in axes.spines.items():
-            spine.set_color(theme.ink)
-            spine.set_visible(name == "bottom")
+            spine.set(color=theme.ink, visible=name == "bottom")
     return figure, panels
 
 
