@@ -184,9 +184,12 @@ class CalibrationCallback(Callback):
         loader = self._find_loader(trainer, pl_module) if dataloader is None else dataloader
         pl_module.__dict__.pop("forward", None)
         head = self._head.to(pl_module.device)
+        tqdm = require("tqdm", extra="lightning").tqdm
+        shown = trainer.is_global_zero and trainer.progress_bar_callback is not None
 
-        def batches() -> Iterator[dict[str, Any]]:
-            for batch in _progress(trainer, loader if self.sharded else shard(loader), self.name):
+        def batches() -> Iterator[dict[str, Any]]:  # sharded inside the fit, where an error is raised on all ranks
+            own = loader if self.sharded else shard(loader)
+            for batch in tqdm(own, desc=self.name.capitalize(), disable=not shown, leave=False):
                 yield self._observation(trainer, pl_module, batch)
 
         with evaluating(pl_module):
@@ -547,12 +550,6 @@ def _figure(head: Head) -> "Figure":
     axes.set_xlabel("violation")
     plots.set_legend(figure, axes, theme)
     return figure
-
-
-def _progress(trainer: "Trainer", batches: Iterable[Any], name: str) -> Iterable[Any]:
-    tqdm = require("tqdm", extra="lightning").tqdm
-    shown = trainer.is_global_zero and trainer.progress_bar_callback is not None
-    return tqdm(batches, desc=name.capitalize(), disable=not shown, leave=False)  # type: ignore[no-any-return]
 
 
 def _checkpoints_of_now(trainer: "Trainer") -> list[str]:
