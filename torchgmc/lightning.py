@@ -141,13 +141,9 @@ class CalibrationCallback(Callback):
             self.attach(pl_module)
 
     def on_fit_start(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
-        """Raise early if something is missing."""
+        """Raise early if something is missing: one batch as far as the statistics, of a loader that can be read again."""
         loader = self._find_loader(trainer, pl_module)
         self._head.to(pl_module.device)
-        self._try(trainer, pl_module, loader)
-
-    def _try(self, trainer: "Trainer", pl_module: "LightningModule", loader: Iterable[Any]) -> None:
-        """One batch as far as the statistics; of a loader that can be read again."""
         kinds = require("lightning.pytorch.strategies", extra="lightning")
         whole = isinstance(trainer.strategy, kinds.SingleDeviceStrategy | kinds.DDPStrategy)  # each process has all weights
         sharded = isinstance(trainer.strategy, kinds.DeepSpeedStrategy)  # a DDPStrategy too
