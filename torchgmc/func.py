@@ -5,6 +5,7 @@ Heads and :func:`torchgmc.violations` are plain functions of tensors, so they wo
 through a soft ``forward``, and ``functional_call`` runs a head with your own buffers.
 """
 
+import functools
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
@@ -41,16 +42,12 @@ def sweep(head: H, alphas: Sequence[float], **options: Any) -> list[H]:
         raise TypeError(f"`alphas` must be a list of numbers, got {type(alphas).__name__}.")
     if len(alphas) == 0:
         raise ValueError("`alphas` is empty; pass at least one.")
-    checked = [
-        checks.positive("alphas", alpha, "Each is the largest violation allowed.")
-        for alpha in (alphas.tolist() if isinstance(alphas, Tensor) else alphas)
-    ]
-    made = []
-    for alpha in checked:
-        one = head.twin()
+    given = alphas.tolist() if isinstance(alphas, Tensor) else alphas
+    checked = [checks.positive("alphas", alpha, "Each is the largest violation allowed.") for alpha in given]
+    made = [head.twin() for _ in checked]
+    for one, alpha in zip(made, checked, strict=True):
         one.alpha, one.noise_floor = alpha, False
         one.calibrate(**options)
-        made.append(one)
     return made
 
 
@@ -94,8 +91,5 @@ def apply(heads: Sequence[Head], *inputs: Any, chunk_size: int | None = None, **
     """
     state = stack(heads)
     checks.count("chunk_size", chunk_size, 1)
-
-    def one(buffers: dict[str, Tensor]) -> Tensor:
-        return torch.func.functional_call(heads[0], buffers, inputs, options)  # type: ignore[no-any-return]
-
-    return torch.func.vmap(one, chunk_size=chunk_size)(state)
+    forward = functools.partial(torch.func.functional_call, heads[0], args=inputs, kwargs=options)
+    return torch.func.vmap(forward, chunk_size=chunk_size)(state)  # type: ignore[no-any-return]
