@@ -408,17 +408,13 @@ def like_scores(masks: Tensor, scores: Tensor) -> Tensor:
 def adapt(model: nn.Module, head: Head, adapter: Adapter | None) -> Adapter:
     """The adapter, completed with what is known about model and head."""
     checks.kind("adapter", adapter, Adapter | None, "an Adapter")
-    base = adapter or Adapter()
-    made = copy.copy(base)
+    made = copy.copy(adapter or Adapter())
     made.log_probs = head.takes == "logits"
     # A language model of transformers makes new logits in each call; of other modules (the identity!) that is not known.
     made.own_logits = made.activation in ("auto", "none") and type(model).__module__.split(".")[0] == "transformers"
     made.binary = head.one_event
-    if base.activation != "auto":
-        return made
-    made.activation = "none"
-    if head.takes == "probs" and gives_logits(model):
-        made.activation = _activation(model, head, base.channel)
+    if made.activation == "auto":
+        made.activation = _activation(model, head) if head.takes == "probs" and gives_logits(model) else "none"
     return made
 
 
@@ -431,7 +427,7 @@ def gives_logits(model: nn.Module) -> bool:
     return package in ("torchvision", "timm", "transformers")
 
 
-def _activation(model: nn.Module, head: Head, channel: int | None) -> str:
+def _activation(model: nn.Module, head: Head) -> str:
     if not head.exclusive:
         return "sigmoid"
     if type(model).__module__.split(".")[0] == "segmentation_models_pytorch":
