@@ -166,23 +166,20 @@ class Adapter:
         field = self.find(output)
         if field is None:
             return result
+        sort: Any = type(output)
         if isinstance(field, int):
             parts = list(output)
             parts[field] = result
-            sort: Any = type(output)
             return sort(*parts) if hasattr(output, "_fields") else sort(parts)  # of a named tuple, or a plain one
         if not isinstance(output, Mapping):
             raise TypeError(f"cannot put the result back into a {type(output).__name__}; override Adapter.replace.")
-        if any(base.__name__ == "ModelOutput" for base in type(output).__mro__):
-            made: Any = type(output)(**dict(output))
-            if self.log_probs:
-                made[field] = result
+        rich = any(base.__name__ == "ModelOutput" for base in sort.__mro__)
+        made = sort(**dict(output)) if rich else sort(output.items())
+        if self.log_probs or not rich:
+            made[field] = result
+        if rich:
             made["calibrated"] = result
-            return made
-        kind: Any = type(output)
-        copy = kind(output.items())
-        copy[field] = result
-        return copy
+        return made
 
     # -- batch -------------------------------------------------------------------------------------------------------
 
