@@ -137,9 +137,8 @@ class Readers:
         if isinstance(groups, Groups):
             lost = [name for name in self.groups if name not in groups.names]
             if lost:
-                raise ValueError(
-                    f"`groups` lacks {checks.listing(map(repr, lost), 4)}; the heads need {checks.listing(self.groups, 8)}."
-                )
+                names = checks.listing(map(repr, lost), 4)
+                raise ValueError(f"`groups` lacks {names}; the heads need {checks.listing(self.groups, 8)}.")
             return groups.membership[:, [groups.names.index(name) for name in self.groups]]
         found: dict[str, Tensor] = {}
         for head in self.heads:
@@ -286,10 +285,8 @@ class CalibratedModel(nn.Module):
             return inputs, kwargs, None
         if groups is None:
             raise ValueError(self._missing(inputs, kwargs))
-        member = groups
-        if isinstance(groups, Groups) or is_frame(groups):
-            member = self.reader.members_of(groups)
-        member = checks.tensor_of(member)
+        named = isinstance(groups, Groups) or is_frame(groups)
+        member = checks.tensor_of(self.reader.members_of(groups) if named else groups)
         if not isinstance(member, Tensor):
             raise TypeError(f"`groups` must be a membership tensor of shape (n, {self.reader.num_groups}), got {_shape(member)}.")
         fractional = getattr(self.head, "fractional", None)
