@@ -311,8 +311,7 @@ class PredictionSets(_Conformal):
 
     def _fit(self, scores: Tensor, labels: Tensor, member: Tensor | None, options: dict[str, Any]) -> None:
         if not self.class_conditional:
-            self.head.fit(scores, member, **options)
-            return
+            return super()._fit(scores, labels, member, options)
         cluster = torch.arange(self.num_classes, device=labels.device)
         if isinstance(self.clusters, int):
             if distributed.active():
@@ -349,10 +348,10 @@ class PredictionSets(_Conformal):
         wide = torch.cat([patterns.repeat_interleave(count, 0), whose.repeat(len(patterns), 1)], 1)
         table = head(wide).view(len(patterns), count)
         table = torch.cat([table, torch.full_like(table[:, :1], torch.inf)], 1)  # of classes without a group
-        classes = [[int(c) for c in _numbers(name)] for name in self.class_names]
-        cluster = torch.full((1 + max(max(part) for part in classes),), count, device=device)
+        classes = [_numbers(name) for name in self.class_names]
+        cluster = torch.full((1 + max(map(max, classes)),), count, device=device)
         for k, part in enumerate(classes):
-            cluster[torch.tensor(part, device=device)] = k
+            cluster[part] = k
         known = patterns if own else torch.ones(1, 1, dtype=torch.bool, device=device)
         self.by_class = ByClass(known, table, cluster)
 
@@ -396,11 +395,10 @@ class Intervals(_Conformal):
         super().__init__(model, head, groups, adapter, IntervalOf(checks.option("score", score, INTERVALS)))
 
     def _score(self, output: Tensor, y: Tensor) -> Tensor:
-        parts: tuple[Tensor, Tensor, Tensor] = self.ending.parts(checks.scores("output", output))
-        low, high, unit = parts
+        low, high, unit = self.ending.parts(checks.scores("output", output))
         if bool((unit <= 0).any()):
             raise ValueError(f"the scale of score='normalised' must be above 0, got {float(unit.min()):.4g}; apply softplus.")
-        return conformity.cqr(low, high, y.reshape(len(low)).to(low.dtype)) / unit
+        return conformity.cqr(low, high, y.reshape(len(low)).to(low.dtype)) / unit  # type: ignore[no-any-return]
 
     def _measure(self, answer: Tensor, truth: Tensor) -> dict[str, Any]:
         truth = truth.reshape(len(answer))
