@@ -49,8 +49,7 @@ class Flat(nn.Module):
     def __init__(self, calibrated: CalibratedModel, names: list[str], keywords: bool, grouped: bool, featured: bool) -> None:
         super().__init__()
         self.model, self.adapter, self.keywords = calibrated.model, calibrated.adapter, keywords
-        inner = calibrated.model
-        self.below = Flat(inner, names, keywords, grouped, False) if isinstance(inner, CalibratedModel) else None
+        self.below = Flat(self.model, names, keywords, grouped, False) if isinstance(self.model, CalibratedModel) else None
         self.columns, self.below_columns = calibrated.columns, calibrated.below_columns
         self.parts = nn.ModuleDict()
         if isinstance(calibrated, ManyHeads):
@@ -139,11 +138,9 @@ class Flat(nn.Module):
         member = some(member, self.columns) if self.takes_member else None
         member = None if member is None else self.of_groups(member)
         if self.ending is not None:
-            rows = scores.shape[0]
-            if self.by_class is not None:
-                member = torch.ones_like(scores[:, :1]) if member is None else member
-                return self.ending(scores, self.by_class(member))
-            return self.ending(scores, self.head(member).expand(rows))
+            if self.by_class is None:
+                return self.ending(scores, self.head(member).expand(scores.shape[0]))
+            return self.ending(scores, self.by_class(torch.ones_like(scores[:, :1]) if member is None else member))
         if self.threshold_only:
             return scores, beside(scores, self.head(member, **more))
         return self.adapter.apply(self.head, scores, member, dict(zip(self.names, inputs, strict=False)), **more)
