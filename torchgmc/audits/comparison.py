@@ -98,11 +98,8 @@ def compare(audits: Mapping[str, Audit]) -> Comparison:
     if len({audit.conditional for audit in audits.values()}) > 1:
         raise ValueError("`audits` must be all conditional or all mass-weighted; convert them with `audit.view(...)`.")
     found = {name: {(r["group"], r["what"]): r for r in audit.rows()} for name, audit in audits.items()}
-    worst: dict[tuple[str, str], float] = {}
-    for rows in found.values():
-        for key, row in rows.items():
-            worst[key] = max(worst.get(key, 0.0), abs(row["estimate"]))
-    order = sorted(worst, key=lambda key: -worst[key])
+    keys = dict.fromkeys(key for rows in found.values() for key in rows)
+    order = sorted(keys, key=lambda key: -max(0.0, *(abs(rows[key]["estimate"]) for rows in found.values() if key in rows)))
     table: dict[str, list[Any]] = {"group": [group for group, _ in order], "what": [what for _, what in order]}
     for name, rows in found.items():
         here = [rows.get(key) for key in order]
