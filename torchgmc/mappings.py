@@ -19,11 +19,9 @@ class Mapping(Protocol):
 
     def value(self, f: Tensor, weight: Tensor) -> Tensor:
         """s of every example, shape ``(n, l)``, with expectations under ``weight`` (n,)."""
-        ...
 
     def potential(self, f: Tensor, weight: Tensor) -> Tensor:
         """The potential E L, a scalar, under ``weight`` (n,)."""
-        ...
 
 
 def _dense(name: str, value: Tensor) -> Tensor:
@@ -122,8 +120,7 @@ class MissRate:
 
     def potential(self, f: Tensor, weight: Tensor) -> Tensor:
         """Weighted mean pinball loss over the positive pixels."""
-        loss = ((f - self.scores).clamp_min(0) * self.share).sum(1) - self.target * f[:, 0]
-        return mean(loss, weight)
+        return mean(((f - self.scores).clamp_min(0) * self.share).sum(1) - self.target * f[:, 0], weight)
 
 
 class Centered:
@@ -135,4 +132,4 @@ class Centered:
 
     def potential(self, f: Tensor, weight: Tensor) -> Tensor:
         """Half the total variance of f."""
-        return 0.5 * mean((f - mean(f, weight)).square().sum(1), weight)
+        return 0.5 * mean(self.value(f, weight).square().sum(1), weight)
