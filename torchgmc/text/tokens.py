@@ -166,8 +166,7 @@ def attributes_from_words(
             ids |= single
         if several == "error" and long:
             raise ValueError(f"`words` has words that this tokenizer splits into several tokens: {checks.listing(long, 5)}.")
-        if unknown:
-            _report_unknown(name, unknown, len(entries))
+        _report_unknown(name, unknown, len(entries))
         if not ids:
             raise ValueError(
                 f"no word of list {name!r} is a single token for this tokenizer ({', '.join(map(repr, entries[:5]))}, ...); "
@@ -230,9 +229,7 @@ class _Pieces:
         found: dict[tuple[int, ...], set[int]] = {}
         for column, (name, entries) in enumerate(lists.items()):
             forms = {word: self.forms(word, case) for word in entries}
-            missing = [word for word, tokens in forms.items() if not tokens]
-            if missing:
-                _report_unknown(name, missing, len(entries))
+            _report_unknown(name, [word for word, tokens in forms.items() if not tokens], len(entries))
             for sequence in (form for tokens in forms.values() for form in tokens):
                 found.setdefault(sequence, set()).add(column)
         return found
@@ -271,4 +268,6 @@ def _check_words(argument: str, words: Any) -> dict[str, list[str]]:
 def _report_unknown(name: str, missing: list[str], total: int) -> None:
     if len(missing) == total:
         raise ValueError(f"this tokenizer cannot write any word of {name!r}: {', '.join(missing[:5])}; pass other words.")
-    warnings.warn(f"this tokenizer cannot write {len(missing)} words of {name!r}: {', '.join(missing)}.", UserWarning, stacklevel=4)
+    if missing:
+        which = f"{len(missing)} words of {name!r}: {', '.join(missing)}"
+        warnings.warn(f"this tokenizer cannot write {which}.", UserWarning, stacklevel=4)
