@@ -41,11 +41,10 @@ class Quality:
         """
         head.check_batch(logits, groups)
         before = torch.log_softmax(logits.float() if logits.dtype != torch.float64 else logits, -1)
-        truth = of_label(before, labels)
         after = head(before, groups)
         p, q = before.exp(), after.exp()
         values = {
-            "NLL before": -truth,
+            "NLL before": -of_label(before, labels),
             "NLL after": -of_label(after, labels),
             "KL": torch.where(q > 0, q * (after - before), torch.zeros_like(q)).sum(1).clamp_min(0.0),  # never below 0 by rounding
             "zeros": ((q == 0) & (p > 0)).sum(1),
