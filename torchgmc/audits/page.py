@@ -119,9 +119,7 @@ def _cell(text: str, kind: str) -> str:
 
 
 def _picture(picture: Picture) -> str:
-    dark = ""
-    if picture.dark is not None:
-        dark = f'<source media="(prefers-color-scheme: dark)" srcset="{_inline(picture.dark)}">'
+    dark = f'<source media="(prefers-color-scheme: dark)" srcset="{_inline(picture.dark)}">' if picture.dark else ""
     return (
         f'<figure class="scroll" tabindex="0"><picture>{dark}'
         f'<img src="{_inline(picture.png)}" alt="{escape(picture.text)}"></picture>'
