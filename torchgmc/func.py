@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from torchgmc.engine import checks
 from torchgmc.heads.base import Head
@@ -73,12 +74,8 @@ def stack(heads: Sequence[Head]) -> dict[str, Tensor]:
         if other:
             raise ValueError(f"`heads` must have the same forward, but heads[{i}] was made with a different `{other[0]}`.")
     buffers = [dict(head.named_buffers()) for head in heads]
-    longest = {name: max(len(one[name]) if one[name].dim() else 0 for one in buffers) for name in buffers[0]}
-    return {name: torch.stack([_padded(one[name], size) for one in buffers]) for name, size in longest.items()}
-
-
-def _padded(b: Tensor, size: int) -> Tensor:
-    return torch.cat([b, b.new_zeros(size - len(b), *b.shape[1:])]) if b.dim() and len(b) < size else b
+    listed = {name: [one[name] for one in buffers] for name in buffers[0]}
+    return {name: pad_sequence(of, batch_first=True) if of[0].dim() else torch.stack(of) for name, of in listed.items()}
 
 
 def apply(heads: Sequence[Head], *inputs: Any, chunk_size: int | None = None, **options: Any) -> Tensor:
