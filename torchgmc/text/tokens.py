@@ -238,14 +238,9 @@ class _Pieces:
         return list(self.tokenizer.encode(text, add_special_tokens=False)) if text else []
 
 
-def _byte_table() -> dict[str, int]:
-    """Characters by which byte-level BPE writes bytes: printable ones as themselves, the others from U+0100 on."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [b for b in range(256) if b not in printable]
-    return {chr(b): b for b in printable} | {chr(0x100 + i): b for i, b in enumerate(others)}
-
-
-_BYTES = _byte_table()
+#: Characters by which byte-level BPE writes bytes: printable ones as themselves, the others from U+0100 on.
+_PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+_BYTES = {chr(b): b for b in _PRINTABLE} | {chr(0x100 + i): b for i, b in enumerate(sorted({*range(256)} - {*_PRINTABLE}))}
 
 
 def _is_word(char: str) -> bool:
