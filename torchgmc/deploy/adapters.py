@@ -375,8 +375,7 @@ class Adapter:
 
 def named(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """The inputs of a language model by name: usually the ids come first, then the attention mask."""
-    names = ("input_ids", "attention_mask")[: len(args)]
-    return {**dict(zip(names, args[: len(names)], strict=True)), **kwargs}  # torch 2.6 does not compile `|` of dicts
+    return {**dict(zip(("input_ids", "attention_mask"), args, strict=False)), **kwargs}  # torch 2.6 does not compile `|` of dicts
 
 
 def beside(scores: Tensor, thresholds: Tensor) -> Tensor:

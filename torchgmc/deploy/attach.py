@@ -433,9 +433,7 @@ def some(member: Tensor | None, columns: list[int] | None) -> Tensor | None:
 
 def first_input(inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The model's main input."""
-    if inputs:
-        return inputs[0]
-    return kwargs.get("input_ids", next(iter(kwargs.values()), None))
+    return inputs[0] if inputs else kwargs.get("input_ids", next(iter(kwargs.values()), None))
 
 
 def _shape(value: Any) -> str:
