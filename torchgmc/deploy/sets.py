@@ -2,7 +2,7 @@
 
 import contextlib
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -159,9 +159,8 @@ class _Conformal(CalibratedModel):
 
     def measure(self, inputs: Any, y: Any, groups: Any = None) -> dict[str, Any]:
         """Coverage and size on held-out data, passed as to :meth:`fit`: overall, and the coverage of each group."""
-        given = dict(inputs) if isinstance(inputs, Mapping) else {}
         with torch.no_grad(), evaluating(self.model):
-            answer = self(*(() if given else (inputs,)), groups=groups, **given)
+            answer = self(inputs, groups=groups)
         truth = checks.numbers("y", y).to(answer.device)
         found = self._measure(answer, truth)
         covered = found.pop("covered")
