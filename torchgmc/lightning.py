@@ -226,11 +226,8 @@ class CalibrationCallback(Callback):
     def _arguments(self, pl_module: "LightningModule", batch: Any, divided: Batch, output: Any) -> dict[str, Any]:
         """What the head takes of a batch and the module's output."""
         found = adapt(pl_module, self._head, self.adapter).observation(self._head, output, divided)
-        if isinstance(self.features, str):
-            found["features"] = _entry(batch, "features", self.features)
-        elif self.features is not None:
-            with torch.no_grad():
-                found["features"] = self.features(first_input(divided.args, divided.kwargs))
+        if self.features is not None:
+            found["features"] = _entry(batch, "features", self.features, divided)
         return found
 
     def _divide(self, batch: Any, device: torch.device) -> Batch:
@@ -242,12 +239,8 @@ class CalibrationCallback(Callback):
         divided = self.adapter.split(batch)
         if not self._head.needs_groups and not self._head.may_take_groups:
             return divided
-        groups = divided.groups
-        if isinstance(self.groups, str):
-            groups = _entry(batch, "groups", self.groups)
-        elif self.groups is not None:
-            with torch.no_grad():
-                groups = self.groups.to(device)(first_input(divided.args, divided.kwargs))
+        source = self.groups.to(device) if isinstance(self.groups, nn.Module) else self.groups
+        groups = divided.groups if source is None else _entry(batch, "groups", source, divided)
         if groups is None and self._head.needs_groups:
             seen = f"the keys {', '.join(map(repr, batch))}" if isinstance(batch, Mapping) else f"{len(batch)} entries"
             raise ValueError(
@@ -499,8 +492,11 @@ class _Plain(nn.Module):
         return type(self.module).forward(self.module, *args, **kwargs)
 
 
-def _entry(batch: Any, argument: str, key: str) -> Any:
-    """What a batch has under a key."""
+def _entry(batch: Any, argument: str, key: Any, divided: Any = None) -> Any:
+    """What a batch has under a key, or what a module or function computes from the model's input."""
+    if callable(key):
+        with torch.no_grad():
+            return key(first_input(divided.args, divided.kwargs))
     if not isinstance(batch, Mapping) or key not in batch:
         keys = ", ".join(map(repr, batch)) if isinstance(batch, Mapping) else f"a {type(batch).__name__}, no keys"
         raise ValueError(f"`{argument}` = {key!r} is not a key of the batch, which has {keys}.")
