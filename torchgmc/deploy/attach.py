@@ -140,9 +140,7 @@ class Readers:
                 names = checks.listing(map(repr, lost), 4)
                 raise ValueError(f"`groups` lacks {names}; the heads need {checks.listing(self.groups, 8)}.")
             return groups.membership[:, [groups.names.index(name) for name in self.groups]]
-        found: dict[str, Tensor] = {}
-        for head in self.heads:
-            found |= dict(zip(head.groups, head.members_of(groups).T, strict=True))
+        found = {name: who for head in self.heads for name, who in zip(head.groups, head.members_of(groups).T, strict=True)}
         return torch.stack([found[name] for name in self.groups], 1)
 
 

@@ -64,10 +64,8 @@ class TokenGroups(nn.Module):
         """A tree of pieces, level by level: the first by its token, the others by (node before, token)."""
         self.width = width = len(pieces.tokens) + 1  # the last is not a piece: it pads rows
         self.longest = max(map(len, found))
-        node: dict[tuple[int, ...], int] = {}
-        for sequence in sorted(found):
-            for k in range(1, len(sequence) + 1):
-                node.setdefault(sequence[:k], len(node))
+        prefixes = dict.fromkeys(sequence[:k] for sequence in sorted(found) for k in range(1, len(sequence) + 1))
+        node = {prefix: index for index, prefix in enumerate(prefixes)}
         first = torch.full((width,), -1)
         level: list[list[tuple[int, int]]] = [[] for _ in range(self.longest)]
         for prefix, index in node.items():
