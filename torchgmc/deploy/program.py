@@ -79,9 +79,8 @@ class Flat(nn.Module):
     def guard(self) -> None:
         """Keep checks of values in the graph."""
         self.guarded = True
-        for part in (self.below, *self.parts.values()):
-            if part is not None:
-                part.guard()  # type: ignore[operator]
+        for part in filter(None, (self.below, *self.parts.values())):
+            part.guard()  # type: ignore[operator]
         if not self.threshold_only:  # else the head does not look at them
             self.of_scores = Guard("the scores", *self.head.input_range())
         if self.head.static or "groups" in self.head.arguments:
