@@ -200,9 +200,8 @@ class CalibrationCallback(Callback):
 
     def attach(self, pl_module: "LightningModule") -> CalibratedModel:
         """``pl_module.calibrated`` (and its ``forward``, if asked); returns the calibrated model."""
-        groups = self.groups
-        if groups is None and isinstance(self.adapter.groups, str):
-            groups = self.adapter.groups
+        usual = self.adapter.groups if isinstance(self.adapter.groups, str) else None
+        groups = usual if self.groups is None else self.groups
         features = None if isinstance(self.features, str) else self.features
         adapter = adapt(pl_module, self.head, self.adapter)
         model = CalibratedModel(_Plain(pl_module), self.head, groups, adapter, features=features)
