@@ -51,10 +51,9 @@ class Flat(nn.Module):
         self.model, self.adapter, self.keywords = calibrated.model, calibrated.adapter, keywords
         self.below = Flat(self.model, names, keywords, grouped, False) if isinstance(self.model, CalibratedModel) else None
         self.columns, self.below_columns = calibrated.columns, calibrated.below_columns
-        self.parts = nn.ModuleDict()
-        if isinstance(calibrated, ManyHeads):
-            for name, part in calibrated.parts.items():
-                self.parts[name] = Flat(part, names, keywords, grouped, part.needs_features)  # type: ignore[arg-type]
+        parts: Any = calibrated.parts if isinstance(calibrated, ManyHeads) else {}
+        each = {name: Flat(part, names, keywords, grouped, part.needs_features) for name, part in parts.items()}
+        self.parts = nn.ModuleDict(each)
         self.head = copy.deepcopy(calibrated.head)
         self.head.statistics = None  # a file holds the state, not the data
         self.head.report = None

@@ -77,9 +77,7 @@ class IntervalOf(nn.Module):
                 f"({'the prediction' if wanted == 1 else 'prediction and scale, or two quantiles'}), got {tuple(output.shape)}."
             )
         low, high = columns[:, 0], columns[:, -1]
-        if kind == "normalised":
-            return low, low, high
-        return low, high, torch.ones_like(low)
+        return (low, low, high) if kind == "normalised" else (low, high, torch.ones_like(low))
 
     def forward(self, output: Tensor, thresholds: Tensor) -> Tensor:
         """Thresholds ``(n,)``."""
