@@ -139,10 +139,7 @@ class Units:
         beyond, bottom = (bottom < 0.0) & (fee == 0.0), bottom.clamp_min(0.0) + fee
         most = MOST / bottom.clamp_min(1e-12)
         sums = self.sums()
-        most_there_can_be = 0.25 * sums[2, -1] / sums[0, -1].clamp_min(1.0)
-        is_known = self.variance > 0.0
-        known = torch.where(is_known, PRIOR * self.variance.clamp_max(0.25), VAGUE * most_there_can_be)[:, None]
-        counts = torch.where(is_known, PRIOR, VAGUE)[:, None]
+        known, counts = self._prior(sums)
         one = known / counts  # before anything is seen, one unit lost all that it can
         capital = highest = torch.zeros_like(mean)  # its logarithm
         fee = sign * fee
@@ -184,6 +181,13 @@ class Units:
                 capital.index_add_(0, g, torch.log1p(bet[g] * z[low - start : high - start]))
                 highest = torch.maximum(highest, capital)
         return beyond | (highest >= goal)
+
+    def _prior(self, sums: Tensor) -> tuple[Tensor, Tensor]:
+        """Squares of A - m U before anything is seen, and the units that they count for, ``(G, 1)`` each."""
+        most_there_can_be = 0.25 * sums[2, -1] / sums[0, -1].clamp_min(1.0)
+        known = self.variance > 0.0
+        squares = torch.where(known, PRIOR * self.variance.clamp_max(0.25), VAGUE * most_there_can_be)
+        return squares[:, None], torch.where(known, PRIOR, VAGUE)[:, None]
 
     def growth(self, mean: Tensor, bet: Tensor) -> Tensor:
         """Lower bound of the logarithm of what a fixed bet makes of a capital of 1, ``(G, k)``.

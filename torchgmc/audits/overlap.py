@@ -109,6 +109,9 @@ def share(seen: Sketch, audited: Sketch) -> float:
 
     ``seen``: of the calibration data, plain or salted. ``audited``: plain.
     """
+    for name, sketch in (("seen", seen), ("audited", audited)):
+        if not isinstance(sketch, Sketch):
+            raise TypeError(f"`{name}` must be a Sketch, got {type(sketch).__name__}.")
     limit = min(seen.limit, audited.limit)
     new = audited.keys.to(seen.keys.device)
     new = new[new <= limit]

@@ -50,7 +50,7 @@ def fold(keys: list[Tensor], radices: list[int], n: int | None = None, device: t
 
 def _compress(ids: Tensor, size: int) -> tuple[Tensor, int]:
     """Numbers below ``size`` as places among those that occur, and how many these are."""
-    if size <= min(len(ids), 1 << 16):  # counted, not sorted
+    if 0 < size <= min(len(ids), 1 << 16):  # counted, not sorted
         place = (torch.bincount(ids, minlength=size) > 0).cumsum(0)
         return (place - 1)[ids], int(place[-1])
     values, inverse = torch.unique(ids, return_inverse=True)

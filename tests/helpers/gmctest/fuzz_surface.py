@@ -19,14 +19,14 @@ MODULES = (
 )
 #: Public and without an entry of its own, and why.
 EXEMPT = {
-    "abstract": "Head.calibrate Head.observe Head.solve_differentiably Head.values Mapping.potential Mapping.value",
+    "abstract": "Contract.calibrate Contract.observe Contract.solve_differentiably Contract.values Mapping.potential Mapping.value",
     "called by the package, on arguments that are checked before; public so that it can be overridden, scripted or read": (
         "Adapter.activate Adapter.apply Adapter.at_position Adapter.find Adapter.last Adapter.replace Adapter.scores "
         "Adapter.raw CalibratedModel.run PredictionSets.check_output _Conformal.__init__ _Conformal.check_output "
         "_Conformal.thresholds CalibratedModel.features "
         "CalibratedModel.__init__ CalibratedModel.apply_head DistributionHead.shift GMCHead.direction "
-        "Head.same_state Watch.__init__ "
-        "Groups.__init__ Head.__init__ Head.membership MonotoneRisk.curves MonotoneRisk.values ProbabilityHead.calibrated "
+        "State.differences State.same_state Watch.__init__ CalibratedModel.answers DistributionHead.adjusted "
+        "Groups.__init__ Contract.__init__ Head.membership MonotoneRisk.curves MonotoneRisk.values ProbabilityHead.calibrated "
         "ProbabilityHead.coordinates TreeHead.answer_levels Centered.potential Centered.value MissRate.potential "
         "MissRate.value Pinball.potential Pinball.value Residual.potential Residual.value mappings.mean"
     ),
@@ -58,7 +58,7 @@ CONTRACT = (
     "finish write_rules write_trees"
 )
 #: Frames between a caller and the function called: they pass arguments on as they are.
-WRAPPERS = ("over_all_ranks", "__call__")
+WRAPPERS = ("over_all_ranks", "found_nearby", "__call__")
 
 
 def public() -> dict[CodeType, str]:
