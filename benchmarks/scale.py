@@ -431,8 +431,12 @@ NOTES = """\
   which is as many as it takes at most.
 - `quantile-counts` and `quantile-levels` (5 level sets) keep counts (`resolution=0.001`): what they keep, and send, stops growing
   when every value that occurs has been seen; a rank sends all of its counts.
-- The rows of `tree` are of before its sums were exact and one sweep served all moves of a step: not measured again yet. It now
-  sends the sums of every promise after each of 256 shifts of the moves it tries, whatever n is.
+- `tree` sends the sums of every promise after each of 256 shifts of the moves it tries: the bytes follow the number of steps, not
+  n (7 MB in those of 1e5 rows, 12 MB in those of 1e6). Sums are exact in any order, so that the state is the same to the bit.
+  Missed: processor time of a rank does not fall with the ranks at 1e5 (exchanges cost more than the rows), and at 1e6 from two
+  to four processes neither, on two cores. Before sums were exact and one sweep served all moves of a step: 7.4 / 9.3 / 13.3 s at
+  1e5, 108 / 50 / 39 s at 1e6, 27 MB, 598 bytes a row at the peak.
+- `tree` and `threshold`, the unit, the images and the softmaxes were measured with the other core busy.
 - No figure above is of a size, or a number of processes, that is not in the tables.
 - `threshold` keeps a table of 8 x 4,098 x folds bytes (5 folds; 1 without the noise rule) for each combination of groups and
   class. Where most of it would be 0, or it would exceed 128 MB, it keeps 16 bytes for each point of the lattice at which the
@@ -447,9 +451,10 @@ NOTES = """\
 - No head's `fit` runs under `FakeTensorMode`: `observe` looks at values (finite, in range, which groups there are) and
   `calibrate` at violations, to end. The steps of the fixed-step solvers between two looks do (`tests/engine/test_solver.py`).
 - Thresholds, offsets and sums are float64 on the device of the input. On one that lacks it (MPS), heads answer in float32, with
-  the same noise, and fits and audits run on the CPU in float64: tested with devices that are pretended, not on such a device.
-- Missed here: a fit of the miss rate in 2 passes in blocks (it takes 2.1; 4.6 before), images of 8 x 8 at 3 times the cost a
-  pixel of 512 x 512 (it is 11 times; 23 before), `TreeHead.observe` of 134 leaves in 5 softmaxes (5.2; 10.2 before).
+  the same noise, and fits, audits, monitors, penalties and metrics run on the CPU in float64: tested with devices that are
+  pretended, not on such a device.
+- Missed here: a fit of the miss rate in 2 passes in blocks (it takes 2.1 to 2.3; 4.6 before), and images of 8 x 8 at 3 times the
+  cost a pixel of 512 x 512 (it is 11 times; 23 before). `TreeHead.observe` is at 5 softmaxes (10 and 8 before).
 - `torch.compile` is not used in fits. Of the longest chain of elementwise steps (places on the lattice, 15 blocks of 524,288
   scores, one thread) it made 31 ms of 36, after 17 s of compiling; the rest of a fit is products, sorts and counts.
 
