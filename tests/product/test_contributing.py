@@ -52,21 +52,7 @@ FOLDERS = {name: getattr(gmc, name).__module__.split(".")[2] for name in gmc.__a
 def named_in_code(path: Path) -> set[str]:
     """Words of a file's code: names, attributes, imports and strings, but no docstrings, no hints."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
-    apart: list[ast.AST] = []
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef | ast.AnnAssign | ast.arg):
-            apart += [hint for hint in (getattr(node, "returns", None), getattr(node, "annotation", None)) if hint]
-        elif isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
-            apart += node.body
-        elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
-            apart.append(node.value)
-    skipped = {id(part) for node in apart for part in ast.walk(node)}
-    words: set[str] = set()
-    for node in ast.walk(tree):
-        if id(node) not in skipped:
-            values = [getattr(node, field, None) for field in ("id", "attr", "name", "value")]
-            words |= {word for value in values if isinstance(value, str) for word in re.findall(r"\w+", value)}
-    return words
+    return {word for value in house.words(tree) for word in re.findall(r"\w+", value)}
 
 
 @pytest.mark.parametrize("head", FOLDERS)
