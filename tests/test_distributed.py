@@ -1,5 +1,6 @@
 """Two processes (gloo, loopback) against one: the same state, whatever the shards; failures reach everyone."""
 
+import fcntl
 import json
 import subprocess
 import sys
@@ -38,9 +39,28 @@ def launch(what: str, folder: Path, world: int = 2, seconds: float = 150) -> lis
     return [torch.load(folder / f"{r}.pt") if (folder / f"{r}.pt").exists() else {} for r in range(world)]
 
 
+#: What one pair of processes does one after the other.
+TOGETHER = ("fits", "audits", "traffic", "shares", "failures")
+
+
 @pytest.fixture(scope="module")
-def fits(tmp_path_factory) -> list[dict]:
-    return launch("fits", tmp_path_factory.mktemp("fits"))
+def found(tmp_path_factory) -> list[dict]:
+    """By rank and task. Workers of pytest-xdist share what the first of them has launched."""
+    parts = tmp_path_factory.getbasetemp().parts
+    folder = Path(*parts[:-1] if parts[-1].startswith("popen-") else parts) / "two-ranks"
+    folder.mkdir(exist_ok=True)
+    with open(folder / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if (folder / "done").exists():
+            return [torch.load(folder / f"{r}.pt") for r in range(2)]
+        ranks = launch(",".join(TOGETHER), folder)
+        (folder / "done").touch()
+        return ranks
+
+
+@pytest.fixture(scope="module")
+def fits(found) -> list[dict]:
+    return [rank["fits"] for rank in found]
 
 
 def close(got: dict[str, Tensor], want: dict[str, Tensor]) -> None:
@@ -69,8 +89,8 @@ def test_two_processes_end_with_the_state_of_one(entry, shard: str, fits):
         assert torch.equal(value, fits[1][entry.name, shard][key])
 
 
-def test_two_processes_audit_and_watch_like_one(tmp_path):
-    found = launch("audits", tmp_path)
+def test_two_processes_audit_and_watch_like_one(found):
+    found = [rank["audits"] for rank in found]
     for entry in ZOO:
         head, data = entry.fitted(), entry.data(N, 5).observe
         audit = head.audit(*data, delta=0.1)
@@ -85,12 +105,12 @@ def test_two_processes_audit_and_watch_like_one(tmp_path):
             torch.testing.assert_close(found[1][entry.name]["evidence"], watch.log_evidence(), rtol=0, atol=1e-6)
 
 
-def test_bytes_do_not_grow_with_n_where_statistics_are_per_cell(tmp_path):
-    for found in launch("traffic", tmp_path):
+def test_bytes_do_not_grow_with_n_where_statistics_are_per_cell(found):
+    for rank in found:
         for entry in ZOO:
             if hasattr(type(entry.make()).calibrate, "rows_stay"):  # see below
                 continue
-            small, large = found[entry.name]
+            small, large = rank["traffic"][entry.name]
             assert small > 0
             assert (large <= small * 1.01) == entry.per_cell, (entry.name, small, large)
 
@@ -127,16 +147,16 @@ def test_rows_stay_on_their_ranks(learned: bool, tmp_path):
         assert found[rank]["failed"].startswith("PeerError") and "rank 1: MemoryError: no room" in found[rank]["failed"]
 
 
-def test_every_example_of_a_loader_goes_to_one_rank(tmp_path):
+def test_every_example_of_a_loader_goes_to_one_rank(found):
     pytest.importorskip("lightning.pytorch")
-    first, second = launch("shares", tmp_path)
+    first, second = (rank["shares"] for rank in found)
     for name in first:
         assert sorted(first[name] + second[name]) == list(range(7)), name
         assert first[name] and second[name], name
 
 
-def test_a_failing_rank_fails_the_others_with_its_message(tmp_path):
-    first, second = launch("failures", tmp_path)
+def test_a_failing_rank_fails_the_others_with_its_message(found):
+    first, second = (rank["failures"] for rank in found)
     for name in ("bad batch in fit", "own loop"):
         assert second[name].startswith("ValueError: `scores` must be finite")
         assert first[name].startswith("PeerError: ") and "rank 1: ValueError: `scores` must be finite" in first[name]

@@ -177,11 +177,12 @@ def _verdict(audit: Audit) -> str:
 
 
 def _facts(audit: Audit) -> list[tuple[str, str]]:
-    words = {
-        "holds": "holds for the population",
-        "violated": "violated for at least one group",
-        "undecided": "undecided: more data would tell",
-    }
+    words = {"holds": "holds for the population", "violated": "violated for at least one group"}
+    words["undecided"] = "undecided: more examples would tell"
+    if audit.alpha is None:
+        words["undecided"] = "none: there is no alpha"
+    elif not audit.holds:
+        words["undecided"] = "undecided: beyond alpha here, but this may be chance"
     found = [
         ("verdict", words[_verdict(audit)]),
         ("alpha", "-" if audit.alpha is None else f"{audit.alpha:g}"),
@@ -190,7 +191,7 @@ def _facts(audit: Audit) -> list[tuple[str, str]]:
         ("examples audited", f"{audit.num_examples:,}"),
     ]
     if audit.evidence is not None and audit.alpha is not None and not audit.certified:
-        need = audit.examples_needed() or "not possible: the measured deviation already exceeds alpha"
+        need = audit.examples_needed() or "no number, if the population is as measured here"
         found.append((f"examples to certify {audit.alpha:g}", str(need)))
     return found
 

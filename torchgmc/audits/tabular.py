@@ -52,3 +52,10 @@ class Table:
     wrapped: Sequence[str] = ()
     caption: str = ""
     beneath: "Sequence[tuple[str, Table]]" = ()
+
+    def __str__(self) -> str:
+        widths = [max(map(len, cells)) for cells in zip(self.columns, *self.rows, strict=True)]
+        right = [column in self.numeric for column in self.columns]
+        lines = [zip(line, widths, right, strict=True) for line in (self.columns, *self.rows)]
+        texts = ["  ".join(c.rjust(w) if r else c.ljust(w) for c, w, r in line).rstrip() for line in lines]
+        return "\n".join([*filter(None, [self.caption]), *texts])

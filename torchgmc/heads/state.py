@@ -131,7 +131,7 @@ class State(Contract):
             return f"it is a {other.kind()}, and this is a {self.kind()}."
         for name, (ours, theirs) in self.differences(other).items():
             hint = "; make the groups of all parts from one `Groups`" if name == "groups" else ""
-            return f"its `{name}` is {_short(theirs)}, and this head's {_short(ours)}{hint}."
+            return f"its `{name}` is {_short(theirs)}, but this head has {_short(ours)}{hint}."
         if other.is_fitted and other.statistics is None:
             return "it is fitted and has no statistics; save it with gmc.save(head, path, statistics=True)."
         if self.prepared_for[:2] != other.prepared_for[:2]:
@@ -374,5 +374,5 @@ def read_about(about: Any) -> dict[str, Any]:
 
 
 def _short(value: Any) -> str:
-    text = json.dumps(value)
+    text = "None" if value is None else json.dumps(value)
     return text if len(text) <= 80 else text[:77] + "..."

@@ -1,5 +1,6 @@
-"""One rank of the tests with many processes: ``python -m gmctest.distributed_worker RANK WORLD FOLDER WHAT``."""
+"""One rank of the tests with many processes: ``python -m gmctest.distributed_worker RANK WORLD FOLDER WHAT[,WHAT...]``."""
 
+import importlib.util
 import os
 import signal
 import sys
@@ -313,7 +314,9 @@ if __name__ == "__main__":
     store = dist.FileStore(str(folder / "store"), world)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=timedelta(seconds=40))
     runs = (fits, audits, traffic, scattered, scattered_learned, shares, failures, killed)
-    torch.save({run.__name__: run for run in runs}[what](rank), folder / f"{rank}.pt")
+    tasks = {run.__name__: run for run in runs}
+    found = {name: tasks[name](rank) for name in what.split(",") if name != "shares" or importlib.util.find_spec("lightning")}
+    torch.save(found if "," in what else found[what], folder / f"{rank}.pt")
     if what != "killed":
         dist.barrier()
     dist.destroy_process_group()
