@@ -87,6 +87,11 @@ def test_the_card_follows_the_verdict_and_notes_are_shown(tmp_path: Path) -> Non
     for alpha, verdict in ((0.9, "holds"), (audit.max_violation, "undecided"), (1e-4, "violated")):
         page = audit.view("mass-weighted", alpha).to_html(tmp_path / "r.html").read_text()
         assert f'<div class="card {verdict}">' in page and '<p class="note">mind the &lt;gap&gt;</p>' in page
+        assert "more examples would tell" not in page  # where no number would certify it, this is not said
+        assert ("this may be chance" in page) == (verdict == "undecided")
+        assert ("no number, if the population is as measured here" in page) == (verdict != "holds")
+    within = audit.view("mass-weighted", (audit.max_violation + audit.certified_alpha) / 2)
+    assert "undecided: more examples would tell" in within.to_html(tmp_path / "r.html").read_text()
     far = {**audit.table, "low": [0.5] * 3, "high": [0.6] * 3, "verdict": ["violated"] * 3}
     assert '<div class="card violated">' in replace(audit, table=far).to_html(tmp_path / "r.html").read_text()
 

@@ -177,23 +177,25 @@ def _verdict(audit: Audit) -> str:
 
 
 def _facts(audit: Audit) -> list[tuple[str, str]]:
-    words = {"holds": "holds for the population", "violated": "violated for at least one group"}
-    words["undecided"] = "undecided: more examples would tell"
-    if audit.alpha is None:
-        words["undecided"] = "none: there is no alpha"
-    elif not audit.holds:
-        words["undecided"] = "undecided: beyond alpha here, but this may be chance"
-    found = [
+    words = {
+        "holds": "holds for the population",
+        "violated": "violated for at least one group",
+        "undecided": "none: there is no alpha" if audit.alpha is None else "undecided: more examples would tell",
+    }
+    need: list[tuple[str, str]] = []
+    if audit.evidence is not None and audit.alpha is not None and not audit.certified:
+        number = audit.examples_needed()
+        if number is None:
+            words["undecided"] = "undecided: not within alpha here, but this may be chance"
+        need = [(f"examples to certify {audit.alpha:g}", str(number or "no number, if the population is as measured here"))]
+    return [
         ("verdict", words[_verdict(audit)]),
         ("alpha", "-" if audit.alpha is None else f"{audit.alpha:g}"),
         ("measured, worst", f"{audit.max_violation:.4f}"),
         ("certified", f"{audit.certified_alpha:.4f}"),
         ("examples audited", f"{audit.num_examples:,}"),
+        *need,
     ]
-    if audit.evidence is not None and audit.alpha is not None and not audit.certified:
-        need = audit.examples_needed() or "no number, if the population is as measured here"
-        found.append((f"examples to certify {audit.alpha:g}", str(need)))
-    return found
 
 
 def _deviations(audits: Mapping[str, Audit]) -> Section:

@@ -46,3 +46,9 @@ def test_a_row_of_the_wrong_length_is_refused_and_nothing_written(tmp_path: Path
     with pytest.raises(ValueError):
         write_html(tmp_path / "r.html", "t", "c", [Section("s", tables=[Table(["a", "b"], [["1"]])])])
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_table_is_printed_in_columns() -> None:
+    table = Table(["rule", "share"], [["age >= 61", "9 %"], ["site", "13.5 %"]], ["share"], caption="Rules")
+    assert str(table).splitlines() == ["Rules", "rule        share", "age >= 61     9 %", "site       13.5 %"]
+    assert str(Table(["a"], [])) == "a"

@@ -134,6 +134,7 @@ def test_only_heads_with_the_same_options_are_merged() -> None:
     for other, why in (
         (gmc.QuantileHead(0.9, 0.02, ["b", "a"]), r"its `groups` is \[\"b\", \"a\"\], but this head has .*one `Groups`"),
         (gmc.QuantileHead(0.8, 0.02, ["a", "b"]), "its `target` is 0.8, but this head has 0.9"),
+        (gmc.QuantileHead(0.9, None, ["a", "b"]), "its `alpha` is None, but this head has 0.02"),
         (gmc.QuantileHead(0.9, 0.02, ["a", "b"], bins=3), "its `bins` is 3"),
         (gmc.ProbabilityHead(0.02, ["a", "b"]), "it is a ProbabilityHead, and this is a QuantileHead"),
         (fixed, "it observed for solver, eta = .'paper', 0.1."),
