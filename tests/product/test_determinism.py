@@ -38,7 +38,7 @@ def digests(n: int = 80) -> dict[str, str]:
 
 
 def in_a_new_process(threads: int, seed: str) -> dict[str, str]:
-    # Threads that wait sleep: other tests have the cores, and threads that spin there take ten times as long.
+    # Threads that wait sleep: other tests have the cores, and threads that spin there take about three times as long.
     env = subprocess_env(OMP_NUM_THREADS=str(threads), OMP_WAIT_POLICY="passive", PYTHONHASHSEED=seed)
     line = [sys.executable, __file__, str(threads)]
     done = subprocess.run(line, env=env, capture_output=True, text=True, timeout=300, check=True)

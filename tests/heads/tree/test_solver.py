@@ -188,14 +188,14 @@ def test_a_step_gains_what_the_sweep_says(many, monkeypatch):
 def test_of_many_examples_no_order_changes_a_bit_and_none_is_worse_than_the_start(weighted, conditional, monkeypatch):
     monkeypatch.setattr(solver, "EXACT", 1000)
     monkeypatch.setattr(folds, "EXACT", 1000)
-    for seed in range(2):
-        probs, labels = sample(4000, seed, signal=2.0)
+    for seed in range(3):
+        probs, labels = sample(6000, seed, signal=2.0)
         g = torch.Generator().manual_seed(seed)
-        member = torch.rand(4000, 2, generator=g) < 0.5
-        weight = torch.rand(4000, generator=g) ** 3 if weighted else torch.ones(4000)
+        member = torch.rand(6000, 2, generator=g) < 0.5
+        weight = torch.rand(6000, generator=g) ** 3 if weighted else torch.ones(6000)
         head, other = (gmc.TreeHead(WOS, 0.9, 0.02, groups=["a", "b"], conditional=conditional) for _ in range(2))
         head.fit(probs, labels, member, weight)
-        order = torch.randperm(4000, generator=g)
+        order = torch.randperm(6000, generator=g)
         other.fit(*(t[order] for t in (probs, labels, member, weight)))
         assert head.report.iterations > 0 and torch.equal(head.shifts, other.shifts)
         assert torch.equal(head.report.violations_after, other.report.violations_after)
