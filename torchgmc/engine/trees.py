@@ -39,6 +39,8 @@ FEW = 1 << 15
 PACK = 6
 #: Finest unit of slopes and curvatures in a search; bits of their sums, counted together; unit of what moves leaves.
 GRAIN, BITS, SHIFT, FINE = 2.0**-16, 25, 2.0**26, 2.0**-22
+#: Added and taken off again, it rounds a float64 to the unit of what moves leaves.
+ROUND = 1.5 * 2.0**52 * FINE
 #: Trees without progress, times the rate, after which no more are grown.
 PATIENCE = 4.0
 #: Share of the columns that the first split of a tree may use, drawn for each.
@@ -495,9 +497,8 @@ def _moves(loss: Loss, z: Tensor, place: Array, rows: slice, leaves: int, ridge:
 
     curvatures, ``(2, C, leaves)``.
     """
-    parts = [part.T.cpu().numpy() for part in loss.slopes(z, rows)]
-    sums = np.array([[np.bincount(place, np.rint(column / FINE), leaves) for column in part] for part in parts])
-    sums = _summed(sums) * FINE
+    parts = (part.T.cpu().numpy() for part in loss.slopes(z, rows))
+    sums = _summed(np.array([[_by_leaf(place, (column + ROUND) - ROUND, leaves) for column in part] for part in parts]))
     step = sums[0] / (sums[1] + ridge)
     if loss.steps is not None:
         own = loss.steps(z, torch.from_numpy(place), leaves, rows).T.cpu().numpy()
@@ -505,10 +506,19 @@ def _moves(loss: Loss, z: Tensor, place: Array, rows: slice, leaves: int, ridge:
     return step, sums
 
 
+def _by_leaf(place: Array, values: Array, leaves: int) -> Array:
+    """Sum of the values of each leaf."""
+    if len(place) < FEW >> 3:
+        return np.bincount(place, values, leaves)
+    total = np.zeros(leaves)
+    torch.from_numpy(total).scatter_add_(0, torch.from_numpy(place), torch.from_numpy(values))
+    return total
+
+
 def _move(z: Array, moves: Array, place: Array) -> None:
     """Take the moves of leaves ``(C, leaves)`` off z ``(n, C)``, in place; ``place``: leaf of each row."""
     for column, move in zip(z.T, moves, strict=True):
-        column -= move[place]
+        column -= move.take(place)
 
 
 def places(columns: Tensor, column: Tensor, cut: Tensor, kind: Tensor) -> Tensor:

@@ -235,3 +235,24 @@ def test_some_examples_choose_the_ridge_of_very_many(shift, monkeypatch):
     errors = [float((f - truth).square().mean()) for f in found]
     assert errors[1] < errors[0] + 2e-6 and float((found[0] - found[1]).abs().max()) < 0.005
     assert (some.report.details["alike"] > 0.5) == (whole.report.details["alike"] > 0.5) == (shift == 0.0)
+
+
+def test_fits_side_by_side_are_those_with_each_ridge_by_itself():
+    generator = torch.Generator().manual_seed(3)
+    n = 9000
+    member = torch.cat([torch.ones(n, 1), (torch.rand(n, 4, generator=generator) < 0.4).float()], 1).double()
+    z = 1.5 * torch.randn(n, 1, generator=generator, dtype=torch.float64)
+    y = (torch.rand(n, 1, generator=generator) < torch.sigmoid(0.7 * z + 0.5 * member[:, 1:2])).double()
+    columns = problem.Columns(member, z, y, torch.full_like(z, 1 / n), False, True)
+    none = torch.zeros(columns.shape, dtype=torch.float64)
+    prices = [none.clone(), none.clone(), none.clone()]
+    prices[0][:, 1:] = math.inf
+    prices[2][1, 1:] = math.inf
+    ridges = [torch.full_like(none, strength / n) for strength in (1.0, 16.0, 4.0)]
+    plain = columns.thin(problem.SAMPLE).hessian(none)
+    found, met = static._side_by_side(columns, none, ridges, prices, plain)
+    assert met
+    for theta, ridge, price in zip(found, ridges, prices, strict=True):
+        alone = problem.minimise(columns.but(ridge=ridge), none, price, None, 50, 1e-4)
+        assert bool((theta[price.isinf()] == 0).all())
+        torch.testing.assert_close(theta, alone, atol=2e-4, rtol=0)

@@ -31,8 +31,9 @@ from torchgmc.heads.levelsets.steps import LARGEST, ROWS, UNIT, Members, Members
 from torchgmc.heads.probability.problem import BLOCK, HALVINGS, SAMPLE, Columns, curvature, loss, squares_of_clusters
 from torchgmc.heads.probability.static import Found, fit_static, without
 
-#: Slack of a cell's step, as a share of the violation that is worth a step.
-CELL_SLACK = 2.0 / 3.0
+#: Slack of a cell's step, as a share of the violation that is worth a step. Of rows that trees were fitted to, f looks less sure
+#: than of fresh ones, and of a fit to alpha the Brier score pays for steps: then no step is longer than it must be.
+CELL_SLACK, LEAST_STEP = 2.0 / 3.0, 0.95
 #: A membership with fewer entries is kept in float64.
 SMALL = 1 << 20
 #: One with more stays a bit an entry, at some cost of time.
@@ -238,10 +239,6 @@ class Sample:
             return (self.promise.alpha * self.scale).expand_as(measure.error)
         return noise.slacks(noise.among(measure.error[1:].numel()), measure.error, measure.sizes).clamp_min(1e-12)
 
-    def slack(self, measure: Measure) -> Tensor:
-        """Slack of the l1 term of a step: well inside the tolerance."""
-        return (CELL_SLACK if self.promise.noise_floor else 0.95) * self.tolerance(measure)
-
     def excess(self, measure: Measure) -> Tensor:
         """|violation| / tolerance of the groups asked for, ``(a, b', C)``; everyone is the first row where it is promised."""
         table = measure.violation.abs() / self.tolerance(measure).clamp_min(1e-300)
@@ -386,7 +383,7 @@ def _attempt(
     if trees is not None and len(trees.column):
         moved = sample.measure(trees.z)
         if moved.brier <= measure.brier:
-            z, measure = trees.z, moved
+            z, measure, rounds.slack = trees.z, moved, LEAST_STEP
             history.append(_worst(sample, measure))
         else:
             trees = None
@@ -422,6 +419,7 @@ class _Rounds:
     def __init__(self, sample: Sample, brier: float) -> None:
         self.sample, self.promise = sample, sample.promise
         self.ceiling, self.most = 0.0, 0.0 if sample.promise.noise_floor else brier
+        self.slack = CELL_SLACK if sample.promise.noise_floor else LEAST_STEP  # of the l1 term of a step, in tolerances
         self.tables: list[Tensor] = []
         self.blocked: set[tuple[int, int]] = set()
 
@@ -458,7 +456,7 @@ class _Rounds:
         bins = self.promise.bins
         blocks = self._hessians(measure.level, weight, cells)
         level, column = (torch.tensor(part, device=z.device) for part in zip(*cells, strict=True))
-        slack = sample.slack(measure)
+        slack = self.slack * sample.tolerance(measure)
         steps = solve_lasso(blocks, measure.violation[:, level, column].T, slack[:, level, column].T)
         steps = snap(steps.T.clamp(-LARGEST / 2, LARGEST / 2), UNIT * 2.0**HALVINGS)  # (1 + a, cells)
         table = torch.zeros(len(steps), bins, z.shape[1], dtype=torch.float64, device=z.device)

@@ -257,15 +257,30 @@ def _tried(
 def _one_by_one(
     columns: Columns, theta: Tensor, ridges: list[Tensor], prices: list[Tensor], fold: Tensor
 ) -> tuple[Tensor, Tensor, bool]:
-    """Fits with each ridge, each from the one before, their held-out losses ``(fits, F)``, and whether they are optimal."""
+    """Fits with each ridge, their held-out losses ``(fits, F)``, and whether they are optimal."""
     plain = columns.but(ridge=torch.zeros_like(theta)).thin(problem.SAMPLE).hessian(theta)
-    heads, losses, fine = [theta], [held_out(columns, theta, prices[0], fold, plain)], True
-    for ridge, price in zip(ridges[1:], prices[1:], strict=True):
-        part = columns.but(ridge=ridge)
-        found, met = solve(part, heads[-1].masked_fill(price.isinf(), 0.0), price, hessian=plain)
-        losses.append(held_out(part, found, price, fold, plain))
+    heads, fine = _side_by_side(columns, theta, ridges, prices, plain) or ([theta], True)
+    for ridge, price in zip(ridges[len(heads) :], prices[len(heads) :], strict=True):  # each from the one before
+        found, met = solve(columns.but(ridge=ridge), heads[-1].masked_fill(price.isinf(), 0.0), price, hessian=plain)
         heads, fine = [*heads, found], fine and met
+    each = zip(heads, ridges, prices, strict=True)
+    losses = [held_out(columns.but(ridge=ridge), head, price, fold, plain) for head, ridge, price in each]
     return torch.stack(heads), torch.stack(losses), fine
+
+
+def _side_by_side(
+    columns: Columns, theta: Tensor, ridges: list[Tensor], prices: list[Tensor], plain: Tensor
+) -> tuple[list[Tensor], bool] | None:
+    """Fits of one event with each ridge, all steps at once; None where it is not one event, or they do not end."""
+    if columns.shape[2] > 1 or columns.shape[0] * columns.shape[1] > MOST_COLUMNS:
+        return None
+    ridge, price = torch.cat(ridges, 2), torch.cat(prices, 2)
+    free, bar = ~flattened(price).isinf(), tolerance(flattened(price), 0.1)
+    every = columns.side_by_side(ridge, columns.share)
+    heads, _ = problem.chords(every, theta.expand_as(ridge), factored(plain, flattened(ridge), free), bar, 1)
+    near = columns.but(ridge=None).thin(problem.SAMPLE).hessian(heads.mean(2, keepdim=True))  # where most are after a step
+    heads, met = problem.chords(every, heads, factored(near, flattened(ridge), free), bar)
+    return (list(torch.split(heads, 1, 2)), True) if met else None
 
 
 def _at_once(
@@ -337,7 +352,8 @@ def held_out(columns: Columns, theta: Tensor, price: Tensor, fold: Tensor, plain
     Of a small problem each such fit is made; of a large one it is a step from the fit with all, from sums by fold.
     """
     parts = noise.FOLDS
-    groups = working(theta, columns.slope(theta)[0], price)
+    paid = bool(((price > 0) & ~price.isinf()).any())  # columns that are free are needed whatever their slope
+    groups = working(theta, columns.slope(theta)[0] if paid else torch.ones_like(theta), price)
     plain = plain if len(groups) == columns.shape[1] else None
     columns, theta, price = columns.some(groups), theta[:, groups], price[:, groups]
     grown = price * math.sqrt(parts / (parts - 1))
