@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from torchgmc.heads.base import Head
 
 __all__ = [
-    *("PeerError", "active", "agree", "collected", "exchanged_bytes", "extremes", "from_first", "local", "moved", "pack"),
+    *("PeerError", "active", "agree", "alone", "collected", "exchanged_bytes", "extremes", "from_first", "local", "moved", "pack"),
     *("pooled", "reduce", "rows_stay", "signature", "together", "total", "unpack"),
 ]
 
@@ -72,6 +72,16 @@ def local() -> Iterator[None]:
         yield
     finally:
         _LOCAL.reset(token)
+
+
+@contextlib.contextmanager
+def alone() -> Iterator[None]:
+    """Inside, sums are of what is at hand: rows that were :func:`collected`."""
+    token = _SCATTERED.set(False)
+    try:
+        yield
+    finally:
+        _SCATTERED.reset(token)
 
 
 @contextlib.contextmanager

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, distributed as dist
 
 from torchgmc.distributed import collected, total as over_ranks
+from torchgmc.engine import folds
 from torchgmc.engine.folds import deal, places
 from torchgmc.engine.hashing import mix64
 
@@ -72,11 +73,17 @@ def total(values: Tensor, cluster: Tensor) -> Tensor:
 
 
 def deal_clusters(parts: int, cluster: Tensor, *content: Tensor) -> Tensor:
-    """Part of each example, int64 ``(n,)``: clusters stay together; see :mod:`torchgmc.engine.folds`."""
+    """Part of each example, int64 ``(n,)``: clusters stay together; see :mod:`torchgmc.engine.folds`.
+
+    Of more than ``EXACT`` clusters the part follows from the id only, and none is sent.
+    """
     if cluster.shape[1] == 0:
         return places(*content).place % parts
     ids, place = torch.unique(cluster[:, 0], return_inverse=True)
-    every = torch.unique(collected(ids)[0])  # of all ranks
+    many = int(over_ranks(torch.tensor(int(len(ids) > folds.EXACT)))) > 0
+    every = ids if many else torch.unique(collected(ids)[0])  # of all ranks
+    if many or len(every) > folds.EXACT:
+        return parts_of(cluster[:, 0], parts)
     return deal(parts, every)[torch.searchsorted(every, ids)][place]
 
 

@@ -239,9 +239,9 @@ def crossing(scores: Tensor, weight: Tensor, mass: float, alone: bool = False) -
         scores, weight, below = scores[inside], weight[inside], covered[bucket - 1] if bucket else below
 
 
-def span_of(scores: Tensor, cells: int = 1) -> float:
-    """:attr:`Folded.span` of the scores of all ranks ``(n,)``, in so many cells."""
-    if int(over_ranks(torch.tensor(len(scores)))) <= folds.EXACT or cells > CELLS:
+def span_of(scores: Tensor, cells: int = 1, among: int = 0) -> float:
+    """:attr:`Folded.span` of the scores of all ranks ``(n,)``, in so many cells; of some ``among`` so many."""
+    if (among or int(over_ranks(torch.tensor(len(scores))))) <= folds.EXACT or cells > CELLS:
         return 0.0
     low, high = extremes(scores)
     return 2.0 ** math.frexp(max(high - low, abs(low) * 1e-9, 1e-200))[1]

@@ -16,7 +16,7 @@ from torch import Tensor
 from torchgmc.audits.audit import Audit
 from torchgmc.audits.intervals import Rows
 from torchgmc.audits.tabular import Table
-from torchgmc.distributed import collected, total as over_ranks
+from torchgmc.distributed import alone, collected, total as over_ranks
 from torchgmc.engine import checks, folds, linear, rules, trees
 from torchgmc.engine.clusters import deal_clusters
 from torchgmc.engine.float64 import wide
@@ -395,8 +395,9 @@ class Learning(Head):
         z[order] = final[order] - found.moved
         unseen = z.clone()
         options = (learn.depth, len(found.trees), learn.rate, learn.ridge, learn.smallest)
+        ascending = spots.argsort(stable=True) if cross else spots
         for k in range(PARTS if cross else 0):
-            at = _last(part[order] == k)
+            at = ascending[_last(part[order[ascending]] == k)]
             rows, own = order[at], int((part == k).sum())
             if 0 < int(over_ranks(torch.tensor(own))) < count:
                 parts = (coded.pick(at.cpu().numpy()), final[rows], final[rows], loss(rows), own)
@@ -497,7 +498,9 @@ class Learning(Head):
         parts = (both, who, rows.weight[unseen], rows.cluster[unseen], found.spots[cut : cut + len(unseen)])
         s, inside, heavy, cluster, spots = (collected(part)[0] for part in parts)
         many = int(over_ranks(torch.tensor(len(found.order)))) > folds.EXACT  # then whatever the last bits of s
-        found_out = Rows.of(s, inside, heavy, cluster, (low, high), order=spots.argsort() if many else None).at_once(2 * DELTA)
+        with alone():
+            judges = Rows.of(s, inside, heavy, cluster, (low, high), order=spots.argsort() if many else None)
+            found_out = judges.at_once(2 * DELTA)
         for at in (column, column + classes):
             judged += [value.gather(1, at[:, None])[:, 0] for value in found_out]
         self.rule_place = torch.stack([index // leaves, index % leaves, column], 1).to(self.tree_width.device)

@@ -92,6 +92,8 @@ def scattered_learned(rank: int) -> dict:
 
 def scattered(rank: int, learned_only: bool = False) -> dict:
     """Fits whose rows stay on three ranks, one without rows: states, the largest sum in bytes, a rank that fails half-way."""
+    import inspect
+
     from torchgmc.engine import folds, offsets, trees
     from torchgmc.heads import learned
     from torchgmc.heads.probability import problem, solver, static
@@ -102,7 +104,7 @@ def scattered(rank: int, learned_only: bool = False) -> dict:
     solver.SAMPLE = problem.SAMPLE = tree_solver.SAMPLE = 256
     tree_solver.EXACT, offsets.NEAR, trees.POOL, trees.JUDGES, trees.SAMPLE = 100, 64, 800, 200, 400
     learned.MOST_ROWS = 400
-    for calibrate in (gmc.TreeHead.calibrate.__wrapped__, gmc.QuantileHead.calibrate.__wrapped__):
+    for calibrate in map(inspect.unwrap, (gmc.TreeHead.calibrate, gmc.QuantileHead.calibrate)):
         calibrate.rows_stay = calibrate.rows_stay[0], 100
     found, sent, plain = {}, [], dist.all_reduce
     dist.all_reduce = lambda values: (sent.append(values.nbytes), plain(values))
@@ -169,6 +171,21 @@ class _Learned(gmc.ProbabilityHead):
         return super().fit(probs, y, features[:, :1] > 0, features=features)
 
 
+class _LearnedThresholds(gmc.QuantileHead):
+    """Takes features second, then weights and clusters."""
+
+    def fit(self, scores, features, weight=None, clusters=None):
+        return super().fit(scores, features[:, :1] > 0, weight, clusters=clusters, features=features)
+
+
+def _hidden_scores(n: int, seed: int, clusters: bool = False) -> tuple[torch.Tensor, ...]:
+    """Scores that are larger where two features are large; with weights, and clusters some of which are on several ranks."""
+    g = torch.Generator().manual_seed(seed)
+    x, who = torch.randn(n, 4, generator=g), torch.randint(400, (n,), generator=g)
+    scores = torch.randn(n, generator=g).double().abs() * (1 + 3.0 * ((x[:, 1] > 0) & (x[:, 2] > 0)))
+    return (scores, x, torch.rand(n, generator=g).double(), who) if clusters else (scores, x)
+
+
 def _hidden_classes(n: int, seed: int, labels: bool = False) -> tuple[torch.Tensor, ...]:
     """Three classes, or labels, that differ where two features are large."""
     g = torch.Generator().manual_seed(seed)
@@ -202,6 +219,12 @@ SCATTERED = {
         lambda: _Learned(None, ["positive"], num_classes=3, multilabel=True, learn=gmc.Trees(2, trees=12)),
         lambda n, s: _hidden_classes(n, s, True),
     ),
+    "scores learned": (lambda: _LearnedThresholds(0.8, 0.02, ["positive"], learn=gmc.Trees(2, trees=5)), _hidden_scores),
+    "clusters learned": (
+        lambda: _LearnedThresholds(0.8, 0.02, ["positive"], learn=gmc.Trees(2, trees=5)),
+        lambda n, s: _hidden_scores(n, s, True),
+    ),
+    "scores line learned": (lambda: _LearnedThresholds(0.8, 0.02, ["positive"], learn=gmc.Linear(steps=8)), _hidden_scores),
     "line learned": (lambda: _Learned(None, ["positive"], learn=gmc.Linear(steps=20)), _hidden),
     **{
         f"quantile {kind} {floor}": (

@@ -208,7 +208,7 @@ class QuantileHead(Learning):
 
     def _rows_stay(self, rows: QuantileStatistics, solver: str = "exact", *_: Any, **__: Any) -> bool:
         """Do sums over the rows tell everything? See :func:`torchgmc.distributed.rows_stay`."""
-        if solver == "fresh" or rows.counted or self.finite_sample or self.learns:
+        if solver == "fresh" or rows.counted or self.finite_sample:
             return False
         own = rows if self.statistics is None else self.statistics
         kinds = len(pattern_ids(own.member)[1]) if solver == "exact" else 0
@@ -221,7 +221,7 @@ class QuantileHead(Learning):
         """Find the thresholds.
 
         Over several processes, rows of more than 32,768 examples stay where they are; they are sent to every process with
-        ``finite_sample``, ``learn``, solver "fresh", or more than 1,024 combinations of groups. With ``resolution`` the counts
+        ``finite_sample``, solver "fresh", or more than 1,024 combinations of groups. With ``resolution`` the counts
         are sent, with clusters their ids and the sums of those whose rows are on several processes.
 
         Args:
@@ -275,17 +275,17 @@ class QuantileHead(Learning):
         divided = self.divide(examples)
         if divided is None:
             return None
-        own = examples.has_base()
+        own, count = examples.has_base(), int(over_ranks(torch.tensor(examples.rows)))
 
         def thresholds(rows: QuantileStatistics) -> Tensor:
-            found, _ = self._offsets(rows, own, unit)
+            found, _ = self._offsets(rows, own, unit, count)
             lift, snapped = _snapped(found, unit)
             return (examples.base if own else 0.0) + lift + examples.member.double() @ snapped
 
         start, final = thresholds(examples.pick(divided.order[: -divided.held or None])), thresholds(examples)
-        spread = float((examples.scores - final).abs().median()) or 1.0
+        spread = quantile_of_all((examples.scores - final).abs(), torch.ones_like(final), 0.5) or 1.0
         scale = 2.0 ** round(math.log2(max(spread, 1e-150)))
-        weight, goal = examples.weight / examples.weight.mean(), final.new_tensor([self.target])
+        weight, goal = examples.weight * (count / over_ranks(examples.weight.sum())), final.new_tensor([self.target])
 
         def loss(rows: Tensor) -> trees.Loss:
             return trees.pinball(examples.scores[rows, None, None] / scale, weight[rows, None, None], goal)
@@ -349,8 +349,8 @@ class QuantileHead(Learning):
         found_in = (steps, before, after, worsts, seconds, message, details | {"small": small}, state)
         return Report(state == "alpha", *found_in), everyone
 
-    def _offsets(self, examples: QuantileStatistics, own: bool, unit: float) -> tuple[Offsets, float]:
-        """The common threshold and the offsets, and the slack they were found with."""
+    def _offsets(self, examples: QuantileStatistics, own: bool, unit: float, among: int = 0) -> tuple[Offsets, float]:
+        """The common threshold and the offsets, and the slack they were found with; of examples out of ``among``."""
         residual = examples.scores - examples.base if own else examples.scores
         member, weight, total = examples.member, examples.weight, over_ranks(examples.weight.sum())
         cell, patterns = pattern_ids(examples.member)
@@ -363,7 +363,7 @@ class QuantileHead(Learning):
         sizes = torch.bincount((part * len(patterns) + cell).flatten(), spread.flatten(), noise.FOLDS * len(patterns))
         together = total_of(weight[:, None], examples.cluster)[:, 0].square() if examples.cluster.shape[1] else examples.squared()
         count = float(total.square() / over_ranks(together.sum()))  # examples (or clusters), after weighting
-        mass, span = over_ranks(sizes.double().view(noise.FOLDS, -1)), span_of(residual, len(patterns))
+        mass, span = over_ranks(sizes.double().view(noise.FOLDS, -1)), span_of(residual, len(patterns), among)
         data = Folded(residual, cell, spread, mass, patterns, count, span, examples.counted, fold)
         if not self.noise_floor:
             inside = mass.sum(0) @ patterns.double()
