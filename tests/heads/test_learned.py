@@ -9,7 +9,7 @@ import torch
 
 import torchgmc as gmc
 from torchgmc.deploy.attach import CalibratedModel
-from torchgmc.engine import trees
+from torchgmc.engine import folds, trees
 
 NAMES = ["age", "income", "site"]
 LEARN = {"depth": 2, "names": NAMES, "categorical": {"site": ["A", "B", "C", "D"]}, "trees": 40}
@@ -245,6 +245,21 @@ def test_fresh_data_are_covered_at_the_target() -> None:
         covered.append((new["scores"] <= head(new["groups"], features=new["features"])).double().mean())
         assert len(head.tree_column)
     assert abs(float(torch.stack(covered).mean()) - 0.9) < 0.012  # set on the sample that trees saw, it would be 0.87
+
+
+def test_some_of_many_rows_teach_as_much_as_their_number_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They were drawn by the places that then order them: every window of rows but the first was empty, and one tree was left."""
+    monkeypatch.setattr(folds, "EXACT", 100)
+    for name, rows in (("POOL", 800), ("JUDGES", 200), ("SAMPLE", 400)):
+        monkeypatch.setattr(trees, name, rows)
+    spots, boost = [], trees.boost
+    monkeypatch.setattr(trees, "boost", lambda *args, **given: (spots.append(given["spots"]), boost(*args, **given))[1])
+    batch, truth = people(16_000, 0)
+    head = make().fit(**batch)
+    searched = torch.histc(spots[0].float(), 10, 0, 1)
+    assert len(spots) == 1 and 900 < len(spots[0]) < 1100 and float(searched.min()) > 0.6 * float(searched.mean())
+    error = (output(head, batch) - truth).square().mean()
+    assert len(head.tree_column) > 8 and error < 0.25 * (batch["probs"] - truth).square().mean()
 
 
 def test_rows_held_out_have_no_say_in_where_trees_put_them() -> None:

@@ -21,6 +21,7 @@ from torchgmc.engine import checks, folds, linear, rules, trees
 from torchgmc.engine.clusters import deal_clusters
 from torchgmc.engine.float64 import wide
 from torchgmc.engine.folds import leading, places
+from torchgmc.engine.hashing import mix64
 from torchgmc.engine.scripting import has_values
 from torchgmc.groups.columns import as_mapping, factorize, is_frame, num_rows, read
 from torchgmc.heads.base import Head
@@ -410,7 +411,8 @@ class Learning(Head):
         if self.linear or rows.cluster.shape[1] or int(over_ranks(torch.tensor(rows.rows))) < 2 * wanted:
             return False
         spots, other = places(*rows.content()), self.twin()
-        other.statistics = rows.pick(spots.place < int(wanted * spots.limit / spots.rows)).sorted()
+        drawn = mix64(spots.place) & (folds.RANGE - 1)  # not by the places, which order those that are drawn again
+        other.statistics = rows.pick(drawn < int(wanted * folds.RANGE / spots.rows)).sorted()
         other.calibrate()
         for name in self.forest:
             setattr(self, name, getattr(other, name))
