@@ -468,15 +468,10 @@ NOTES = """\
   all rows. A fit with every ridge on 1e6 rows has the same Brier score on new rows to 1e-7 and the same worst cell to 5e-6.
 - Rows are read once and must fit in memory as above; on several machines they stay on their ranks.
 
-## On paper, not measured: 1e9 examples x 1e5 groups over 64 workers, `ProbabilityHead`
+## A billion rows
 
-- Rows kept by a worker, (25 + a / 8) n / 64 bytes: 0.2 TB. It breaks here first: membership is a dense table. Kept as codes of
-  the columns that groups are made of, some 100 bytes a row, it would be 1.6 GB.
-- A slope, 16 (1 + a) + 8 bytes: 1.6 MB all-reduced. Sums of all cells, 24 (1 + a) b bytes: 24 MB for 10 level sets.
-- The second derivative of all groups, 8 (2 + 2 a)^2 bytes, would be 320 GB: it is not made, since beyond 2,000 columns at work
-  the fit takes plain steps, of one slope each.
-- The second derivative of a level set, 8 (1 + a)^2 bytes: 80 GB a cell. It breaks here too; products with it (conjugate
-  gradients), or the groups that move only, would do."""
+[billion.md](billion.md) has a model of these costs, checked by runs, and what it says of 1e9 examples x 1e5 groups over 64
+workers."""
 
 
 def main(arguments: list[str] | None = None) -> int:
