@@ -13,20 +13,20 @@ Files, hops and returns when the house was reviewed (commit 16fa66e), and now. T
 the sample (``noise_floor=False``), which is what a fit did then: that option is not where the hops come from. They come from what
 a call does today and did not then: learned groups, clusters, memberships as bits, devices without float64, frames and arrays as
 input, the pinball solver, intervals by betting, measures in the report. Calls of `observe`, `calibrate` and `values` pass
-through the head's state, which takes them to the CPU where a device lacks float64: some 6 hops and returns of a fit. The fit of
+through one function of engine/float64.py, which takes them to the CPU where a device lacks float64: 2 hops of a fit. The fit of
 level sets has 18 more hops since its offsets and slopes, 774 lines in one file, are two: the problem with its optimum, and the
 choice of a ridge.
 
 | leg | files | hops | returns | hops, noise_floor=False |
 |---|---|---|---|---|
 | init | 4 -> 6 | 9 -> 14 | 0 -> 0 | 14 |
-| fit | 11 -> 24 | 39 -> 84 | 9 -> 12 | 83 |
-| forward | 4 -> 9 | 5 -> 15 | 0 -> 4 | 15 |
-| audit | 10 -> 22 | 23 -> 69 | 1 -> 5 | 69 |
-| to_html | 9 -> 18 | 28 -> 49 | 7 -> 7 | 49 |
-| levels | 11 -> 25 | 41 -> 107 | 9 -> 15 | 94 |
-| export | 11 -> 18 | 26 -> 52 | 2 -> 10 | 52 |
-| calibrate | 26 -> 42 | 94 -> 183 | 0 -> 16 | 182 |
+| fit | 11 -> 24 | 39 -> 76 | 9 -> 6 | 75 |
+| forward | 4 -> 7 | 5 -> 11 | 0 -> 3 | 11 |
+| audit | 10 -> 22 | 23 -> 60 | 1 -> 5 | 60 |
+| to_html | 9 -> 18 | 28 -> 48 | 7 -> 7 | 48 |
+| levels | 11 -> 25 | 41 -> 99 | 9 -> 13 | 86 |
+| export | 11 -> 18 | 26 -> 48 | 2 -> 9 | 48 |
+| calibrate | 26 -> 42 | 94 -> 174 | 0 -> 9 | 173 |
 """
 
 import contextlib

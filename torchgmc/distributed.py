@@ -85,7 +85,7 @@ def alone() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def together() -> Iterator[None]:
+def together(about: Callable[[], str] | None = None) -> Iterator[None]:
     """An error that one rank raises inside is raised on every rank: there as it is, elsewhere as a :class:`PeerError`.
 
     ``fit`` and the Lightning callback use it. Around your own loop::
@@ -94,12 +94,18 @@ def together() -> Iterator[None]:
             for scores, masks, groups in loader:
                 head.observe(scores, masks, groups)
             head.calibrate()
+
+    ``about``: what all ranks must agree on first, see :func:`agree`.
     """
     if not active() or _TOGETHER.get():  # the outer one tells the others
+        if about is not None and active():
+            agree(about())
         yield
         return
     token = _TOGETHER.set(True)
     try:
+        if about is not None:
+            agree(about())
         yield
     except PeerError:  # the others know
         raise

@@ -16,7 +16,6 @@ def pretend(monkeypatch):
     def lack(kind: str) -> None:
         monkeypatch.setattr(float64, "lacks", lambda device: device.type == kind)
         monkeypatch.setattr(hashing, "lacks", float64.lacks)
-        monkeypatch.setattr("torchgmc.heads.base.lacks", float64.lacks)
 
     return lack
 

@@ -15,9 +15,9 @@ from torchgmc.audits import overlap
 from torchgmc.audits.audit import Audit, Evidence
 from torchgmc.audits.intervals import METHODS, Rows
 from torchgmc.engine import checks
-from torchgmc.engine.batches import each, one_batch
+from torchgmc.engine.batches import one_batch
 from torchgmc.engine.clusters import check as check_clusters, total
-from torchgmc.engine.float64 import lacks
+from torchgmc.engine.float64 import at_hand, lacks
 from torchgmc.engine.values import Names
 
 if TYPE_CHECKING:
@@ -51,6 +51,7 @@ class Tally:
     @classmethod
     def of(cls, head: "Head", batch: Mapping[str, Any]) -> "Tally":
         """Of one batch, by the names of the arguments of ``head.observe``."""
+        batch = {name: at_hand(value) for name, value in batch.items()}
         given = {name: value for name, value in batch.items() if name not in ("weight", "clusters")}
         with torch.no_grad(), one_batch():
             values = head.values(**{name: value for name, value in given.items() if name not in head.audit_only})
@@ -125,7 +126,7 @@ def audit(
         >>> audit.num_examples, abs(audit.max_violation - head.audit(scores, masks).max_violation) < 1e-12
         (200, True)
     """
-    if not all(hasattr(head, name) for name in ("bind_batch", "values", "is_fitted")):
+    if not all(hasattr(head, name) for name in ("bind_each", "values", "is_fitted")):
         raise TypeError(f"`head` must be a head or a baseline, got {type(head).__name__}.")
     checks.fraction("delta", delta)
     checks.option("method", method, METHODS)
@@ -135,11 +136,9 @@ def audit(
         head = head.twin().to("cpu")
     head.check_state(fitted=True)
     tally: Tally | None = None
-    with distributed.together():
-        if distributed.active():
-            distributed.agree(f"audit of {distributed.signature(head)}, delta={delta}, method={method}, {cluster_size}")
-        for place, batch in enumerate(each(batches)):
-            part = Tally.of(head, head.bind_batch(batch, place))
+    with distributed.together(lambda: f"audit of {distributed.signature(head)}, {delta=}, {method=}, {cluster_size}"):
+        for batch in head.bind_each(batches):
+            part = Tally.of(head, batch)
             tally = part if tally is None else tally + part
         tally = distributed.reduce(tally, "audit", head.fitted.device)
         if tally is None:
@@ -206,7 +205,7 @@ def _evidence(
         inside = torch.zeros_like(rows.s).scatter_(1, tally.column, 1.0)
         member, some = tally.who if head.fractional else tally.who > 0, (tally.who > 0).double()
         weight = tally.weight[:, None] * defined
-        cells = member.double().T @ (inside * weight), some.T @ (inside * (weight > 0))
+        cells = member.double().T @ (inside * weight) / rows.total, some.T @ (inside * (weight > 0))
     return Evidence(rows, tuple(names.who), tuple(names.what), target, cells, columns), known is None
 
 

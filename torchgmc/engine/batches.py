@@ -1,14 +1,10 @@
-"""Batches of data: one after the other, and each checked once."""
+"""A batch that several methods of a head look at is checked once."""
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, TypeVar, cast
-
-from torch import Tensor
-
-from torchgmc.engine.float64 import at_hand
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 _CHECKED: ContextVar[dict[Any, Any] | None] = ContextVar("torchgmc_checked", default=None)
@@ -29,22 +25,13 @@ def checked_once(check: Method) -> Method:
 
     @functools.wraps(check)
     def remembered(self: Any, *args: Any, **kwargs: Any) -> Any:
-        seen, found = _CHECKED.get(), ([at_hand(value) for value in args], {name: at_hand(one) for name, one in kwargs.items()})
+        seen = _CHECKED.get()
         if seen is None:
-            return check(self, *found[0], **found[1])
+            return check(self, *args, **kwargs)
         given = dict(zip(self.arguments, args, strict=False)) | kwargs
         key = id(self), frozenset((name, id(value)) for name, value in given.items() if value is not None)
         if key not in seen:
-            seen[key] = check(self, *found[0], **found[1]), self, given  # which are kept, and so their ids
+            seen[key] = check(self, *args, **kwargs), self, given  # which are kept, and so their ids
         return seen[key][0]
 
     return cast(Method, remembered)
-
-
-def each(batches: Any) -> Iterable[Any]:
-    """The batches one by one; a single batch is accepted too."""
-    if isinstance(batches, Mapping) or (isinstance(batches, tuple | list) and batches and isinstance(batches[0], Tensor)):
-        return [batches]
-    if isinstance(batches, Tensor | str) or not isinstance(batches, Iterable):
-        raise TypeError(f"`batches` must be an iterable of batches, or a tuple of tensors for one, got {type(batches).__name__}.")
-    return batches

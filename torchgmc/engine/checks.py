@@ -168,9 +168,10 @@ def scores(name: str, given: Any) -> Tensor:
     return bounded(name, given)[0]
 
 
-def bounded(name: str, given: Any) -> tuple[Tensor, float, float]:
+def bounded(name: str, given: Any, detach: bool = False) -> tuple[Tensor, float, float]:
     """:func:`scores`, the least and the largest of them."""
     value = ordinary(name, given)
+    value = value.detach() if detach and value.requires_grad else value
     if not value.is_floating_point():
         raise TypeError(f"`{name}` must be floating point, got {value.dtype}; convert it with `.float()`.")
     if value.dim() == 0:

@@ -1,5 +1,7 @@
 """Numbers in float64, whatever the model around them is cast to, and what happens on a device that lacks it."""
 
+import functools
+import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -7,6 +9,8 @@ import torch
 from torch import Tensor, nn
 
 _Same = TypeVar("_Same", bound="Float64Module")
+#: Held while statistics are added: several threads may observe.
+KEEPING = threading.RLock()
 
 
 def lacks(device: torch.device) -> bool:
@@ -22,6 +26,27 @@ def wide(x: Tensor) -> Tensor:
 def at_hand(x: Any) -> Any:
     """On the CPU, if it is a tensor on a device that lacks float64."""
     return x.cpu() if isinstance(x, Tensor) and lacks(x.device) else x
+
+
+def nearby(method: Any) -> Any:
+    """Decorate a head's method that looks at data: on the CPU where their device, or the head's, lacks float64.
+
+    There a twin does it, and what the twin observed or found comes back.
+    """
+
+    @functools.wraps(method)
+    def found_nearby(self: Any, *args: Any, **kwargs: Any) -> Any:
+        args, kwargs, place = tuple(map(at_hand, args)), {name: at_hand(one) for name, one in kwargs.items()}, self.fitted.device
+        if not lacks(place):
+            return method(self, *args, **kwargs)
+        with KEEPING:
+            twin = self.twin().to("cpu")
+            found = method(twin, *args, **kwargs)
+            if method.__name__ in ("observe", "calibrate"):
+                self.__dict__.update(twin.to(place).__dict__)
+        return self if found is twin else found
+
+    return found_nearby
 
 
 def sent(x: Tensor, device: torch.device) -> Tensor:

@@ -1,6 +1,6 @@
 """A head: the contract, its state, and what follows from both: fit, audit, and calls with every kind of input."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Optional, TypeVar
 
 import torch
@@ -10,8 +10,7 @@ from torchgmc import distributed
 from torchgmc.audits import measure
 from torchgmc.audits.audit import Audit
 from torchgmc.engine import checks
-from torchgmc.engine.batches import each
-from torchgmc.engine.float64 import at_hand, lacks, wide
+from torchgmc.engine.float64 import wide
 from torchgmc.engine.scripting import has_values, is_scripting, is_tracing
 from torchgmc.groups.columns import is_frame
 from torchgmc.groups.groups import Groups, check_groups, no_membership
@@ -70,19 +69,13 @@ class Head(State):
             >>> head.fit_batches(zip(scores.split(64), masks.split(64))).report.converged
             True
         """
-        with distributed.together():
-            if distributed.active():
-                distributed.agree(distributed.signature(self, solver, eta, max_iter))
-            fresh, place = self.twin(), self.fitted.device
-            if lacks(place):
-                fresh.to("cpu")
+        with distributed.together(lambda: distributed.signature(self, solver, eta, max_iter)):
+            fresh = self.twin()
             fresh.reset()
             fresh.prepare(solver, eta, max_iter)
-            for number, batch in enumerate(each(batches)):
-                fresh.observe(**self.bind_batch(batch, number))
+            for batch in self.bind_each(batches):
+                fresh.observe(**batch)
             fresh.calibrate(solver=solver, eta=eta, max_iter=max_iter)
-            if lacks(place):
-                fresh.to(place)
         self.__dict__.update(fresh.__dict__)
         return self
 
@@ -118,7 +111,16 @@ class Head(State):
         if missing:
             raise TypeError(f"`{missing[0]}` is missing: a batch of a {type(self).__name__} is {wanted}.")
         ready = {name for name, one in found.items() if isinstance(one, Tensor) or (name in COLUMNS and is_frame(one))}
-        return {name: at_hand(one if name in ready else checks.tensor_of(one)) for name, one in found.items()}
+        return {name: one if name in ready else checks.tensor_of(one) for name, one in found.items()}
+
+    def bind_each(self, batches: Any) -> Iterator[dict[str, Any]]:
+        """:meth:`bind_batch` of the batches one by one; a single batch is accepted too."""
+        if isinstance(batches, Mapping) or (isinstance(batches, tuple | list) and batches and isinstance(batches[0], Tensor)):
+            batches = [batches]
+        if isinstance(batches, Tensor | str) or not isinstance(batches, Iterable):
+            kind = type(batches).__name__
+            raise TypeError(f"`batches` must be an iterable of batches, or a tuple of tensors for one, got {kind}.")
+        return (self.bind_batch(batch, place) for place, batch in enumerate(batches))
 
     def bind_batch(self, batch: Any, place: int = 0) -> dict[str, Any]:
         """:meth:`bind` for a tuple or mapping out of many."""
@@ -142,15 +144,16 @@ class Head(State):
         """
         if torch.compiler.is_compiling() or is_tracing():
             return super().__call__(*args, **kwargs)
-        args = tuple(self._as_tensor(value, k > 0 or self.takes == "groups") for k, value in enumerate(args))
-        kwargs = {name: self._as_tensor(value, name in COLUMNS) for name, value in kwargs.items()}
+        args = tuple(self._as_tensor(value, "groups" if k or self.takes == "groups" else "") for k, value in enumerate(args))
+        kwargs = {name: self._as_tensor(value, name) for name, value in kwargs.items()}
         return super(Head, self.now()).__call__(*args, **kwargs)
 
-    def _as_tensor(self, value: Any, columns: bool = True) -> Any:
+    def _as_tensor(self, value: Any, name: str = "groups") -> Any:
         if isinstance(value, Tensor | str | int | float | None):
             return value
-        if isinstance(value, Groups) or (columns and is_frame(value)):
-            return self.members_of(value).to(self.fitted.device)
+        if isinstance(value, Groups) or (name in COLUMNS and is_frame(value)):
+            found = self.by_name(value) if name == "features" else self.members_of(value)
+            return found.to(self.fitted.device)
         return checks.tensor_of(value)
 
     def check_groups(self, groups: Any, n: int, device: torch.device) -> Tensor:
@@ -204,11 +207,11 @@ class Head(State):
             raise ValueError(f"`groups` must have shape (n, {self.num_groups}), got {groups.shape}")
         return wide(groups)
 
-    def check_input(self, name: str, value: Any, rows: Any = None, hint: str = "") -> None:
+    def check_input(self, name: str, value: Any, rows: Any = None, hint: str = "", features: Any = None) -> None:
         """Type, device, rows and values of a floating input of an eager call; NaN would become an answer.
 
         ``name``, ``value``: the input. ``rows``: another input, which must have as many rows. ``hint``: what to do about
-        numbers outside :meth:`input_range` (up to rounding); empty if any number will do.
+        numbers outside :meth:`input_range` (up to rounding); empty if any number will do. ``features``: of a head that learns.
         """
         if torch.compiler.is_compiling():
             return
@@ -219,7 +222,11 @@ class Head(State):
         self._check_place(name, value)
         if isinstance(rows, Tensor) and (rows.dim() == 0 or len(rows) != len(value)):
             raise ValueError(f"`groups` must have one row per example, like all inputs, got shape {tuple(rows.shape)}.")
-        if not value.numel() or not has_values(value):
+        if not has_values(value):
+            return
+        if features is not None or (self.learns and self.is_fitted and name != "base"):
+            self.check_features(features, len(value), value.device)
+        if not value.numel():
             return
         least, most = (float(v) for v in value.detach().aminmax())  # one pass; NaN comes through
         if least != least:

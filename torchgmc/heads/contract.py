@@ -82,6 +82,8 @@ class Contract(Float64Module):
     relative: ClassVar[bool] = False
     #: s takes the two ends of its range only (covered or not).
     two_valued: ClassVar[bool] = False
+    #: The head was made with ``learn``, and takes ``features``; see :mod:`torchgmc.heads.learned`.
+    learns: bool = False
     #: Memberships may be numbers m from 0 to 1: the promise is then about E[m_A(x) s]. None: the head has no such option.
     fractional: Optional[bool] = None
     #: ``forward`` takes the probability of one event, ``(n,)``.
@@ -229,6 +231,14 @@ class Contract(Float64Module):
         """Default width of a soft step."""
         return 0.1
 
+    def check_features(self, features: Any, n: int, device: torch.device) -> Tensor:
+        """Features of a batch, for a head that learns: float32 ``(n, d)``."""
+        raise TypeError(f"a {type(self).__name__} does not use `features`.")
+
+    def by_name(self, frame: Any) -> Tensor:
+        """Features from the columns of a frame, for a head that learns."""
+        return self.check_features(frame, 0, self.fitted.device)
+
     def audit_sums(self, weight: Tensor, **batch: Any) -> dict[str, Tensor]:
         """Sums over a batch from which costs follow; they are added over batches."""
         return {}
@@ -291,6 +301,10 @@ class Contract(Float64Module):
     def index_limits(self) -> dict[str, int]:
         """Buffers that hold indices, and the number that these must be below."""
         return {}
+
+    def misfit(self, state: dict[str, Tensor]) -> str:
+        """Why these buffers cannot be its state, beyond what the base class checks; empty if they can."""
+        return ""
 
     def solve_differentiably(self, *data: Any, **options: Any) -> dict[str, Tensor]:
         """The fitted state as a differentiable function of the scores, where a head has one."""

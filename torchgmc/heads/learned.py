@@ -247,17 +247,17 @@ class Learning(Head):
         learn = found.pop("learn", None)
         return found | ({} if learn is None else {"learn": learn.to_dict()}) | ({"fractional": True} if self.fractional else {})
 
-    def _refuse(self, state_dict: Any, prefix: str) -> str:
-        why = super()._refuse(state_dict, prefix)
-        column, width = (state_dict.get(prefix + name) for name in ("tree_column", "tree_width"))
-        if why or not isinstance(column, Tensor) or not isinstance(width, Tensor):
-            return why
+    def misfit(self, state: dict[str, Tensor]) -> str:
+        """Trees whose parts do not fit together, or that look at columns that do not exist."""
+        column, width = state.get("tree_column"), state.get("tree_width")
+        if column is None or width is None:
+            return ""
         for parts in (self.forest[:4], self.forest[4:6], self.forest[6:]):
-            lengths = {name: len(state_dict[prefix + name]) for name in parts if prefix + name in state_dict}
+            lengths = {name: len(state[name]) for name in parts if name in state}
             if len(set(lengths.values())) > 1:
                 return f"the parts of its trees differ in length: {lengths}"
-        line = state_dict.get(prefix + "line_center")
-        if isinstance(line, Tensor) and len(line) not in (0, int(width)):
+        line = state.get("line_center")
+        if line is not None and len(line) not in (0, int(width)):
             return f"'line_center' must have {int(width)} entries, as 'tree_width' says, got {len(line)}"
         if not column.numel():
             return ""
@@ -325,12 +325,6 @@ class Learning(Head):
                 raise ValueError(f"column `{name}` of `features` must hold {what}, got {labels[known.index(None)]!r}.")
             found.append(torch.from_numpy((np.array(known, dtype=np.float64)[code] if labels else column).astype(np.float32)))
         return torch.stack(found, 1)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """``forward``; ``features`` may be a frame."""
-        if is_frame(kwargs.get("features")):
-            kwargs = kwargs | {"features": self.by_name(kwargs["features"]).to(self.fitted.device)}
-        return super().__call__(*args, **kwargs)
 
     def check_use(self, features: Any, like: Tensor) -> None:
         """Features of an eager call: there or not, their device, their values."""

@@ -4,7 +4,6 @@ import copy
 import functools
 import json
 import math
-import threading
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
@@ -13,9 +12,9 @@ from torch import Tensor
 
 from torchgmc import distributed
 from torchgmc.audits import overlap
-from torchgmc.engine import checks, float64, hashing
+from torchgmc.engine import checks, hashing
 from torchgmc.engine.clusters import total
-from torchgmc.engine.float64 import at_hand
+from torchgmc.engine.float64 import KEEPING, at_hand, nearby
 from torchgmc.engine.solver import Report
 from torchgmc.engine.statistics import PerExample
 from torchgmc.heads.contract import PREPARED, Contract
@@ -27,8 +26,6 @@ FITTING = frozenset({"alpha", "noise_floor", "init", "resolution", "patterns", "
 ABOUT = "_extra_state"
 #: Buffers of what audits know from calibration.
 KNOWN = ("variance", "tail")
-#: Held while statistics are added: several threads may observe.
-_KEEPING = threading.RLock()
 
 
 class State(Contract):
@@ -38,14 +35,14 @@ class State(Contract):
         """What looks at data runs on the CPU where the head's device lacks float64."""
         super().__init_subclass__(**options)
         for name in {"observe", "calibrate", "values", "s_range"} & set(cls.__dict__):
-            setattr(cls, name, _nearby(cls.__dict__[name]))
+            setattr(cls, name, nearby(cls.__dict__[name]))
 
     # -- statistics --------------------------------------------------------------------------------------------------
 
     @property
     def statistics(self) -> Any:
         """Of all batches observed; None before the first example."""
-        with _KEEPING:
+        with KEEPING:
             parts = self.__dict__.get("_parts", ())
             if len(parts) > 1:
                 parts = self._parts = (_joined(list(parts)),)
@@ -80,7 +77,7 @@ class State(Contract):
         self._join(batch, None if keys is None else overlap.Sketch.of_keys(keys, limit))
 
     def _join(self, batch: Any, sketch: overlap.Sketch | None) -> None:
-        with _KEEPING:
+        with KEEPING:
             parts = [*self.__dict__.get("_parts", ()), batch]
             if len(parts) > 1 and hasattr(batch, "check_alike"):
                 parts[0].check_alike(batch)
@@ -148,7 +145,7 @@ class State(Contract):
             raise ValueError(f"`factor` must be above 0 and at most 1, got {factor!r}; to forget everything, call `reset`.")
         if self.is_fitted and self.statistics is None:
             raise ValueError("this head has no statistics to forget; save it with gmc.save(head, path, statistics=True).")
-        with _KEEPING:
+        with KEEPING:
             self._parts = tuple(part.forget(float(factor)) for part in self._parts)
         return self
 
@@ -163,7 +160,7 @@ class State(Contract):
         about = {} if report is None else report.details
         known = [about.get(name, self.variance[:0]).detach().double().flatten().to(self.fitted.device) for name in KNOWN]
         part, power = torch.frexp(known[1])
-        self.variance, self.tail = known[0], torch.ldexp((32.0 * part).ceil() / 32.0, power)  # nobody's own value
+        self._buffers |= {"variance": known[0], "tail": torch.ldexp((32.0 * part).ceil() / 32.0, power)}  # nobody's own value
         self.largest_cluster.fill_(largest_cluster(self.statistics))
         self.with_everyone.fill_(everyone)
         self.promises_everyone = everyone
@@ -174,9 +171,8 @@ class State(Contract):
 
     def mark_unfitted(self) -> None:
         """The buffers hold nothing (those that grow are empty), and no examples were seen."""
-        for name in ("variance", "tail", *self.growing):
-            if len(getattr(self, name)):  # torch takes its time to set a buffer
-                setattr(self, name, getattr(self, name)[:0].clone())
+        for name in (*KNOWN, *self.growing):
+            self._buffers[name] = getattr(self, name)[:0].clone()
         self.statistics = None
         self.observed = self.calibrated_on = None
         self.prepared_for, self.lacks_statistics = PREPARED, False
@@ -290,7 +286,7 @@ class State(Contract):
                 return f"the parts of its {kind} differ in length: {lengths}"
             if kind == "table" and 0 in lengths.values() and getattr(self, "finite_sample", False) and bool(state["fitted"]):
                 return "its table of thresholds is empty"
-        return ""
+        return self.misfit({name: value for name, value in state.items() if isinstance(value, Tensor)})
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         for old, new in self.renamed.items():
@@ -318,24 +314,6 @@ class State(Contract):
         self.is_fitted = bool(self.fitted)
         self.promises_everyone = bool(self.with_everyone)
         self.lacks_statistics = self.is_fitted and self.statistics is None
-
-
-def _nearby(method: Any) -> Any:
-    """A method of a head, by a twin on the CPU where its device lacks float64; what it observed or found comes back."""
-
-    @functools.wraps(method)
-    def found_nearby(self: State, *args: Any, **kwargs: Any) -> Any:
-        place = self.fitted.device
-        if not float64.lacks(place):
-            return method(self, *args, **kwargs)
-        with _KEEPING:
-            twin = self.twin().to("cpu")
-            found = method(twin, *map(at_hand, args), **{name: at_hand(value) for name, value in kwargs.items()})
-            if method.__name__ in ("observe", "calibrate"):
-                self.__dict__.update(twin.to(place).__dict__)
-        return self if found is twin else found
-
-    return found_nearby
 
 
 def largest_cluster(statistics: Any) -> float:

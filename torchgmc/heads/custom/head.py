@@ -374,11 +374,11 @@ class GMCHead(Head):
             "what": self.directions.tolist() if self.directed else None,
         }
 
-    def _refuse(self, state_dict: Any, prefix: str) -> str:
-        why = super()._refuse(state_dict, prefix)
-        who, scale = state_dict.get(prefix + "log_who"), state_dict.get(prefix + "scale")
-        if why or not isinstance(who, Tensor) or not isinstance(scale, Tensor):
-            return why
+    def misfit(self, state: dict[str, Tensor]) -> str:
+        """Sets of the log that do not exist."""
+        who, scale = state.get("log_who"), state.get("scale")
+        if who is None or scale is None:
+            return ""
         if self.grouped and self.static and len(scale) not in (0, self.num_groups):
             return f"'scale' has {len(scale)} sets, and this head {self.num_groups} groups"
         if who.numel() and not 0 <= int(who.min()) <= int(who.max()) < len(scale):

@@ -181,7 +181,7 @@ class ProbabilityHead(Learning):
         self, probs: Any, y: Any, groups: Any = None, weight: Any = None, clusters: Any = None, features: Any = None
     ) -> ProbabilityStatistics:
         """The checked batch, or an error that says what is wrong with it."""
-        probs, low, high = checks.bounded("probs", checks.detached(probs))
+        probs, low, high = checks.bounded("probs", probs, detach=True)
         wanted = "(n,)" if self.num_classes is None else f"(n, {self.num_classes})"
         if probs.dim() != (2 if self.per_class else 1) or (self.per_class and probs.shape[1] != self.num_classes):
             more = "; for classes make the head with num_classes=C, for labels that may hold together with multilabel=True too"
@@ -429,11 +429,9 @@ class ProbabilityHead(Learning):
         soft.check(mode, temperature)
         if not is_scripting():
             hint = "apply sigmoid or softmax to logits" if self.range is None else "widen `range`"
-            self.check_input("probs", probs, groups, hint)
+            self.check_input("probs", probs, groups, hint, features)
         if probs.dim() != (2 if self.per_class else 1) or (self.per_class and probs.shape[1] != self.columns):
             raise ValueError(f"`probs` must have shape (n,), or (n, C) with classes, got {probs.shape}")
-        if not is_scripting():
-            self.check_use(features, probs)
         if self.per_class and self.exclusive and not is_scripting():
             self._check_sums(probs)
         f = self._f(self.calibrated(probs, groups, temperature if mode == "soft" else 0.0, features))

@@ -267,7 +267,7 @@ class ThresholdHead(Learning):
         features: Any = None,
     ) -> Batch:
         """The checked batch, or an error that says what is wrong with it."""
-        scores, low, high = checks.bounded("scores", checks.detached(scores))
+        scores, low, high = checks.bounded("scores", scores, detach=True)
         if self.num_classes is not None and (scores.dim() < 2 or scores.shape[1] != self.num_classes):
             raise ValueError(
                 f"`scores` must have shape (n, {self.num_classes}, ...) for num_classes={self.num_classes}, "
@@ -508,8 +508,7 @@ class ThresholdHead(Learning):
             features: ``(n, d)``, where the head was made with ``learn``.
         """
         if not is_scripting():
-            self.check_input("scores", scores, groups, "this head was fitted on probabilities")
-            self.check_use(features, scores)
+            self.check_input("scores", scores, groups, "this head was fitted on probabilities", features)
         lam = self.threshold(groups, scores.shape[0], features)
         values = hashing.add(scores, self.jitter, self.noise_version)
         for _ in range(scores.dim() - lam.dim()):

@@ -194,7 +194,7 @@ class TreeHead(Head):
     @checked_once
     def check_batch(self, probs: Any, labels: Any, groups: Any = None, weight: Any = None, clusters: Any = None) -> Batch:
         """The checked batch, or an error that says what is wrong with it."""
-        probs, low, high = checks.bounded("probs", checks.detached(probs))
+        probs, low, high = checks.bounded("probs", probs, detach=True)
         if probs.dim() != 2 or probs.shape[1] != self.num_leaves:
             raise ValueError(f"`probs` must have shape (n, {self.num_leaves}), one column per leaf, got {tuple(probs.shape)}.")
         if low < 0.0:
