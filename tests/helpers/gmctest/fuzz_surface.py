@@ -41,7 +41,7 @@ EXEMPT = {
     "between processes": (
         "distributed.agree distributed.collected distributed.extremes distributed.from_first distributed.moved "
         "distributed.pack distributed.pooled distributed.reduce distributed.rows_stay distributed.signature "
-        "distributed.total distributed.unpack"
+        "distributed.together distributed.total distributed.unpack"
     ),
     "parts of figures and pages, for those who build their own": (
         "plots.new_figure plots.png plots.set_legend plots.set_title report.fitted report.picture report.remake "
@@ -54,8 +54,8 @@ CONTRACT = (
     "audit_rows audit_summary audit_sums bind bind_batch bind_each check_batch check_groups check_input class_names "
     "check_member check_solver check_state figures flat group_thresholds keep lacks_everyone mark_fitted measure members_of "
     "prepare promised register_buffer seen set_extra_state soft start tables write "
-    "audit_measures by_name check_features check_use divide grow_trees learned_move prepare_learning problem_of shown_output "
-    "finish write_rules write_trees"
+    "audit_measures by_name check_features check_use divide grow_trees learned_move misfit prepare_learning problem_of "
+    "shown_output finish write_rules write_trees"
 )
 #: Frames between a caller and the function called: they pass arguments on as they are.
 WRAPPERS = ("over_all_ranks", "found_nearby", "__call__")
