@@ -37,8 +37,7 @@ class Judged:
     """What is known about each g, ``(a, u)`` each.
 
     ``estimate``: violation. ``low``, ``high``: simultaneous interval. ``bound``: upper bound of |violation|, for this g by
-    itself. ``verdict``: 0 undecided, 1 holds, 2 violated. ``inside``: each group's own violation; ``share``, ``count``: of all
-    weight, and examples.
+    itself. ``verdict``: 0 undecided, 1 holds, 2 violated.
     """
 
     estimate: Tensor
@@ -46,9 +45,6 @@ class Judged:
     high: Tensor
     bound: Tensor
     verdict: Tensor
-    inside: Tensor
-    share: Tensor
-    count: Tensor
 
 
 @dataclass(frozen=True)
@@ -279,7 +275,7 @@ class Rows:
             least = torch.where(sure[2], least, least.clamp_max(alpha))
             most = torch.where(sure[2], most, most.clamp_min(-alpha))
         verdict = torch.where(sure[2], 2, torch.where(sure[1], 1, 0))
-        parts = (middle, least, most, bound, verdict, self.estimates(True), self.mass / self.total, self.count)
+        parts = (middle, least, most, bound, verdict)
         return Judged(*(part.view(shape) for part in parts))
 
     def _ends(self, tests: Tests, scale: Tensor, delta: float, conditional: bool, method: str) -> Tensor:

@@ -294,7 +294,7 @@ def to_numbers(name: str, array: npt.NDArray[Any], spelled: bool = False, start:
     if array.dtype.kind in "biuf":
         return array.astype(np.float64)
     labels, inverse = factorize(name, array)
-    numbers = [_number(label, spelled) for label in labels]
+    numbers = [number(label, spelled) for label in labels]
     if None in numbers:
         place = numbers.index(None)
         row = start + int((inverse == place).argmax())
@@ -302,7 +302,8 @@ def to_numbers(name: str, array: npt.NDArray[Any], spelled: bool = False, start:
     return np.array(numbers, dtype=np.float64)[inverse]
 
 
-def _number(label: Any, spelled: bool) -> float | None:
+def number(label: Any, spelled: bool) -> float | None:
+    """NaN for a missing label, None for one that is no number."""
     if label is None:
         return math.nan
     try:

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from torchgmc.engine import checks
-from torchgmc.groups.columns import ColumnError, as_mapping, bin_of, factorize, num_rows, read, refuse_floats, to_numbers
+from torchgmc.groups.columns import ColumnError, as_mapping, bin_of, factorize, num_rows, number, read, refuse_floats, to_numbers
 
 #: Text that an integer would be printed as: neither ``007``, which is a code, nor ``--5``.
 _INTEGER = re.compile(r"0|-?[1-9][0-9]{0,17}")
@@ -28,27 +28,6 @@ def few_rows(
     ``blocks``: mappings or frames with the same columns. ``bins``, ``min_size``, ``missing``, ``spelled``: as for
     :meth:`Groups.learn`. ``check``: called with the first block and its number of rows, before anything else is done.
     """
-    names, seen = _count(blocks, bins, missing, spelled, check)
-    if not seen:
-        raise ValueError("`blocks` must have at least one row.")
-    # A group is a sum of combinations: min_size rows of each tell as much as all of them.
-    times = np.minimum(np.fromiter(seen.values(), dtype=np.int64, count=len(seen)), min(max(1, int(min_size)), 2**62))
-    data = {}
-    for j, name in enumerate(names):
-        labels = [row[j] for row in seen]
-        values = typed(name, labels) if spelled and name not in bins else labels
-        data[name] = np.repeat(np.fromiter(values, dtype=object, count=len(values)), times)
-    return data
-
-
-def _count(
-    blocks: Iterable[Any],
-    bins: Mapping[str, Sequence[float]],
-    missing: str,
-    spelled: bool,
-    check: Callable[[dict[str, Any], int], None],
-) -> tuple[list[str], Counter[tuple[Any, ...]]]:
-    """Names of the columns, and how often each combination of values occurs; a number stands for its bin."""
     if not isinstance(blocks, Iterable) or isinstance(blocks, Mapping | str):
         raise TypeError(f"`blocks` must be an iterable of mappings or frames, got {type(blocks).__name__}.")
     names: list[str] = []
@@ -74,15 +53,23 @@ def _count(
                 found = factorize(name, array)
                 refuse_floats(name, array, [label for label in found[0] if label is not None])
             if missing == "error" and None in found[0] and (absent := found[1] == found[0].index(None)).any():
-                row = start + int(absent.argmax())
                 remedy = f"; fill it in, or pass `missing='level'` to make such rows the group `{name}=missing`."
-                raise ColumnError(name, "missing", f"has no value in row {row}", remedy)
+                raise ColumnError(name, "missing", f"has no value in row {start + int(absent.argmax())}", remedy)
             coded.append(found)
         keys, counts = np.unique(np.stack([codes for _, codes in coded], 1), axis=0, return_counts=True)
         for key, count in zip(keys.tolist(), counts.tolist(), strict=True):
             seen[tuple(values[code] for (values, _), code in zip(coded, key, strict=True))] += count
         start += rows
-    return names, seen
+    if not seen:
+        raise ValueError("`blocks` must have at least one row.")
+    # A group is a sum of combinations: min_size rows of each tell as much as all of them.
+    times = np.minimum(np.fromiter(seen.values(), dtype=np.int64, count=len(seen)), min(max(1, int(min_size)), 2**62))
+    few = {}
+    for j, name in enumerate(names):
+        labels = [row[j] for row in seen]
+        kept = typed(name, labels) if spelled and name not in bins else labels
+        few[name] = np.repeat(np.fromiter(kept, dtype=object, count=len(kept)), times)
+    return few
 
 
 def typed(name: str, labels: Sequence[Any]) -> list[Any]:
@@ -98,14 +85,7 @@ def typed(name: str, labels: Sequence[Any]) -> list[Any]:
             return [label if label is None else int(label) for label in labels]
         if texts <= {"True", "False"}:
             return [label if label is None else label == "True" for label in labels]
-        if any("." in text or "e" in text.lower() for text in texts) and all(map(_is_number, texts)):
+        written = any("." in text or "e" in text.lower() for text in texts)
+        if written and all(number(text, spelled=True) is not None for text in texts):
             refuse_floats(name, np.zeros(1), [])
     return list(labels)
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True

@@ -65,8 +65,7 @@ class WordRates:
             0.5 [0.00627, 0.9937]
         """
         rows = self._rows(delta, two_valued=bool(((self.rates == 0) | (self.rates == 1)).all()))
-        judged = rows.judge(None, delta, True)
-        empty = judged.count == 0
+        judged, empty = rows.judge(None, delta, True), rows.count == 0
         values = (t.masked_fill(empty, torch.nan).T.flatten().tolist() for t in (judged.estimate, judged.low, judged.high))
         names = zip(*((group, name) for name in self.lists for group in self.groups), strict=True)
         table = dict(zip(("group", "measure", "value", "low", "high"), [*map(list, names), *values], strict=True))
