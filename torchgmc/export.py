@@ -124,16 +124,14 @@ def _read_archive(path: Path) -> bytes:
 def _describe(flat: Flat, format: str) -> str:
     from torchgmc import __version__
 
-    about = {name: _about(part.head) for name, part in flat.each().items()}
+    about: dict[str, dict[str, Any]] = {}
+    for name, part in flat.each().items():
+        head, config = part.head, json.loads(json.dumps(part.head.config(), default=str))
+        about[name] = {"head": type(head).__name__, "alpha": head.alpha, "target": config.get("target"), "config": config}
+        about[name]["groups"] = list(head.groups) if head.grouped else None
     own = about.get("", {"heads": about})
     file = {"version": __version__, "format": format, "inputs": flat.names, "outputs": flat.outputs, "checks": flat.guarded}
     return json.dumps(own | file, sort_keys=True)
-
-
-def _about(head: Head) -> dict[str, Any]:
-    config = json.loads(json.dumps(head.config(), default=str))
-    groups = list(head.groups) if head.grouped else None
-    return {"head": type(head).__name__, "alpha": head.alpha, "target": config.get("target"), "groups": groups, "config": config}
 
 
 def _dynamic(flat: Flat, tensors: tuple[Tensor, ...], others: bool) -> tuple[Any, ...]:

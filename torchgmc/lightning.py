@@ -172,8 +172,11 @@ class CalibrationCallback(Callback):
                 stacklevel=1,
             )
         self.calibrate(trainer, pl_module, loader)
-        for path in _checkpoints_of_now(trainer):
-            trainer.save_checkpoint(path)
+        now = [one for one in trainer.checkpoint_callbacks if getattr(one, "_last_global_step_saved", -1) == trainer.global_step]
+        paths = dict.fromkeys(getattr(one, name, "") for one in now for name in ("_last_checkpoint_saved", "last_model_path"))
+        for path in paths:  # on any logger's folder
+            if path and os.path.isfile(path) and not os.path.islink(path):
+                trainer.save_checkpoint(path)
 
     def calibrate(self, trainer: "Trainer", pl_module: "LightningModule", dataloader: Iterable[Any] | None = None) -> Head:
         """Calibrate on demand, e.g. after loading the best weights; returns the fitted head."""
@@ -541,10 +544,3 @@ def _figure(head: Head) -> "Figure":
     axes.set_xlabel("violation")
     plots.set_legend(figure, axes, theme)
     return figure
-
-
-def _checkpoints_of_now(trainer: "Trainer") -> list[str]:
-    """Files that hold the weights of this very step, on any logger's folder."""
-    now = [one for one in trainer.checkpoint_callbacks if getattr(one, "_last_global_step_saved", -1) == trainer.global_step]
-    paths = dict.fromkeys(getattr(one, name, "") for one in now for name in ("_last_checkpoint_saved", "last_model_path"))
-    return [path for path in paths if path and os.path.isfile(path) and not os.path.islink(path)]

@@ -234,8 +234,9 @@ def _intervals(name: str, audit: Audit, several: bool) -> Section:
     digits = max(4, 2 - math.floor(math.log10(audit.alpha or 0.01)))  # two figures of alpha
 
     def cells(label: str, r: Mapping[str, Any]) -> list[str]:
-        signed = ("estimate", "low", "high")
-        return [label, r["verdict"], *(_signed(r[k], digits) if k in signed else shown(r[k]) for k in columns)]
+        signed = {k: f"{r[k]:+.{digits}f}" for k in ("estimate", "low", "high")}
+        signed = {k: text if float(text) != 0 else text[1:] for k, text in signed.items()}
+        return [label, r["verdict"], *(signed[k] if k in signed else shown(r[k]) for k in columns)]
 
     text = [f"Worst first. {audit.certificate}" if several else "Worst first."]
     if audit.excluded:
@@ -292,11 +293,6 @@ def _counts(rows: Sequence[Mapping[str, Any]]) -> str:
 def _setting(value: Any) -> str:
     text = value if isinstance(value, str) else json.dumps(value, default=str)
     return text if len(text) <= MOST_LETTERS else f"{text[:MOST_LETTERS]} ... ({len(text)} letters, see below)"
-
-
-def _signed(value: float, digits: int) -> str:
-    text = f"{value:+.{digits}f}"
-    return text if float(text) != 0 else text[1:]
 
 
 def _can_draw() -> bool:

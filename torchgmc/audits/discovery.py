@@ -174,7 +174,10 @@ def find_groups(
             raise ValueError("with `holdout` trees cut columns: omit `bins` and `quantiles`; `depth` is at most 8.")
         share, least = checks.fraction("holdout", holdout), checks.count("min_size", min_size, 30)
         words, who, rest, searched = _by_trees(data, values, w, cluster, depth, share, order, top, least)
-        figures = _judged(Rows.of(values[rest, None], who, w[rest], cluster[rest], (low, high)), delta)
+        rows = Rows.of(values[rest, None], who, w[rest], cluster[rest], (low, high))
+        views = [rows.judge(None, delta / 2, conditional) for conditional in (True, False)]
+        parts = [rows.count, rows.mass / rows.total, *(part for j in views for part in (j.estimate, j.low, j.high))]
+        figures = [part[:, 0] for part in parts]
         held, name = len(rest), words.__getitem__
     table, beyond = _worst(name, figures, alpha, order, high - low, top)
     return Discovery(table, float(alpha), delta, order, searched, n - held, beyond, held)
@@ -198,13 +201,6 @@ def _worst(
     table["count"] = [int(count) for count in table["count"]]
     table["verdict"] = [("undecided", "holds", "violated")[k] for k in code[chosen].tolist()]
     return table, int(beyond.sum())
-
-
-def _judged(rows: Rows, delta: float) -> list[Tensor]:
-    """Figures of every group by betting, ``(a,)`` each, in the order of :func:`_counted`."""
-    views = [rows.judge(None, delta / 2, conditional) for conditional in (True, False)]
-    figures = [rows.count, rows.mass / rows.total, *(t for j in views for t in (j.estimate, j.low, j.high))]
-    return [figure[:, 0] for figure in figures]
 
 
 def _counted(moments: Moments, low: float, high: float, delta: float) -> list[Tensor]:

@@ -128,15 +128,6 @@ def _one_of(names: Sequence[str]) -> str:
     return " or ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
 
-def own_options(kind: type[gmc.Head]) -> list[options.Parameter]:
-    """Options of one task."""
-    task = task_of(kind)
-    found = [options.option(o.argument, o.flag, o.help, o.kind.metavar, o.required) for o in task.options]
-    if task.groups_required:
-        found.append(options.option("groups", "--groups", "Group columns.", "NAME[,...]", True, "Groups"))
-    return found + options.arrays(roles_of(kind))
-
-
 class Tasks(TyperGroup):
     """The tasks; the form of version 0.1, ``calibrate DATA --task TASK``, still works for a while."""
 
@@ -167,7 +158,10 @@ def by_task(function: Callable[..., None], help: str, text: Callable[[Task], str
     app = typer.Typer(rich_markup_mode=None, invoke_without_command=True, subcommand_metavar="TASK DATA [OPTIONS]", **more)
     for name, kind in tasks().items():
         task = task_of(kind)
-        made = options.command(function, own_options(kind), kind=kind)
+        own = [options.option(o.argument, o.flag, o.help, o.kind.metavar, o.required) for o in task.options]
+        if task.groups_required:
+            own.append(options.option("groups", "--groups", "Group columns.", "NAME[,...]", True, "Groups"))
+        made = options.command(function, own + options.arrays(roles_of(kind)), kind=kind)
         app.command(name, cls=options.Command, help=text(task), short_help=task.promise)(made)
 
     @app.callback(help=help)

@@ -81,38 +81,20 @@ def solve(
         >>> solve(one, weight, torch.tensor([[0.7]]).double(), zero, zero, exact=1).theta
         tensor([[0.5000]], dtype=torch.float64)
     """
-    centre, width = _scale(problem.scores)
-    scaled = replace(problem, scores=(problem.scores - centre) / width)
+    low, high = (float(v) for v in problem.scores.aminmax()) if problem.scores.numel() else (0.0, 1.0)
     # A shift of all scores is a shift of all thresholds, which offsets cannot express: it goes to a column of the design that
     # every row has, if there is one. Otherwise only the width is taken out.
-    common = _common(problem.design)
-    if common is None:
-        scaled = replace(problem, scores=problem.scores / width)
-        begin = start / width
-    else:
-        begin = start.clone()
-        begin[:, common] -= centre
-        begin /= width
-    found = _windows(scaled, weight, linear, slack, begin, enough)
+    common = (problem.design == 1).all(0).nonzero()[:1, 0]
+    centre, width = (low + high) / 2 if len(common) else 0.0, max(high - low, abs(low) * 1e-9, 1e-300)
+    begin = start.clone()
+    begin[:, common] -= centre
+    scaled = replace(problem, scores=(problem.scores - centre) / width)
+    found = _windows(scaled, weight, linear, slack, begin / width, enough)
     theta = found.theta * width
-    if common is not None:
-        theta[:, common] += centre
+    theta[:, common] += centre
     for i in range(len(theta) - exact, len(theta)):
         theta[i] = _vertex(problem, weight[i], linear[i], slack[i], theta[i], width)
     return Solution(theta, found.gap, found.steps)
-
-
-def _scale(scores: Tensor) -> tuple[float, float]:
-    if scores.numel() == 0:
-        return 0.0, 1.0
-    low, high = (float(v) for v in scores.aminmax())
-    return (low + high) / 2, max(high - low, abs(low) * 1e-9, 1e-300)
-
-
-def _common(design: Tensor) -> int | None:
-    """A column of ones."""
-    ones = (design == 1).all(0).nonzero()
-    return int(ones[0]) if len(ones) else None
 
 
 def _windows(problem: Pinball, weight: Tensor, linear: Tensor, slack: Tensor, start: Tensor, enough: float) -> Solution:
@@ -146,18 +128,10 @@ def _windows(problem: Pinball, weight: Tensor, linear: Tensor, slack: Tensor, st
         near, where, heavy = (torch.cat(part, 1) for part in zip(*parts, strict=True))
         found = _interior(problem.design, near, where, heavy, linear, slack, theta, enough)
         moved = problem.scores - problem.thresholds(found.theta)[:, problem.cell]
-        if size >= n or not bool(_meets(rest, moved, outside, 1.0).any()):
+        # A threshold that meets a score outside the window: that score stands for others beyond it.
+        if size >= n or not bool(((torch.where(rest >= 0, moved, -moved) <= MEETS) & outside).any()):
             return found
         theta, size = found.theta, 2 * size
-
-
-def _meets(rest: Tensor, moved: Tensor, outside: Tensor, width: float) -> Tensor:
-    """Does a threshold meet a score outside the window, ``(B,)``? That score stands for others beyond it.
-
-    ``rest``: scores minus the thresholds that the window was chosen at, ``(B, N)`` or ``(N,)``; ``moved``: minus the new ones.
-    ``outside``: of the window. ``width``: of the scores.
-    """
-    return ((torch.where(rest >= 0, moved, -moved) <= MEETS * width) & outside).any(-1)
 
 
 def _interior(

@@ -299,7 +299,9 @@ class _Search:
                         return self._rewind(f"cycle {first + offset - seen[value]}")
                     seen[value] = first + offset
             late = self.solver == "exact" and t - self.best[0] > patience
-            if late and (self.problem.dynamic or self._at_rest(patience)):
+            steps = [step for _, _, step in self.log[-patience:]]
+            # Steps as small as the grid of f: the potential is at its minimum, and atoms change sides forever.
+            if late and (self.problem.dynamic or bool((torch.stack(steps).abs() <= self.least).all())):
                 return self._rewind("patience")
         if self.solver == "exact":
             last = (self.problem.violations().abs() / self.tolerance).max().item()
@@ -307,10 +309,6 @@ class _Search:
                 return self._rewind("max_iter")
         self.kept = self._count(t)
         return "max_iter"
-
-    def _at_rest(self, patience: int) -> bool:
-        """The last steps are as small as the grid of f: the potential is at its minimum, and atoms change sides forever."""
-        return bool((torch.stack([step for _, _, step in self.log[-patience:]]).abs() <= self.least).all())
 
     def _rewind(self, reason: str) -> str:
         """Return to the best f seen."""

@@ -272,7 +272,12 @@ class Tables:
         for j in combo:
             if self.gaps[j]:  # a negative key would read another group's entry
                 rows = rows.where(codes[j] >= 0, -1)
-        return lookup(torch.from_numpy(keys).to(codes.device), rows, math.prod(radices))
+        known, size = torch.from_numpy(keys).to(codes.device), math.prod(radices)
+        if size <= SINGLE:  # one entry more, which the row -1 finds
+            position = torch.arange(len(keys), device=codes.device)
+            return position.new_full((size + 1,), -1).scatter_(0, known, position)[rows]
+        found = torch.searchsorted(known, rows).clamp(max=len(keys) - 1)
+        return torch.where(known[found] == rows, found, -1)
 
 
 def occurring(codes: Tensor, levels: list[int], combos: list[Combo]) -> tuple[Cover, dict[Combo, tuple[Keys, Keys]]]:
@@ -299,12 +304,3 @@ def occurring(codes: Tensor, levels: list[int], combos: list[Combo]) -> tuple[Co
         keys, counts = np.unique(rows, return_counts=True)
         found[combo] = keys, counts.astype(np.int64)
     return plan, found
-
-
-def lookup(keys: Tensor, rows: Tensor, size: int) -> Tensor:
-    """Position of each of `rows` in the sorted `keys`, both below `size`; -1 if it is not there or is -1."""
-    position = torch.arange(len(keys), device=keys.device)
-    if size <= SINGLE:  # one entry more, which the row -1 finds
-        return position.new_full((size + 1,), -1).scatter_(0, keys, position)[rows]
-    found = torch.searchsorted(keys, rows).clamp(max=len(keys) - 1)
-    return torch.where(keys[found] == rows, found, -1)

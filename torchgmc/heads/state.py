@@ -44,8 +44,10 @@ class State(Contract):
         """Of all batches observed; None before the first example."""
         with KEEPING:
             parts = self.__dict__.get("_parts", ())
-            if len(parts) > 1:
-                parts = self._parts = (_joined(list(parts)),)
+            if len(parts) > 1 and isinstance(parts[0], PerExample):  # all at once, so that no row is copied twice
+                parts = self._parts = (parts[0].joined(list(parts[1:])),)
+            elif len(parts) > 1:  # the smallest first
+                parts = self._parts = (functools.reduce(lambda late, early: early + late, reversed(parts)),)
         return parts[0] if parts else None
 
     @statistics.setter
@@ -323,13 +325,6 @@ def largest_cluster(statistics: Any) -> float:
         weight = statistics.weight if hasattr(statistics, "weight") else statistics.mass.amax(1)
         return distributed.extremes(torch.cat([total(weight.double(), cluster), weight.new_zeros(1).double()]))[1]
     return 0.0 if sums is None or not len(sums.mass) else float(sums.mass[:, -1].max())
-
-
-def _joined(parts: list[Any]) -> Any:
-    """The sum: of rows all at once, so that none is copied twice; else of the smallest first."""
-    if len(parts) > 1 and isinstance(parts[0], PerExample):
-        return parts[0].joined(parts[1:])
-    return functools.reduce(lambda late, early: early + late, reversed(parts))
 
 
 def _length(part: Any) -> int:

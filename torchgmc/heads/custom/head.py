@@ -224,8 +224,10 @@ class GMCHead(Head):
         how |= {"names": self.groups if self.grouped else None, "alpha": self.alpha or 1.0, "weight": rows.weight}
         solution = solve(rows.f0, self._mapping(rows.y), who, self.directions if self.directed else None, **how)
         log = solution.log
-        if self.static and not self.projected:
-            log = _merged(log, solution.report.violations_before.shape[1])
+        if self.static and not self.projected:  # steps along static test functions commute: one line per g
+            columns = solution.report.violations_before.shape[1]
+            keys, place = torch.unique(log.who * columns + log.what, return_inverse=True)
+            log = Log(keys // columns, keys % columns, log.step.new_zeros(len(keys)).index_add_(0, place, log.step))
         device = self.fitted.device
         self.log_who, self.log_what, self.log_step = (t.to(device) for t in log)
         self.scale = solution.scale.to(device)
@@ -401,10 +403,3 @@ def _function(name: str, value: Any) -> Callable[..., Any]:
 def _module(name: str, value: Any) -> nn.Module:
     function = _function(name, value)
     return function if isinstance(function, nn.Module) else _Plain(function, name)
-
-
-def _merged(log: Log, columns: int) -> Log:
-    """Steps along static test functions without a projection commute: one line per g."""
-    keys, place = torch.unique(log.who * columns + log.what, return_inverse=True)
-    step = torch.zeros(len(keys), dtype=log.step.dtype, device=log.step.device).index_add_(0, place, log.step)
-    return Log(keys // columns, keys % columns, step)

@@ -188,14 +188,10 @@ def project(dual: Dual, slack: float | Tensor, max_iter: int = 100) -> Projectio
 
     found = minimise(dual.at, hessian, slack * INSIDE, start, bar, max_iter)
     theta, point = found.theta, found.point
-    kl = float(_divergence(dual, point.memory, -point.gradient, slack))
+    # E KL(p || h), after mixing p with its mean just enough that every violation is within its slack.
+    mix = (1.0 - slack / point.gradient.abs().clamp_min(1e-300)).clamp_min(0.0).max()
+    p = (1 - mix) * point.memory + mix * over_ranks(dual.weight @ point.memory)
+    terms = torch.where(p > 0, p * (p.log() - dual.log_mass), torch.zeros_like(p))
+    kl = float(over_ranks(dual.weight @ terms.sum(1)))
     bound = float(-point.value - (slack * theta.abs()).nan_to_num(0.0).sum())
     return Projection(theta, -point.gradient, found.history, kl, bound, found.stalled)
-
-
-def _divergence(dual: Dual, p: Tensor, violation: Tensor, slack: Tensor) -> Tensor:
-    """E KL(p || h), after mixing p with its mean just enough that every violation is within its slack."""
-    mix = (1.0 - slack / violation.abs().clamp_min(1e-300)).clamp_min(0.0).max()
-    p = (1 - mix) * p + mix * over_ranks(dual.weight @ p)
-    terms = torch.where(p > 0, p * (p.log() - dual.log_mass), torch.zeros_like(p))
-    return over_ranks(dual.weight @ terms.sum(1))

@@ -1,14 +1,6 @@
 """``torchgmc calibrate probability``."""
 
-from typing import Any
-
-from torchgmc.heads.task import CONDITIONAL, FEATURES, LEARN, NOISE_FLOOR, PAIR, SWITCH, Option, Reader, Task, choice, whole
-
-
-def _with_classes(given: dict[str, Any], reader: Reader) -> dict[str, Any]:
-    """Scores ``(n, C)`` are the probabilities of C classes."""
-    return given | ({"num_classes": reader.row[0]} if len(reader.row) == 1 else {})
-
+from torchgmc.heads.task import CONDITIONAL, FEATURES, LEARN, NOISE_FLOOR, PAIR, SWITCH, Option, Task, choice, whole
 
 TASK = Task(
     name="probability",
@@ -30,5 +22,5 @@ TASK = Task(
     ),
     arrays=FEATURES,
     in_use=("features",),
-    complete=_with_classes,
+    complete=lambda given, reader: given | ({"num_classes": reader.row[0]} if len(reader.row) == 1 else {}),  # scores (n, C)
 )
