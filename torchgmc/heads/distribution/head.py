@@ -135,7 +135,8 @@ class DistributionHead(Head):
         shape = (self.num_groups, len(self.attributes))
         self.register_buffer("offsets", torch.zeros(shape, dtype=torch.float64))
         self.register_buffer("mean_membership", torch.zeros(self.num_groups, dtype=torch.float64))
-        self._write_log(Log(torch.zeros(0).long(), torch.zeros(0).long(), torch.zeros(0).double()))
+        for name in self.growing:
+            self.register_buffer(name, torch.zeros(0, dtype=torch.float64 if name == "log_step" else torch.int64))
         self.reset()
 
     # -- statistics --------------------------------------------------------------------------------------------------
@@ -144,7 +145,6 @@ class DistributionHead(Head):
         """Forget statistics, offsets, steps and report."""
         self.offsets.zero_()
         self.mean_membership.zero_()
-        self._write_log(Log(self.log_who[:0], self.log_what[:0], self.log_step[:0]))
         self.mark_unfitted()
 
     def observe(self, logits: Tensor, groups: Any = None, weight: Any = None, clusters: Any = None) -> None:
@@ -315,14 +315,10 @@ class DistributionHead(Head):
         if theta is not None:
             self.offsets.copy_(theta / dual.scale[:, None])  # forward multiplies only by W - EW
         elif log is not None:
-            self._write_log(Log(log.who, log.what, log.step / dual.scale[log.who]))
+            for name, value in zip(self.growing, (log.who, log.what, log.step / dual.scale[log.who]), strict=True):
+                self.register_buffer(name, value.detach().to(self.fitted.device).clone())
         self.mark_fitted(replace(report, details=details))
         return self
-
-    def _write_log(self, log: Log) -> None:
-        device = self.fitted.device
-        for name, value in zip(("log_who", "log_what", "log_step"), log, strict=True):
-            self.register_buffer(name, value.detach().to(device).clone())
 
     # -- use ---------------------------------------------------------------------------------------------------------
 

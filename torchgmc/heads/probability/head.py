@@ -133,12 +133,10 @@ class ProbabilityHead(Learning):
         self.one_event = not self.per_class
         self.geometry = checks.option("geometry", geometry, GEOMETRIES)
         self.euclidean = geometry == "euclidean"
-        if range is not None and not (isinstance(range, list | tuple) and all(isinstance(v, int | float) for v in range)):
-            raise TypeError(f"`range` must be two numbers, (low, high), got {range!r}.")
-        self.range = None if range is None else [float(v) for v in range]
+        self.range = None if range is None else [*checks.interval("range", range)]
         if range is not None and self.per_class:
             raise ValueError("`range` is for a real outcome; with `num_classes` the outcome is a class.")
-        self.low, self.high = (0.0, 1.0) if range is None else checks.interval("range", range)
+        self.low, self.high = self.range or (0.0, 1.0)
         rows, shape = self.num_groups + 1, (self.num_bins, self.columns)
         self.register_buffer("offsets", torch.zeros(rows, self.columns, dtype=torch.float64))
         self.register_buffer("slopes", torch.zeros(rows, self.columns, dtype=torch.float64))
@@ -303,12 +301,16 @@ class ProbabilityHead(Learning):
         """Algorithm 1 or 2."""
         if self.learns:
             raise ValueError(f"solver={solver!r} takes steps on named groups only; use solver='exact' with `learn`.")
-        width = self.high - self.low
-        problem = self._problem(examples)
+        width, problem = self.high - self.low, self._problem(examples)
         problem.check_groups()
-        eta, bound = self._fixed_step(problem, eta)
+        alpha = self.goal() / width
+        norm = float((problem.mass / problem.scale.square()).max())  # E||g||^2 is at most P(A) / scale^2
+        start = potential.loss(problem.z, self._f(problem.z), problem.y, self.euclidean, self.multilabel).sum(1)
+        height = max(float((start * problem.share).sum()) + 1.0, 1.0)
+        bound = theory.iteration_bound(alpha, problem.smoothness, norm, height)
+        eta, steps = eta or theory.step_size(alpha, problem.smoothness, norm), max_iter or min(MAX_FIXED_STEPS, max(1, bound))
         splits = fresh_splits(max_iter, *examples.content()) if solver == "fresh" else None
-        report, log = run(problem, self.goal() / width, solver, eta, max_iter or bound, splits=splits)
+        report, log = run(problem, alpha, solver, eta, steps, splits=splits)
         report = dataclasses.replace(report, details={"examples": len(examples.z), "eta": eta})
         step, level, column = problem.length(log.who, log.step), log.what // self.columns, log.what % self.columns
         self._write(None, None, levelsets.merge_log(log.who, level, column, step, problem.edges, self.columns))
@@ -359,15 +361,6 @@ class ProbabilityHead(Learning):
         how = {"conditional": self.conditional, "euclidean": self.euclidean, "unit": levelsets.UNIT, "apart": self.multilabel}
         return ResidualProblem(examples.y, smoothness, names=names, edges=self.edges.to(examples.z.device), **rows, **how)
 
-    def _fixed_step(self, problem: ResidualProblem, eta: float | None) -> tuple[float, int]:
-        """The step of Theorem 1, and its bound on the number of steps."""
-        alpha = self.goal() / (self.high - self.low)
-        norm = float((problem.mass / problem.scale.square()).max())  # E||g||^2 is at most P(A) / scale^2
-        start = potential.loss(problem.z, self._f(problem.z), problem.y, self.euclidean, self.multilabel).sum(1)
-        height = max(float((start * problem.share).sum()) + 1.0, 1.0)
-        bound = theory.iteration_bound(alpha, problem.smoothness, norm, height)
-        return eta or theory.step_size(alpha, problem.smoothness, norm), min(MAX_FIXED_STEPS, max(1, bound))
-
     def _write(self, offsets: Tensor | None, rounds: Tensor | None, log: tuple[Tensor, Tensor, Tensor] | None) -> None:
         device = self.offsets.device
         self.offsets.zero_()
@@ -398,9 +391,9 @@ class ProbabilityHead(Learning):
         z = levelsets.snap(own * (1.0 - everyone @ self.slopes).clamp_min(0.0)) - everyone @ self.offsets
         if self.learns:
             z = z - self.learned_move(own, member, features)
-        how = (self.edges, self.euclidean, self.multilabel, temperature)
-        z = levelsets.apply_tables(z, everyone, self.rounds, how[0], how[1], how[2], how[3])
-        return levelsets.apply_log(z, member, self.log_who, self.log_step, self.log_column, how[0], how[1], how[2], how[3])
+        edges, euclidean, apart = self.edges, self.euclidean, self.multilabel
+        z = levelsets.apply_tables(z, everyone, self.rounds, edges, euclidean, apart, temperature)
+        return levelsets.apply_log(z, member, self.log_who, self.log_step, self.log_column, edges, euclidean, apart, temperature)
 
     def forward(
         self,
@@ -556,9 +549,16 @@ class ProbabilityHead(Learning):
 
     def audit_summary(self, tally: Tally) -> dict[str, Any]:
         """Brier score (mean squared error) before and after, and the log loss of events and classes."""
-        before, after, y = (tally.rows[name] for name in ("before", "p", "y"))
-        cost = self._cost(before, after, y, tally.weight.double())
-        return {"cost": {key: float(value / tally.weight.sum()) for key, value in cost.items()}}
+        y, weight, total = tally.rows["y"], tally.weight.double(), tally.weight.sum()
+        name = "Brier score" if self.range is None else "squared error"
+        cost = {}
+        for when, f in (("before", tally.rows["before"]), ("after", tally.rows["p"])):
+            cost[f"{name} {when}"] = float(((f - y) * (self.high - self.low)).square().sum(1) @ weight / total)
+            if self.range is None:
+                p = f.clamp(1e-12, 1.0 - 1e-12)
+                chosen = y * p.log() + (0.0 if self.per_class and self.exclusive else (1 - y) * torch.log1p(-p))
+                cost[f"log loss {when}"] = -float(chosen.sum(1) @ weight / total)
+        return {"cost": cost}
 
     def figures(self, audit: Any) -> dict[str, Any]:
         """Reliability of the groups that deviate most."""
@@ -568,19 +568,6 @@ class ProbabilityHead(Learning):
 
         text = "Reliability in the groups that deviate most: how often it happened against the predicted probability"
         return {text: lambda dark: plots.reliability(audit, dark=dark)}
-
-    def _cost(self, before: Tensor, after: Tensor, outcome: Tensor, weight: Tensor) -> dict[str, Tensor]:
-        """Weighted sums of the losses."""
-        name = "Brier score" if self.range is None else "squared error"
-        cost = {}
-        for when, f in (("before", before), ("after", after)):
-            square = ((f - outcome) * (self.high - self.low)).square().sum(1)
-            cost[f"{name} {when}"] = square @ weight
-            if self.range is None:
-                p = f.clamp(1e-12, 1.0 - 1e-12)
-                chosen = outcome * p.log() + (0.0 if self.per_class and self.exclusive else (1 - outcome) * torch.log1p(-p))
-                cost[f"log loss {when}"] = -(chosen.sum(1) @ weight)
-        return cost
 
     def index_limits(self) -> dict[str, int]:
         """Sets and directions of the log."""
