@@ -42,7 +42,8 @@ class Contract(Float64Module):
     - ``calibrate(...)``: ``self.statistics`` become fitted buffers. It ends with :meth:`mark_fitted`. Decorated with
       :func:`torchgmc.distributed.pooled` it finds the statistics of all ranks;
     - ``forward(...)``: buffers change an output;
-    - ``reset()``: buffers as they were before the fit; it ends with :meth:`mark_unfitted`;
+    - ``reset()``: buffers as they were before the fit, unless ``zeroed`` and ``growing`` say all about that; it ends with
+      :meth:`mark_unfitted`;
     - ``values(...)``: what the promise is about, s and who, on a batch.
 
     From these follow ``fit``, ``fit_batches``, ``audit``, reports, metrics, penalties, monitoring, saving, attaching and
@@ -93,6 +94,8 @@ class Contract(Float64Module):
     #: The output has a dimension of classes (or labels), and how many there are.
     per_class: bool = False
     columns: int = 1
+    #: Buffers that are 0 before a fit.
+    zeroed: ClassVar[tuple[str, ...]] = ()
     #: Buffers that grow in a fit along their first dimension (a log); a saved state may be of any length.
     growing: ClassVar[tuple[str, ...]] = ()
     #: Buffers that older files do not have; 0 there.

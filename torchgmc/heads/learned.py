@@ -235,11 +235,11 @@ class Learning(Head):
         self.register_buffer("line_center", torch.zeros(0, dtype=torch.float64))
         self.num_features = 0  # mirrors tree_width
 
-    def mark_unfitted(self) -> None:
-        """No trees either."""
+    def reset(self) -> None:
+        """Forget the trees too."""
         self.tree_width.zero_()
         self.num_features = 0
-        super().mark_unfitted()
+        super().reset()
 
     def config(self) -> dict[str, Any]:
         """Arguments that rebuild this head; ``learn`` and ``fractional`` only where they are used."""

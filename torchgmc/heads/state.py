@@ -173,6 +173,8 @@ class State(Contract):
 
     def mark_unfitted(self) -> None:
         """The buffers hold nothing (those that grow are empty), and no examples were seen."""
+        for name in self.zeroed:
+            getattr(self, name).zero_()
         for name in (*KNOWN, *self.growing):
             self._buffers[name] = getattr(self, name)[:0].clone()
         self.statistics = None

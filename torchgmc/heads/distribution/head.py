@@ -94,6 +94,7 @@ class DistributionHead(Head):
     log_who: Tensor
     log_what: Tensor
     log_step: Tensor
+    zeroed: ClassVar[tuple[str, ...]] = ("offsets", "mean_membership")
     growing: ClassVar[tuple[str, ...]] = ("log_who", "log_what", "log_step")
     settings: ClassVar[tuple[str, ...]] = (
         *("attributes", "alpha", "groups", "geometry", "conditional", "temperature", "cells", "noise_floor"),
@@ -140,12 +141,6 @@ class DistributionHead(Head):
         self.reset()
 
     # -- statistics --------------------------------------------------------------------------------------------------
-
-    def reset(self) -> None:
-        """Forget statistics, offsets, steps and report."""
-        self.offsets.zero_()
-        self.mean_membership.zero_()
-        self.mark_unfitted()
 
     def observe(self, logits: Tensor, groups: Any = None, weight: Any = None, clusters: Any = None) -> None:
         """Add a batch of prompts; of the logits only the mass of each atom is kept (``euclidean``: see ``cells``).

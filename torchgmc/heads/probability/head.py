@@ -98,6 +98,7 @@ class ProbabilityHead(Learning):
     task = TASK
     takes = "probs"
     largest_number: ClassVar[float] = 1e15
+    zeroed: ClassVar[tuple[str, ...]] = ("offsets", "slopes")
     growing: ClassVar[tuple[str, ...]] = ("rounds", "log_who", "log_step", "log_column", *Learning.forest)
     sized: ClassVar[dict[str, str]] = {"bins": "edges", "num_classes": "offsets"}
     renamed: ClassVar[dict[str, str]] = {"tables": "rounds"}
@@ -150,12 +151,6 @@ class ProbabilityHead(Learning):
         self.reset()
 
     # -- statistics --------------------------------------------------------------------------------------------------
-
-    def reset(self) -> None:
-        """Forget statistics, state and report."""
-        self.offsets.zero_()
-        self.slopes.zero_()
-        self.mark_unfitted()
 
     def observe(
         self, probs: Tensor, y: Tensor, groups: Any = None, weight: Any = None, clusters: Any = None, features: Any = None

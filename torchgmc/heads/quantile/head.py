@@ -106,6 +106,7 @@ class QuantileHead(Learning):
     arguments: ClassVar[tuple[str, ...]] = ("scores", "groups", "weight", "base", "clusters", "features")
     takes = "groups"
     task = TASK
+    zeroed: ClassVar[tuple[str, ...]] = ("base", "shift", "offsets")
     growing: ClassVar[tuple[str, ...]] = ("log_who", "log_step", "log_column", "known", "table", *Learning.forest)
     unbounded: ClassVar[tuple[str, ...]] = ("table", *Learning.unbounded)
     sized: ClassVar[dict[str, str]] = {"bins": "edges"}
@@ -159,13 +160,6 @@ class QuantileHead(Learning):
         self.reset()
 
     # -- statistics --------------------------------------------------------------------------------------------------
-
-    def reset(self) -> None:
-        """Forget statistics, state and report."""
-        self.base.zero_()
-        self.shift.zero_()
-        self.offsets.zero_()
-        self.mark_unfitted()
 
     def observe(
         self, scores: Tensor, groups: Any = None, weight: Any = None, base: Any = None, clusters: Any = None, features: Any = None

@@ -174,7 +174,7 @@ class ThresholdHead(Learning):
         self.folds = noise.FOLDS if self.noise_floor else 1
         self.base.fill_(self.init)
         self.offsets.zero_()
-        self.mark_unfitted()
+        super().reset()
 
     def prepare(self, solver: str, eta: float | None, max_iter: int | None) -> None:
         """Keep examples apart for ``"fresh"``, and curves at the thresholds that fixed steps visit."""
