@@ -26,16 +26,18 @@ if TYPE_CHECKING:
 
 __all__ = [
     *("PeerError", "active", "agree", "alone", "collected", "exchanged_bytes", "extremes", "from_first", "local", "moved", "pack"),
-    *("pooled", "reduce", "rows_stay", "signature", "together", "total", "unpack"),
+    *("pooled", "reduce", "rows_stay", "signature", "together", "total", "totals", "unpack"),
 ]
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
-_KINDS = ("nothing", "statistics", "signature", "broadcast", "sum", "end", "failure")
+_KINDS = ("statistics", "signature", "broadcast", "sum", "rows", "end", "failure")
 _LOCAL: ContextVar[bool] = ContextVar("torchgmc_local", default=False)
 _TOGETHER: ContextVar[bool] = ContextVar("torchgmc_together", default=False)
 _SCATTERED: ContextVar[bool] = ContextVar("torchgmc_scattered", default=False)
 _LONGEST_MESSAGE = 1 << 16
+#: Bytes that travel with a header: an exchange costs as much time whether it is of 20 bytes or of thousands, so that few is best.
+_INLINE = 1 << 12
 
 
 class PeerError(RuntimeError):
@@ -59,7 +61,15 @@ def active() -> bool:
 
 
 @contextlib.contextmanager
-def local() -> Iterator[None]:
+def _being(variable: ContextVar[bool], value: bool) -> Iterator[None]:
+    token = variable.set(value)
+    try:
+        yield
+    finally:
+        variable.reset(token)
+
+
+def local() -> contextlib.AbstractContextManager[None]:
     """Inside, a fit uses only this process's data, and no other rank needs to take part.
 
     Example:
@@ -67,21 +77,12 @@ def local() -> Iterator[None]:
         ...     active()
         False
     """
-    token = _LOCAL.set(True)
-    try:
-        yield
-    finally:
-        _LOCAL.reset(token)
+    return _being(_LOCAL, True)
 
 
-@contextlib.contextmanager
-def alone() -> Iterator[None]:
+def alone() -> contextlib.AbstractContextManager[None]:
     """Inside, sums are of what is at hand: rows that were :func:`collected`."""
-    token = _SCATTERED.set(False)
-    try:
-        yield
-    finally:
-        _SCATTERED.reset(token)
+    return _being(_SCATTERED, False)
 
 
 @contextlib.contextmanager
@@ -121,50 +122,66 @@ def together(about: Callable[[], str] | None = None) -> Iterator[None]:
 def agree(signature: str) -> None:
     """Raise on every rank unless all are at this point with the same signature, e.g. a head and the options of its fit."""
     if active():
-        _check_signatures([text.decode() for _, text in _exchange("signature", signature.encode())])
+        _check_signatures([text.decode() for text in _exchange("signature", signature.encode())])
 
 
 def from_first(values: Tensor) -> Tensor:
     """The tensor of the first rank, on every rank, in a fit too whose rows stay (:func:`rows_stay`)."""
     if not (active() or _SCATTERED.get()):
         return values
-    answers = _exchange("broadcast", _to_bytes([values] if dist.get_rank() == 0 else []))
-    return _from_bytes(answers[0][1], values.device)[1][0]
+    said = _exchange("broadcast", _to_bytes([values] if dist.get_rank() == 0 else []))
+    return _from_bytes(said[0], values.device)[1][0]
 
 
 def total(values: Tensor, always: bool = False) -> Tensor:
     """Sum over all ranks, in a fit whose rows stay on their ranks (:func:`rows_stay`); anywhere else the values themselves."""
     if not ((_SCATTERED.get() and values.numel()) or always):
         return values
-    _exchange("sum", b"", values.numel())
+    if values.nbytes <= _INLINE:
+        said = _exchange("sum", _raw(values), values.nbytes)
+        return _from_raw(said, values).view(len(said), *values.shape).sum(0, dtype=values.dtype)
+    _exchange("sum", b"", values.nbytes)
     moved = values.to(_device(), copy=True).contiguous()
     _collective(lambda: dist.all_reduce(moved), moved)
     return moved.to(values.device)
+
+
+def totals(*values: Tensor) -> list[Tensor]:
+    """:func:`total` of several tensors of one type, in one exchange."""
+    if not _SCATTERED.get():
+        return [*values]
+    sums = torch.split(total(torch.cat([one.flatten() for one in values])), [one.numel() for one in values])
+    return [part.view(one.shape) for part, one in zip(sums, values, strict=True)]
 
 
 def collected(values: Tensor) -> tuple[Tensor, int]:
     """Values ``(n, ...)`` of all ranks in the order of the ranks, and where this rank's begin; see :func:`total`."""
     if not _SCATTERED.get():
         return values, 0
-    counts = torch.zeros(dist.get_world_size(), dtype=torch.int64)
-    counts[dist.get_rank()] = len(values)
-    counts = total(counts)
-    start = int(counts[: dist.get_rank()].sum())
-    small = values.to(torch.uint8) if values.dtype == torch.bool else values  # not every backend adds bools
-    every = small.new_zeros(int(counts.sum()), *values.shape[1:])
-    every[start : start + len(values)] = small
-    return total(every).to(values.dtype), start
+    width = values.element_size() * math.prod(values.shape[1:])
+    if not width:  # rows without columns still have a number
+        every, start = collected(torch.zeros(len(values), dtype=torch.uint8))
+        return values.new_empty(len(every), *values.shape[1:]), start
+    said = _exchange("rows", _raw(values), width)
+    return _from_raw(said, values).view(-1, *values.shape[1:]), sum(map(len, said[: dist.get_rank()])) // width
 
 
 def extremes(values: Tensor) -> tuple[float, float]:
     """Smallest and largest of the values ``(n,)`` of all ranks; see :func:`total`."""
     low, high = (float(end) for end in values.aminmax()) if len(values) else (math.inf, -math.inf)
-    if not _SCATTERED.get():
-        return low, high
-    every = torch.zeros(dist.get_world_size(), 2, dtype=torch.float64)
-    every[dist.get_rank(), 0], every[dist.get_rank(), 1] = low, high
-    every = total(every)
-    return float(every[:, 0].min()), float(every[:, 1].max())
+    lows, highs = collected(torch.tensor([[low, high]], dtype=torch.float64))[0].T
+    return float(lows.min()), float(highs.max())
+
+
+def _raw(values: Tensor) -> bytes:
+    """The bytes of a tensor."""
+    return bytes(values.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+
+
+def _from_raw(texts: list[bytes], like: Tensor) -> Tensor:
+    """Tensors of such bytes, one after the other, ``(k,)``, of this type and on this device."""
+    data = bytearray(b"".join(texts))
+    return torch.frombuffer(data, dtype=like.dtype).to(like.device) if data else like.new_empty(0)
 
 
 def rows_stay(where: Callable[..., bool], above: int = 0) -> Callable[[Method], Method]:
@@ -208,12 +225,9 @@ def pooled(calibrate: Method) -> Method:
                 twin.statistics, stays = _pool(self, getattr(calibrate, "rows_stay", None), args, kwargs)
                 twin.observed = reduce(self.observed, "", self.fitted.device)
             # A calibrate that calls another's must not add the ranks up twice.
-            with together() if stays else contextlib.nullcontext(), local():
-                token = _SCATTERED.set(stays or _SCATTERED.get())  # or the rows of the one that calls stay
-                try:
-                    calibrate(twin, *args, **kwargs)
-                finally:
-                    _SCATTERED.reset(token)
+            stays = stays or _SCATTERED.get()  # or the rows of the one that calls stay
+            with together() if stays else contextlib.nullcontext(), local(), _being(_SCATTERED, stays):
+                calibrate(twin, *args, **kwargs)
         # What was observed stays the head's own: another thread may have added to it meanwhile.
         self.__dict__.update({name: value for name, value in twin.__dict__.items() if name not in ("_parts", "observed")})
         return self
@@ -247,42 +261,41 @@ def reduce(statistics: Any, signature: str = "", device: torch.device | None = N
     tree = None if statistics is None else pack(statistics, tensors)
     spec = json.dumps({"signature": signature, "tree": tree})
     home = next((t.device for t in tensors), device or torch.device("cpu"))
-    said = _exchange("nothing" if statistics is None else "statistics", _to_bytes(tensors, spec))
-    answers = [(kind, *_from_bytes(data, home)) for kind, data in said]
-    _check_signatures([about["signature"] for _, about, _ in answers])
+    said = [_from_bytes(data, home) for data in _exchange("statistics", _to_bytes(tensors, spec))]
+    _check_signatures([about["signature"] for about, _ in said])
     sums: Any = None
-    for kind, about, parts in answers:
-        if kind != "nothing":
+    for about, parts in said:
+        if about["tree"] is not None:
             part = unpack(about["tree"], parts)
             sums = part if sums is None else sums + part
     return sums
 
 
-def _exchange(kind: str, text: bytes, size: int = 0) -> list[tuple[str, bytes]]:
+def _exchange(kind: str, text: bytes, size: int = 0) -> list[bytes]:
     """What every rank says at this point. Raises if one says that it failed, or stands at another point of the program."""
-    header = torch.tensor([_KINDS.index(kind), len(text), size], dtype=torch.int64, device=_device())
-    headers = torch.stack(_all_gather(header)).tolist()
-    width = max(length for _, length, _ in headers)  # texts are padded to the longest
-    padded = torch.frombuffer(bytearray(text.ljust(max(width, 1))), dtype=torch.uint8).to(header.device)
-    texts = [bytes(row.cpu().numpy()) for row in _all_gather(padded)] if width else [b""] * len(headers)
-    answers = [(_KINDS[code], row[:length]) for (code, length, _), row in zip(headers, texts, strict=True)]
-    kinds = [answer for answer, _ in answers]
+    header, inline = _raw(torch.tensor([_KINDS.index(kind), len(text), size])), text if len(text) <= _INLINE else b""
+    frames = _all_gather((header + inline).ljust(len(header) + _INLINE))
+    headers = _from_raw([frame[: len(header)] for frame in frames], torch.zeros(0, dtype=torch.int64)).view(-1, 3).tolist()
+    width = max(length for _, length, _ in headers)  # if one does not fit, all are padded to the longest
+    texts = _all_gather(text.ljust(width)) if width > _INLINE else [frame[len(header) :] for frame in frames]
+    texts = [row[:length] for (_, length, _), row in zip(headers, texts, strict=True)]
+    kinds = [_KINDS[code] for code, _, _ in headers]
     if "failure" in kinds and kind != "failure":
-        failed = [f"rank {rank}: {text.decode(errors='replace')}" for rank, (k, text) in enumerate(answers) if k == "failure"]
+        failed = [f"rank {rank}: {texts[rank].decode(errors='replace')}" for rank, k in enumerate(kinds) if k == "failure"]
         raise PeerError(f"this fit was stopped by another process; {'; '.join(failed)}")
-    points = {("statistics" if k == "nothing" else k, size) for k, (_, _, size) in zip(kinds, headers, strict=True)}
-    if "failure" not in kinds and len(points) > 1:
+    if "failure" not in kinds and len({(code, size) for code, _, size in headers}) > 1:
         raise PeerError(
             f"the processes are at different points of the program (rank by rank: {', '.join(kinds)}): every rank must "
             "call `fit` (or `calibrate`) equally often; to fit on one rank only, use `torchgmc.distributed.local()`."
         )
-    return answers
+    return texts
 
 
-def _all_gather(row: Tensor) -> list[Tensor]:
-    rows = [torch.empty_like(row) for _ in range(dist.get_world_size())]
-    _collective(lambda: dist.all_gather(rows, row), row)
-    return rows
+def _all_gather(text: bytes) -> list[bytes]:
+    sent = torch.frombuffer(bytearray(text), dtype=torch.uint8).to(_device())
+    rows = [torch.empty_like(sent) for _ in range(dist.get_world_size())]
+    _collective(lambda: dist.all_gather(rows, sent), sent)
+    return [_raw(row) for row in rows]
 
 
 def _collective(run: Callable[[], Any], sent: Tensor) -> None:

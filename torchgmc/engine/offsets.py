@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchgmc.distributed import collected, extremes, from_first, total as over_ranks
+from torchgmc.distributed import collected, extremes, from_first, total as over_ranks, totals
 from torchgmc.engine import folds, noise
 from torchgmc.engine.pinball import LIMIT, Array, Pinball, solve
 
@@ -78,8 +78,8 @@ class Folded:
             far = (far - (1023 << fine)).clamp_(0, bins - 1)
             place, code[one] = (2 * cell + (rest > 0)) * bins + far, far.to(torch.uint8)
             table += torch.stack([torch.bincount(place, w, size) for w in (*weight, weight.sum(0) * scores)])
-        table = over_ranks(table)
-        first = int((over_ranks(torch.bincount(code, minlength=bins)).cumsum(0) <= NEAR).sum())  # beyond the nearest
+        table, count = totals(table, torch.bincount(code, minlength=bins).double())
+        first = int((count.cumsum(0) <= NEAR).sum())  # beyond the nearest
         kept = (code < first).nonzero()[:, 0]
         near = torch.cat([torch.stack([self.scores[kept], self.cell[kept].double()]), self.weights(kept)])
         beyond = torch.arange(size, device=code.device) % bins >= first
@@ -222,21 +222,28 @@ class Offsets:
 def crossing(scores: Tensor, weight: Tensor, mass: float, alone: bool = False) -> tuple[float, Tensor]:
     """The smallest score of all ranks with at least this mass at or below it (the largest if none); mass up to it, below it.
 
-    Scores are counted in buckets, those in the answer's bucket in smaller ones, and so on: what is sent does not depend on n, nor
-    the answer on how the rows are spread. There must be some weight. ``alone``: of this rank's scores.
+    Scores are counted in buckets, those in the answer's bucket in smaller ones until they are few: what is sent does not depend
+    on n, nor the answer on how the rows are spread. There must be some weight. ``alone``: of this rank's scores.
     """
-    goal, below = mass - 1e-12 * max(abs(mass), 1e-300), weight.new_zeros(())
-    while True:
+    goal, below, inside = mass - 1e-12 * max(abs(mass), 1e-300), weight.new_zeros(()), math.inf
+    while inside > NEAR:
         low, high = (float(end) for end in (scores.aminmax() if alone else extremes(scores)))
-        place = ((scores - low) * (BUCKETS / max(high - low, 1e-290))).long().clamp_(max=BUCKETS - 1)
-        sums = torch.bincount(place, weight, BUCKETS).double()  # of no rows, torch counts in int64
-        sums = sums if alone else over_ranks(sums)
+        if high - low <= 1e-290:  # all are equal
+            scores, weight = scores.new_full((1,), low), weight.sum()[None]
+            break
+        place = ((scores - low) * (BUCKETS / (high - low))).long().clamp_(max=BUCKETS - 1)
+        both = torch.bincount(place, weight, BUCKETS).double(), torch.bincount(place, minlength=BUCKETS).double()
+        sums, count = both if alone else totals(*both)
         covered, used = below + sums.cumsum(0), sums.nonzero()[:, 0]
         bucket = int(torch.searchsorted(covered, goal).clamp(used[0], used[-1]))
-        if high - low <= 1e-290:
-            return low, torch.stack([covered[-1], below])
-        inside = place == bucket
-        scores, weight, below = scores[inside], weight[inside], covered[bucket - 1] if bucket else below
+        some, inside = place == bucket, float(count[bucket])
+        scores, weight, below = scores[some], weight[some], covered[bucket - 1] if bucket else below
+    rows = torch.stack([scores, weight.double()], 1)[weight > 0]
+    scores, weight = (rows if alone else collected(rows)[0]).T
+    scores, place = torch.unique(scores, return_inverse=True)
+    covered = torch.cat([below[None], below + torch.bincount(place, weight).cumsum(0)])
+    first = int(torch.searchsorted(covered[1:], goal).clamp_max(len(scores) - 1))
+    return float(scores[first]), torch.stack([covered[first + 1], covered[first]])
 
 
 def span_of(scores: Tensor, cells: int = 1, among: int = 0) -> float:

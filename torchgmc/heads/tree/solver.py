@@ -13,7 +13,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from torchgmc.distributed import collected, total as over_ranks
+from torchgmc.distributed import collected, total as over_ranks, totals
 from torchgmc.engine.clusters import total as total_of
 from torchgmc.engine.folds import EXACT, Pair, places
 from torchgmc.engine.hashing import row_keys
@@ -98,8 +98,13 @@ class TreeProblem(OneTensor):
         many = self.count > EXACT
         self.stats = statistics = statistics if many else statistics.sorted()
         few = places(*statistics.content()).few(SAMPLE // height, self.count) if many else None
-        #: Of many examples, those whose breakpoints place the shifts of all moves.
+        #: Of many examples, those whose breakpoints place the shifts of all moves; of several ranks, copies without weight on each.
         self.some = None if few is None else few.nonzero()[:, 0]
+        if self.some is not None:
+            copies = TreeStatistics(*(collected(part)[0] for part in statistics.pick(self.some).content()))
+            if copies.rows > len(self.some):
+                self.some = torch.arange(statistics.rows, statistics.rows + copies.rows, device=device)
+                self.stats = statistics = statistics.joined([copies.forget(0.0)])
         self.weight = _whole(statistics.weight) if many else statistics.weight
         of_cluster = total_of(self.weight[:, None], statistics.cluster)[:, 0].square()
         squares = over_ranks((_whole(of_cluster) if many else of_cluster).sum())
@@ -287,7 +292,7 @@ class TreeProblem(OneTensor):
     def points(self, breaks: Tensor) -> Tensor:
         """Shifts half-way between neighbours of these breakpoints, and one beyond each end; rising."""
         breaks = breaks.flatten()[:: max(1, breaks.numel() // SAMPLE)]
-        breaks = torch.unique(collected(breaks[breaks.isfinite()])[0])
+        breaks = torch.unique(breaks[breaks.isfinite()])
         ends = torch.stack([breaks[0] - BEYOND, breaks[-1] + BEYOND])
         return torch.cat([ends[:1], (breaks[1:] + breaks[:-1]) / 2, ends[1:]])
 
@@ -339,7 +344,7 @@ class TreeProblem(OneTensor):
         """
         sizes = [len(points) for _, _, points in tried]
         start = torch.cat([start.expand(len(points), -1) for start, _, points in tried])
-        sums = start + torch.cat([over_ranks(change) for _, change, _ in tried])  # one by one: they may be large
+        sums = start + torch.cat(totals(*(change for _, change, _ in tried)))
         (merit, _, cost), (after, _, lost) = self.merit(total), self.merit(sums)
         now, then = (t[..., :-1].chunk(2, -1)[1] for t in (total, sums))
         emptied = ((then < KEEP * self.reach.flatten()) & (then < now * (1 - 1e-9))).any(-1)
