@@ -98,25 +98,19 @@ def together(about: Callable[[], str] | None = None) -> Iterator[None]:
 
     ``about``: what all ranks must agree on first, see :func:`agree`.
     """
-    if not active() or _TOGETHER.get():  # the outer one tells the others
-        if about is not None and active():
-            agree(about())
-        yield
-        return
-    token = _TOGETHER.set(True)
+    tells = active() and not _TOGETHER.get()  # of several the outer one tells the others
     try:
-        if about is not None:
-            agree(about())
-        yield
-    except PeerError:  # the others know
-        raise
+        with _being(_TOGETHER, True) if tells else contextlib.nullcontext():
+            if about is not None and active():
+                agree(about())
+            yield
     except Exception as error:
-        with contextlib.suppress(PeerError):
-            _exchange("failure", f"{type(error).__name__}: {error}".encode()[:_LONGEST_MESSAGE])
+        if tells and not isinstance(error, PeerError):  # which the others know
+            with contextlib.suppress(PeerError):
+                _exchange("failure", f"{type(error).__name__}: {error}".encode()[:_LONGEST_MESSAGE])
         raise
-    finally:
-        _TOGETHER.reset(token)
-    _exchange("end", b"")
+    if tells:
+        _exchange("end", b"")
 
 
 def agree(signature: str) -> None:
