@@ -186,7 +186,9 @@ def _evidence(
     defined = ~tally.s.isnan()
     if bool(tally.s.isinf().any()):
         raise ValueError("s is infinite for some examples, so there is no mean to audit; check the scores and the risk.")
-    low, high = known if known is not None else _seen(tally.s[defined])
+    if known is None:  # only the data tell
+        least, most = (float(v) for v in tally.s[defined].aminmax()) if bool(defined.any()) else (0.0, 0.0)
+    low, high = (least, max(most, least + 1e-12)) if known is None else known
     options: dict[str, Any] = {"two_valued": head.two_valued, "levels": tally.column is not None, "relative": head.relative}
     tail = head.tail if variance is not None and len(head.tail) == tally.s.shape[1] else None
     options |= {"largest": cluster_size, "variance": variance, "tail": tail}
@@ -230,9 +232,3 @@ def _with_means(head: "Head", tally: Tally) -> tuple[Tally, Names, Any, Tensor |
         variance = torch.cat([variance, variance.view(shape[0], -1, classes).sum(1)], 1)
     wider = dataclasses.replace(tally, s=s, column=torch.cat([column, place.expand(len(s), -1)], 1))
     return wider, Names(names.who, what), known, variance
-
-
-def _seen(values: Tensor) -> tuple[float, float]:
-    """The range of s, where only the data tell."""
-    least, most = (float(v) for v in values.aminmax()) if values.numel() else (0.0, 0.0)
-    return least, max(most, least + 1e-12)

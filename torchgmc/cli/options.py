@@ -127,7 +127,10 @@ def command(function: Callable[..., None], own: Iterable[Parameter] = (), **fixe
         if parameter.name == "own":
             flat += more.values()
         elif parameter.name in kinds:
-            flat += [shared.get(member.name, member) for member in _members(kinds[parameter.name])]
+            kind = kinds[parameter.name]
+            notes = get_type_hints(kind, include_extras=True)
+            members = [Parameter(f.name, Parameter.KEYWORD_ONLY, default=f.default, annotation=notes[f.name]) for f in fields(kind)]
+            flat += [shared.get(member.name, member) for member in members]
         elif parameter.name not in fixed:
             flat.append(parameter.replace(kind=Parameter.KEYWORD_ONLY, annotation=hints[parameter.name]))
     if "own" in hints:
@@ -142,12 +145,6 @@ def command(function: Callable[..., None], own: Iterable[Parameter] = (), **fixe
     run.__doc__ = function.__doc__
     run.__signature__ = inspect.Signature(flat)  # type: ignore[attr-defined]
     return run
-
-
-def _members(kind: type[Any]) -> list[Parameter]:
-    """A parameter for each field of a dataclass."""
-    hints = get_type_hints(kind, include_extras=True)
-    return [Parameter(f.name, Parameter.KEYWORD_ONLY, default=f.default, annotation=hints[f.name]) for f in fields(kind)]
 
 
 class Command(TyperCommand):

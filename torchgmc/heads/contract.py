@@ -138,9 +138,7 @@ class Contract(Float64Module):
         # For audits: n times the squared standard error of each violation in calibration (empty: unknown), in the order of
         # `test_functions`, the largest |s| of each direction (empty: unknown), rounded up, and the largest weight of a
         # cluster (0: there were none). Exported programs do not hold them.
-        self.register_buffer("variance", torch.zeros(0, dtype=torch.float64))
-        self.register_buffer("tail", torch.zeros(0, dtype=torch.float64))
-        self.register_buffer("largest_cluster", torch.tensor(0.0, dtype=torch.float64))
+        self.hold(variance=(0,), tail=(0,), largest_cluster=())
         self.is_fitted = False  # mirrors the buffer: forward may read it without looking at a tensor's value
         self.report: Optional[Report] = None
         self._parts: tuple[Any, ...] = ()  # statistics, see `keep`
@@ -155,6 +153,11 @@ class Contract(Float64Module):
         """As torch does; a tensor made in inference mode becomes an ordinary one, which a later fit may overwrite."""
         with torch.inference_mode(False):
             super().register_buffer(name, tensor.clone() if tensor is not None and tensor.is_inference() else tensor, persistent)
+
+    def hold(self, dtype: torch.dtype = torch.float64, **shapes: tuple[int, ...]) -> None:
+        """Buffers of zeros, for what a fit will find."""
+        for name, shape in shapes.items():
+            self.register_buffer(name, torch.zeros(shape, dtype=dtype))
 
     @property
     def member_argument(self) -> str:

@@ -224,15 +224,9 @@ class Learning(Head):
             raise ValueError("`learn` goes as far as held-out rows say, which needs noise_floor=True.")
         self.learns = self.learn is not None
         splits = (1 << self.learn.depth) - 1 if self.learn is not None else 0
-        self.register_buffer("tree_column", torch.zeros(0, splits, dtype=torch.int64))
-        self.register_buffer("tree_cut", torch.zeros(0, splits, dtype=torch.float64))
-        self.register_buffer("tree_kind", torch.zeros(0, splits, dtype=torch.int64))
-        self.register_buffer("tree_leaf", torch.zeros(0, splits + 1, columns, dtype=torch.float64))
-        self.register_buffer("tree_width", torch.zeros((), dtype=torch.int64))
-        self.register_buffer("rule_place", torch.zeros(0, 3, dtype=torch.int64))
-        self.register_buffer("rule_values", torch.zeros(0, 8, dtype=torch.float64))
-        self.register_buffer("line_weight", torch.zeros(0, columns, dtype=torch.float64))
-        self.register_buffer("line_center", torch.zeros(0, dtype=torch.float64))
+        self.hold(torch.int64, tree_column=(0, splits), tree_kind=(0, splits), tree_width=(), rule_place=(0, 3))
+        self.hold(tree_cut=(0, splits), tree_leaf=(0, splits + 1, columns), rule_values=(0, 8))
+        self.hold(line_weight=(0, columns), line_center=(0,))
         self.num_features = 0  # mirrors tree_width
 
     def reset(self) -> None:

@@ -52,7 +52,7 @@ EXEMPT = {
 #: Methods that a head gives the package, which calls them on arguments that are checked before.
 CONTRACT = (
     "audit_rows audit_summary audit_sums bind bind_batch bind_each check_batch check_groups check_input class_names "
-    "check_member check_solver check_state figures flat group_thresholds keep lacks_everyone mark_fitted measure members_of "
+    "check_member check_solver check_state figures flat group_thresholds hold keep lacks_everyone mark_fitted measure members_of "
     "prepare promised register_buffer seen set_extra_state soft start tables write "
     "audit_measures by_name check_features check_use divide grow_trees learned_move misfit prepare_learning problem_of "
     "shown_output finish write_rules write_trees"

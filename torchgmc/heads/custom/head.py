@@ -164,10 +164,8 @@ class GMCHead(Head):
         self.register_buffer("directions", table.detach().clone().double(), persistent=False)
         #: Sets, directions, and whether the sets are general test functions: known once s was measured.
         self._shape = (self.num_groups, max(len(table), 1), False)
-        self.register_buffer("log_who", torch.zeros(0, dtype=torch.int64))
-        self.register_buffer("log_what", torch.zeros(0, dtype=torch.int64))
-        self.register_buffer("log_step", torch.zeros(0, dtype=torch.float64))
-        self.register_buffer("scale", torch.ones(0, dtype=torch.float64))
+        self.hold(torch.int64, log_who=(0,), log_what=(0,))
+        self.hold(log_step=(0,), scale=(0,))
         self.reset()
 
     # -- fit ---------------------------------------------------------------------------------------------------------

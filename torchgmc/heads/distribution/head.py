@@ -133,11 +133,8 @@ class DistributionHead(Head):
         self.register_buffer("atom", found.atom, persistent=False)
         self.register_buffer("atom_lists", found.lists, persistent=False)
         self.register_buffer("directions", found.lists[found.atom].T.double(), persistent=False)  # (u, J)
-        shape = (self.num_groups, len(self.attributes))
-        self.register_buffer("offsets", torch.zeros(shape, dtype=torch.float64))
-        self.register_buffer("mean_membership", torch.zeros(self.num_groups, dtype=torch.float64))
-        for name in self.growing:
-            self.register_buffer(name, torch.zeros(0, dtype=torch.float64 if name == "log_step" else torch.int64))
+        self.hold(offsets=(self.num_groups, len(self.attributes)), mean_membership=(self.num_groups,), log_step=(0,))
+        self.hold(torch.int64, log_who=(0,), log_what=(0,))
         self.reset()
 
     # -- statistics --------------------------------------------------------------------------------------------------

@@ -138,13 +138,10 @@ class ProbabilityHead(Learning):
         if range is not None and self.per_class:
             raise ValueError("`range` is for a real outcome; with `num_classes` the outcome is a class.")
         self.low, self.high = self.range or (0.0, 1.0)
-        rows, shape = self.num_groups + 1, (self.num_bins, self.columns)
-        self.register_buffer("offsets", torch.zeros(rows, self.columns, dtype=torch.float64))
-        self.register_buffer("slopes", torch.zeros(rows, self.columns, dtype=torch.float64))
-        self.register_buffer("rounds", torch.zeros(0, rows, *shape, dtype=torch.float64))
-        self.register_buffer("log_who", torch.zeros(0, self.num_bins, dtype=torch.int64))
-        self.register_buffer("log_step", torch.zeros(0, self.num_bins, dtype=torch.float64))
-        self.register_buffer("log_column", torch.zeros(0, dtype=torch.int64))
+        rows = self.num_groups + 1
+        self.hold(offsets=(rows, self.columns), slopes=(rows, self.columns), rounds=(0, rows, self.num_bins, self.columns))
+        self.hold(torch.int64, log_who=(0, self.num_bins), log_column=(0,))
+        self.hold(log_step=(0, self.num_bins))
         edges = levelsets.equal_width(self.num_bins, self.columns == 1 or self.multilabel, self.euclidean)
         self.register_buffer("edges", edges)
         self.prepare_learning(learn, self.columns, fractional)
