@@ -165,13 +165,15 @@ def test_groups_learned_in_blocks_are_those_of_the_whole(
         "age": rng.integers(20, 80, n).astype(np.float64),
     }
     intersections = data.draw(st.integers(1, 4))
-    options = Grouping(intersections=intersections, cut=["age=40,60"], min_size=0, overall=data.draw(st.booleans()))
+    overall = data.draw(st.booleans())
+    options = Grouping(",".join(columns), intersections=intersections, cut=["age=40,60"], min_size=0, overall=overall)
     expected = gmc.Groups.from_columns(
         columns, intersections=intersections, bins={"age": [40.0, 60.0]}, min_size=0, overall=options.overall
     )
     suffix = data.draw(st.sampled_from(["npz", "csv"]))
     table = open_table(write(tmp_path_factory.mktemp("groups") / f"d.{suffix}", columns))
-    learned = Membership.learn(table, list(columns), options, rows)
+    learned = Membership.learn(table, options, rows)
+    assert learned is not None
     again = Membership.from_dict(_through_json(learned.to_dict()))
     for member in (learned, again):
         assert member.names == list(expected.names)

@@ -24,7 +24,7 @@ import torchgmc as gmc
 from torchgmc import report as reports
 from torchgmc.cli import fitting, options, show
 from torchgmc.cli.membership import Membership
-from torchgmc.cli.source import CLUSTERS, Source, check_names, find_arrays, load_head, membership_of, task_of, tasks
+from torchgmc.cli.source import CLUSTERS, Source, find_arrays, load_head, membership_of, task_of, tasks
 from torchgmc.cli.tables import open_table
 from torchgmc.cli.writers import check_file
 from torchgmc.engine import checks
@@ -80,12 +80,10 @@ def begin(
     table = open_table(data)
     roles = {role: own[role] for role in roles_of(kind)}
     arrays = find_arrays(table, task, roles, {}, ("scores", "labels") if kind.truth else ("scores",))
-    columns = options.words(grouping.groups)
-    check_names(table, columns)
     if like is not None:
         member = membership_of(*load_head(like, fitted=False), table, [])
     else:
-        member = Membership.learn(table, columns, grouping, chunk) if columns else None
+        member = Membership.learn(table, grouping, chunk)
     source = Source(table, kind, arrays, member, chunk)
     return kind(alpha=alpha, groups=None if member is None else member.names, **task.complete(given, source)), source
 

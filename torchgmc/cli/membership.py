@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from torchgmc.cli import options
-from torchgmc.cli.tables import Block, Table, to_numbers
+from torchgmc.cli.tables import Block, Table, check_names, to_numbers
 from torchgmc.groups.columns import ColumnError
 from torchgmc.groups.groups import Groups
 
@@ -64,9 +64,12 @@ class Membership:
         return [] if self.groups is None else [c.name for c in self.groups.columns]
 
     @classmethod
-    def learn(cls, table: Table, columns: Sequence[str], how: options.Grouping, rows: int | None = None) -> Membership:
-        """One pass over the group columns."""
-        bins = options.cuts(how.cut or ())
+    def learn(cls, table: Table, how: options.Grouping, rows: int | None = None) -> Membership | None:
+        """One pass over the group columns; None without any."""
+        columns, bins = options.words(how.groups), options.cuts(how.cut or ())
+        if not columns:
+            return None
+        check_names(table, columns)
         foreign = [name for name in bins if name not in columns]
         if foreign:
             raise ValueError(f"--cut names {foreign[0]!r}, which is not among --groups {','.join(columns)}.")

@@ -20,7 +20,7 @@ from torch import Tensor
 import torchgmc as gmc
 from torchgmc.cli import options
 from torchgmc.cli.membership import Membership
-from torchgmc.cli.tables import Array, Block, Table, check_input, open_table, to_numbers
+from torchgmc.cli.tables import Array, Block, Table, check_input, check_names, listing, open_table, to_numbers
 from torchgmc.deploy.io import known_heads, load, read_notes
 from torchgmc.engine import checks
 from torchgmc.engine.clusters import check as check_clusters
@@ -89,18 +89,6 @@ def find_arrays(
                 warnings.warn(f"no array {stored[role]!r} in {str(table.path)!r}; {otherwise}.", stacklevel=2)
     check_names(table, list(found.values()))
     return found
-
-
-def check_names(table: Table, names: Sequence[str]) -> None:
-    """Every array is in the file."""
-    for name in names:
-        if name not in table.names:
-            raise ValueError(f"{str(table.path)!r} has no array {name!r}; it has {listing(table.names)}.")
-
-
-def listing(names: Sequence[str], most: int = 12) -> str:
-    """Names for a message."""
-    return (", ".join(map(repr, names[:most])) or "none") + (", ..." if len(names) > most else "")
 
 
 @dataclass(frozen=True)

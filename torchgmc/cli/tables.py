@@ -73,6 +73,18 @@ def check_input(path: Path, wanted: str) -> None:
         raise IsADirectoryError(f"{str(path)!r} is a folder; pass {wanted}.")
 
 
+def check_names(table: Table, names: Sequence[str]) -> None:
+    """Every array is in the file."""
+    for name in names:
+        if name not in table.names:
+            raise ValueError(f"{str(table.path)!r} has no array {name!r}; it has {listing(table.names)}.")
+
+
+def listing(names: Sequence[str], most: int = 12) -> str:
+    """Names for a message."""
+    return (", ".join(map(repr, names[:most])) or "none") + (", ..." if len(names) > most else "")
+
+
 def open_table(path: Path) -> Table:
     """The table in a file, by the ending of its name."""
     suffix = path.suffix.lower()

@@ -14,7 +14,7 @@ from torchgmc import distributed
 from torchgmc.audits import overlap
 from torchgmc.engine import checks, hashing
 from torchgmc.engine.clusters import total
-from torchgmc.engine.float64 import KEEPING, at_hand, nearby
+from torchgmc.engine.float64 import KEEPING, nearby
 from torchgmc.engine.solver import Report
 from torchgmc.engine.statistics import PerExample
 from torchgmc.heads.contract import PREPARED, Contract
@@ -73,7 +73,7 @@ class State(Contract):
         warns. ``keys``: their :func:`~torchgmc.audits.overlap.example_keys`, if they are known already.
         """
         if keys is None and content:
-            keys = overlap.example_keys(*(at_hand(checks.tensor_of(one)) for one in content))
+            keys = overlap.example_keys(*map(checks.tensor_of, content))
         seen = self.observed
         limit = math.inf if seen is None or seen.salt else seen.limit  # those above would be left out of the sum of both
         self._join(batch, None if keys is None else overlap.Sketch.of_keys(keys, limit))
