@@ -371,7 +371,7 @@ class Evidence:
     """What an audit was computed from: a few numbers per example.
 
     ``rows``: s, membership and weights. ``groups``, ``what``: names of the rows and columns of G. ``target``: target of each
-    column, shape ``(u,)``. ``cells``: mass and count ``(a, u)`` of the mass-weighted view, where a column is a part of the
+    column, shape ``(u,)``. ``cells``: share and count ``(a, u)`` of the mass-weighted view, where a column is a part of the
     group (a level set). ``columns``: further columns of the table, one number per group, ``(a,)``.
     """
 
@@ -384,12 +384,12 @@ class Evidence:
 
     def table(self, alpha: float | None, delta: float, conditional: bool, method: str = "exact") -> dict[str, list[Any]]:
         """Columns of an audit's table, worst g first."""
-        rows, found = self.rows, self.rows.judge(alpha, delta, conditional, method)
-        mass, count = (rows.mass, rows.count) if self.cells is None or conditional else self.cells
-        columns = {"mass": mass / rows.total, "count": count.long(), "risk": rows.estimates(True) + self.target}
-        columns |= {name: getattr(found, name) for name in ("estimate", "low", "high", "bound", "verdict")}
-        columns |= {key: values[:, None].expand_as(count) for key, values in self.columns.items()}
-        table = ranked(found.estimate, self.groups, self.what, columns)
+        columns = self.rows.table(alpha, delta, conditional, method)
+        if self.cells is not None and not conditional:
+            columns |= dict(zip(("mass", "count"), self.cells, strict=True))
+        columns |= {"count": columns["count"].long(), "risk": columns["risk"] + self.target}
+        columns |= {key: values[:, None].expand_as(columns["count"]) for key, values in self.columns.items()}
+        table = ranked(columns["estimate"], self.groups, self.what, columns)
         table["verdict"] = [("undecided", "holds", "violated")[code] for code in table["verdict"]]
         return table
 

@@ -278,6 +278,11 @@ class Rows:
         parts = (middle, least, most, bound, verdict)
         return Judged(*(part.view(shape) for part in parts))
 
+    def table(self, alpha: float | None, delta: float, conditional: bool, method: str = "exact") -> dict[str, Tensor]:
+        """Share of all weight, examples and mean s of each g, and what :meth:`judge` knows, by name, ``(a, u)`` each."""
+        own = {"mass": self.mass / self.total, "count": self.count, "risk": self.estimates(True)}
+        return own | vars(self.judge(alpha, delta, conditional, method))
+
     def _ends(self, tests: Tests, scale: Tensor, delta: float, conditional: bool, method: str) -> Tensor:
         """Ends of each g by itself and of all at once, ``(2, G, 2)``, in [0, 1]; ``scale``: the range."""
         share = torch.full((2, len(scale)), 0.5 * delta / len(scale), dtype=torch.float64, device=scale.device)

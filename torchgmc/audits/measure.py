@@ -207,7 +207,7 @@ def _evidence(
         inside = torch.zeros_like(rows.s).scatter_(1, tally.column, 1.0)
         member, some = tally.who if head.fractional else tally.who > 0, (tally.who > 0).double()
         weight = tally.weight[:, None] * defined
-        cells = member.double().T @ (inside * weight), some.T @ (inside * (weight > 0))
+        cells = member.double().T @ (inside * weight) / rows.total, some.T @ (inside * (weight > 0))
     return Evidence(rows, tuple(names.who), tuple(names.what), target, cells, columns), known is None
 
 

@@ -134,8 +134,8 @@ def measure(audit: "Audit") -> Measures:
         two = bool(((seen == 0) | (seen == 1)).all()) and bounds == (0.0, 1.0)
         ends = bounds or (float(seen.min()), float(seen.max()) + 1e-12)
         rows = Rows.of(values[:, None], tally.who, tally.weight, tally.cluster, ends, two_valued=two, largest=size)
-        judged, empty = rows.judge(None, share, True), rows.count[:, 0] == 0
-        found[name] = [t[:, 0].masked_fill(empty, math.nan) for t in (judged.estimate, judged.low, judged.high)]
+        judged = rows.table(None, share, True)
+        found[name] = [judged[key][:, 0].masked_fill(judged["count"][:, 0] == 0, math.nan) for key in ("estimate", "low", "high")]
     mce = {}
     for c, tag in enumerate(classes):
         p, y = (pairs[key][:, c] for key in ("p", "y"))
