@@ -26,7 +26,7 @@ from torch import Tensor
 
 import torchgmc as gmc
 from torchgmc.engine.files import write_atomically, write_json
-from torchgmc.engine.threads import one_thread
+from torchgmc.engine.modes import one_thread
 from torchgmc_paper import EXPERIMENTS
 from torchgmc_paper.demo.progress import Bar, progress_bar
 

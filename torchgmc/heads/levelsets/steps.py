@@ -17,8 +17,8 @@ from torch import Tensor
 
 from torchgmc import projections
 from torchgmc.engine.float64 import wide
+from torchgmc.engine.modes import one_thread
 from torchgmc.engine.statistics import Bits
-from torchgmc.engine.threads import one_thread
 from torchgmc.heads.levelsets.soft import level_sets
 
 #: Unit of the coordinates z of a probability, and of the steps taken in it.

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from torchgmc.engine.threads import one_thread
+from torchgmc.engine.modes import one_thread
 
 GROUPS: tuple[str, ...] = ("everyone", "dim light", "glasses", "profile", "low contrast", "headwear")
 """Names of the columns of :attr:`Faces.groups`."""

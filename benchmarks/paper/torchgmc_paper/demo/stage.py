@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import torchgmc as gmc
 from torchgmc.engine.extras import require
 from torchgmc.engine.files import plain, write_file, write_json
-from torchgmc.engine.threads import one_thread
+from torchgmc.engine.modes import one_thread
 from torchgmc.heads.base import Head
 from torchgmc.report import write
 from torchgmc_paper.demo.progress import Bar, progress_bar
