@@ -19,7 +19,6 @@ from torchgmc import projections
 from torchgmc.engine.float64 import wide
 from torchgmc.engine.modes import one_thread
 from torchgmc.engine.statistics import Bits
-from torchgmc.heads.levelsets.soft import level_sets
 
 #: Unit of the coordinates z of a probability, and of the steps taken in it.
 FINE, UNIT = 2.0**-40, 2.0**-32
@@ -72,6 +71,21 @@ def levels(z: Tensor, edges: Tensor, euclidean: bool, apart: bool = False) -> Te
     """Level set of each coordinate, int64 ``(n, C)``: the number of inner edges at or below it."""
     x = z.detach() if apart or z.shape[1] == 1 else snap(probabilities(z.detach(), euclidean))
     return (x.unsqueeze(-1) >= edges).to(torch.int64).sum(-1)
+
+
+def level_sets(x: Tensor, edges: Tensor, temperature: float) -> Tensor:
+    r"""Soft membership in each level set, :math:`\sigma((x - e_k) / T) - \sigma((x - e_{k+1}) / T)`.
+
+    ``x``: ``(n, C)``. ``edges``: inner edges e of the b level sets, ``(b - 1,)``; the outer ones are infinite. ``temperature``:
+    T, in the units of the edges. Returns: Shape ``(n, b, C)``; sums to 1 over the level sets.
+
+    Example:
+        >>> level_sets(torch.tensor([[0.2]]), torch.tensor([0.25, 0.5]), 0.05)[0, :, 0]
+        tensor([0.7311, 0.2665, 0.0025])
+    """
+    above = torch.sigmoid((x.unsqueeze(1) - edges[:, None]) / temperature)  # (n, b - 1, C)
+    one = torch.ones_like(x).unsqueeze(1)
+    return torch.cat([one, above], 1) - torch.cat([above, torch.zeros_like(one)], 1)
 
 
 def soft_levels(z: Tensor, edges: Tensor, euclidean: bool, apart: bool, temperature: float) -> Tensor:

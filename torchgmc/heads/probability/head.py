@@ -22,7 +22,7 @@ from torchgmc.engine.values import Names, Values
 from torchgmc.heads.base import Head
 from torchgmc.heads.contract import EVERYONE
 from torchgmc.heads.learned import Found as TreesFound, Learning, looked_at
-from torchgmc.heads.levelsets import soft as soft_levels, steps as levelsets
+from torchgmc.heads.levelsets import steps as levelsets
 from torchgmc.heads.levelsets.problem import ResidualProblem
 from torchgmc.heads.probability import problem as potential, solver as probabilities, static, training
 from torchgmc.heads.probability.solver import ProbabilityStatistics
@@ -509,7 +509,7 @@ class ProbabilityHead(Learning):
             f = (self(probs, member, features=columns) if self.is_fitted else probs).reshape(len(probs), -1)
             s = f - (self.low + width * batch.y).to(f.dtype)
             edges = self.low + width * torch.arange(1, self.num_bins, device=f.device, dtype=f.dtype) / self.num_bins
-            inside = soft_levels.level_sets(f, edges, softness) if self.num_bins > 1 else torch.ones_like(s)[:, None]
+            inside = levelsets.level_sets(f, edges, softness) if self.num_bins > 1 else torch.ones_like(s)[:, None]
             if self.with_means:
                 inside = torch.cat([inside, torch.ones_like(s)[:, None]], 1)
             return Values((inside * s[:, None]).flatten(1), self.promised(batch.member))

@@ -27,7 +27,7 @@ from torchgmc.heads import finite
 from torchgmc.heads.combinations import threshold_figures, threshold_tables
 from torchgmc.heads.contract import EVERYONE
 from torchgmc.heads.learned import Found as TreesFound, Learning, looked_at
-from torchgmc.heads.levelsets import soft as soft_levels, steps as levelsets
+from torchgmc.heads.levelsets import steps as levelsets
 from torchgmc.heads.levelsets.steps import cell_sums
 from torchgmc.heads.quantile import problem as quantiles, training
 from torchgmc.heads.quantile.problem import QuantileProblem, QuantileStatistics, ScoreCounts
@@ -659,7 +659,7 @@ class QuantileHead(Learning):
                 q = self.forward(member, base, features=columns) if self.is_fitted else base
             scores = scores if scores.dtype in (torch.float32, torch.float64) else scores.float()
             s = (torch.sigmoid((q - scores) / softness) - self.target)[:, None]
-            inside = soft_levels.level_sets(q[:, None], edges.to(q), softness)[:, :, 0] if self.num_bins > 1 else 1.0
+            inside = levelsets.level_sets(q[:, None], edges.to(q), softness)[:, :, 0] if self.num_bins > 1 else 1.0
             return Values(inside * s, self.promised(batch.member))
         column = levelsets.levels(q[:, None], edges, False)
         s = ((batch.scores <= q).double() - self.target)[:, None]

@@ -10,7 +10,7 @@ from hypothesis import given, settings, strategies as st
 import torchgmc as gmc
 from gmctest.heads_zoo import GROUPS, events
 from gmctest.soft_heads import fitted, inputs_of, sigmoid
-from torchgmc.heads.levelsets import soft as soft_levels
+from torchgmc.heads.levelsets.steps import level_sets
 
 
 @settings(deadline=None, max_examples=60)
@@ -19,11 +19,11 @@ def test_level_sets_are_a_partition(n, bins, columns, seed):
     g = torch.Generator().manual_seed(seed)
     x = torch.rand(n, columns, generator=g, dtype=torch.float64)
     edges = torch.arange(1, bins, dtype=torch.float64) / bins
-    inside = soft_levels.level_sets(x, edges, 0.1)
+    inside = level_sets(x, edges, 0.1)
     assert inside.shape == (n, bins, columns)
     assert bool((inside >= 0).all())
     torch.testing.assert_close(inside.sum(1), torch.ones(n, columns).double())
-    sharp = soft_levels.level_sets(x, edges, 1e-12)
+    sharp = level_sets(x, edges, 1e-12)
     assert torch.equal(sharp.argmax(1), torch.bucketize(x, edges, right=True))
 
 
