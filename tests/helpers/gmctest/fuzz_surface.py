@@ -41,7 +41,7 @@ EXEMPT = {
     "between processes": (
         "distributed.agree distributed.collected distributed.extremes distributed.from_first distributed.moved "
         "distributed.pack distributed.pooled distributed.reduce distributed.rows_stay distributed.signature "
-        "distributed.together distributed.total distributed.unpack"
+        "distributed.together distributed.total distributed.totals distributed.unpack"
     ),
     "parts of figures and pages, for those who build their own": (
         "plots.new_figure plots.png plots.set_legend plots.set_title report.fitted report.picture report.remake "
