@@ -253,8 +253,3 @@ def listing(items: Iterable[Any], limit: int = 12) -> str:
     found = list(items)
     more = f" and {len(found) - limit} more" if len(found) > limit else ""
     return ", ".join(map(str, found[:limit])) + more
-
-
-def detached(value: Any) -> Any:
-    """The same numbers, for checks that look at them."""
-    return value.detach() if isinstance(value, Tensor) and value.requires_grad else value

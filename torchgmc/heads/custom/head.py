@@ -338,7 +338,7 @@ class GMCHead(Head):
     def values(self, f0: Tensor, y: Any, x: Any = None, softness: float | None = None) -> Values:
         """s along each direction, and the sets; of general test functions <s, g> of each. ``softness`` is yours to build in."""
         checks.softness(softness)
-        rows = self.check_batch(checks.detached(f0), y, x)
+        rows = self.check_batch(f0, y, x)
         f = rows.f0 if softness is None else f0 if f0.dim() == 2 else f0[:, None]
         if self.is_fitted:
             f = self(f, rows.x)

@@ -469,7 +469,7 @@ class DistributionHead(Head):
     def values(self, logits: Tensor, groups: Any = None, softness: float | None = None) -> Values:
         """Probability of each list, minus its mean over the batch. Nothing needs softening: it is already differentiable."""
         checks.softness(softness)
-        batch = self.check_batch(checks.detached(logits), groups)
+        batch = self.check_batch(logits, groups)
         _check_rows(batch.logits, torch.logsumexp(batch.logits, 1, keepdim=True))
         if softness is None:
             masses = self.measure(batch.logits, batch.member)[0]

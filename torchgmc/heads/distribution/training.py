@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from torchgmc.engine import checks
 from torchgmc.engine.implicit import check_members, check_some, optimum, slack_of
 from torchgmc.heads.distribution.tilt import INSIDE, Dual
 
@@ -17,7 +16,7 @@ def solve(head: "DistributionHead", logits: Tensor, groups: Any, weight: Any, al
     """See :meth:`torchgmc.DistributionHead.solve_differentiably`."""
     if head.euclidean:
         raise ValueError("geometry='euclidean' is a sequence of projections, which has no derivative. Train with geometry='kl'.")
-    batch = head.check_batch(checks.detached(logits), groups, weight)
+    batch = head.check_batch(logits, groups, weight)
     check_some("logits", logits)
     lists, ids, atom = (t.to(logits.device) for t in (head.atom_lists, head.ids, head.atom))
     log_mass = log_masses(logits, ids, atom, len(lists), head.temperature)

@@ -501,7 +501,7 @@ class ProbabilityHead(Learning):
         Soft, the level sets have soft edges.
         """
         checks.softness(softness)
-        batch = self.check_batch(checks.detached(probs), y, groups, features=features)
+        batch = self.check_batch(probs, y, groups, features=features)
         member, columns = batch.member if self.grouped else None, batch.features if self.learns else None
         width = self.high - self.low
         if softness is not None:

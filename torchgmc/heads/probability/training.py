@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from torchgmc.engine import checks, noise
+from torchgmc.engine import noise
 from torchgmc.engine.implicit import CellProblem, cell_sums, check_members, check_some, optimum, slack_of
 from torchgmc.groups.cells import pattern_ids
 
@@ -63,7 +63,7 @@ def solve(head: "ProbabilityHead", probs: Tensor, y: Tensor, groups: Any, weight
             f"with bins={head.bins} examples jump between level sets as f moves, so the fit is not a smooth function of the "
             "scores. Train through a head with bins=None (its offsets), and calibrate one with `bins` afterwards."
         )
-    batch = head.check_batch(checks.detached(probs), y, groups, weight)
+    batch = head.check_batch(probs, y, groups, weight)
     check_some("probs", probs)
     problem = LogLoss(batch.y, batch.member, batch.weight, head.multilabel)
     mass = problem.tilt.T @ problem.share.new_zeros(len(problem.tilt), 1).index_add(0, problem.cell, problem.share)  # (1 + a, 1)

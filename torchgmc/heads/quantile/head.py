@@ -650,7 +650,7 @@ class QuantileHead(Learning):
         Soft, both the step and the level sets have soft edges.
         """
         checks.softness(softness)
-        batch = self.check_batch(checks.detached(scores), groups, base=checks.detached(base), features=features)
+        batch = self.check_batch(scores, groups, base=base, features=features)
         q = self._thresholds(batch)
         edges = self._edges(batch.scores)
         if softness is not None:

@@ -24,7 +24,7 @@ def solve(
             f"with bins={head.bins} examples jump between level sets as q moves, so the fit is not a smooth function of the "
             "scores. Train through a head with bins=None, and calibrate one with `bins` afterwards."
         )
-    batch = head.check_batch(checks.detached(scores), groups, weight, checks.detached(base))
+    batch = head.check_batch(scores, groups, weight, base)
     check_some("scores", scores)
     share = batch.weight / batch.weight.sum()
     check_members(head.groups, share @ batch.member.double())

@@ -567,7 +567,7 @@ class ThresholdHead(Learning):
         Soft, the risk is a smooth function of the scores.
         """
         checks.softness(softness)
-        batch = self.check_batch(checks.detached(scores), masks, groups, pixel_weight=pixel_weight, features=features)
+        batch = self.check_batch(scores, masks, groups, pixel_weight=pixel_weight, features=features)
         pixels, lam = None if batch.pixels is None else self.flat(batch.pixels), self._at(batch)
         masks, target = self.flat(batch.masks), self.s_target().to(batch.scores.device)
         if softness is None:

@@ -19,7 +19,7 @@ def solve(
     """See :meth:`torchgmc.ThresholdHead.solve_differentiably`."""
     checks.positive("temperature", temperature, "It is the width over which the step 1{h <= lambda} is smoothed.")
     risk = head.risk.shares()
-    batch = head.check_batch(checks.detached(scores), masks, groups, weight)
+    batch = head.check_batch(scores, masks, groups, weight)
     check_some("scores", scores)
     chosen = risk.relevant(head.flat(batch.masks))  # (n, C, m)
     counts = chosen.sum(-1)

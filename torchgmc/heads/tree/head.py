@@ -435,7 +435,7 @@ class TreeHead(Head):
         where both paths part.
         """
         checks.softness(softness)
-        batch = self.check_batch(checks.detached(probs), labels, groups)
+        batch = self.check_batch(probs, labels, groups)
         if softness is not None:
             return self._soft_values(probs, batch, softness)
         nodes = self._answered(batch)
