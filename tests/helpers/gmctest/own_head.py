@@ -26,14 +26,11 @@ class MeanHead(gmc.Head):
     arguments: ClassVar[tuple[str, ...]] = ("scores", "y", "groups", "weight")
     truth: ClassVar[str] = "y"
     settings: ClassVar[tuple[str, ...]] = ("alpha", "groups")
+    zeroed: ClassVar[tuple[str, ...]] = ("offsets",)
 
     def __init__(self, alpha: float, groups=None):
         super().__init__(alpha, groups)
-        self.register_buffer("offsets", torch.zeros(self.num_groups, dtype=torch.float64))
-
-    def reset(self):
-        self.offsets.zero_()
-        self.mark_unfitted()
+        self.hold(offsets=(self.num_groups,))
 
     def observe(self, scores, y, groups=None, weight=None):
         member = self.check_groups(groups, len(scores), scores.device)
