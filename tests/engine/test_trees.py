@@ -58,7 +58,7 @@ def best_split(rows, columns, coded, slope, curvature, ridge, least):
 def test_sums_of_the_larger_half_are_what_the_smaller_leaves(classes: int, monkeypatch: pytest.MonkeyPatch) -> None:
     columns, equal, _, _ = draw(300, 3)
     coded, g = trees.code(columns, equal, 16), torch.Generator().manual_seed(0)
-    places, size = coded.places(slice(0, 300)), len(coded.right[0])
+    places, size = coded.places(slice(0, 300)), coded.ways.shape[1]
     values = torch.randint(-1000, 1000, (classes, 300), generator=g).double().numpy()
     leaf = (
         (torch.rand(5, 300, generator=g) * torch.tensor([4.0, 4.0, 2.0, 1.0, 3.5])[:, None]).to(torch.uint8).numpy()

@@ -1,8 +1,8 @@
 r"""Boosted trees over binned columns: a level of a tree is one search over all :math:`g = 1_{leaf} 1_A` at once.
 
 A is ``x >= cut``, ``x = level`` or ``x is missing``. The search counts: columns are coded (a level each for missing values and
-for categories), those of two values six to a code. Slopes and curvatures are whole numbers of a unit, both in one float64:
-one `scatter_add` per tree sums them over leaf x column x code, and every split of every leaf follows from cumulative sums.
+for categories), and those that depend on each other, or have few values, share a code. Slopes and curvatures are whole numbers
+of a unit, both in one float64: one `scatter_add` per tree sums them over leaf x code, and every split of every leaf follows.
 All sums are exact in any order, and over all ranks (:func:`torchgmc.distributed.total`): the same trees come out however the
 rows were cut or spread. Some trees are grown from the same slopes, with another first split each; the moves of their leaves are
 not, and one whose gain the others took is dropped.
@@ -35,8 +35,10 @@ STALE, LEAST = 0.8, 1e-9
 AT_ONCE, LOOK = 1 << 17, 1 << 10
 #: Fewer are counted by numpy, more by torch: a call of it costs more, an entry less.
 FEW = 1 << 15
-#: Columns of two values that share a code.
-PACK = 6
+#: Codes of columns that are counted together, unless a column has more.
+SIZE = 64
+#: Entries of a table from which on it pays to look for columns that depend on each other.
+MANY = 1 << 18
 #: Finest unit of slopes and curvatures in a search; bits of their sums, counted together; unit of what moves leaves.
 GRAIN, BITS, SHIFT, FINE = 2.0**-16, 25, 2.0**26, 2.0**-22
 #: Added and taken off again, it rounds a float64 to the unit of what moves leaves.
@@ -53,23 +55,19 @@ class Coded(NamedTuple):
     """Columns as small codes, on the CPU: the search is in numpy, whose small operations cost a third of torch's.
 
     ``codes``: uint8 ``(q, n)``; ``missing`` (the last) for NaN. ``cuts``: value that each code starts at (numbers) or stands
-    for (categories), float32 ``(q, b)``; inf where there is none. ``equal``: columns of categories, bool ``(q,)``. ``pairs``,
-    ``wide``: columns that hold two values and no NaN, and the others, int64. ``cells``: what is counted: codes of ``wide``,
-    then those of ``pairs``, six to a code; uint8 ``(w + p / 6, n)``. ``splits``: column, code and direction of NaN of all
-    splits that part some rows, int64 ``(m, 3)``; the last: none. ``some``: places of those of ``wide`` among wide x code x
-    direction. ``right``: codes that each split sends right, float64 ``(size, splits)``: of a number, of a category, and of
-    six pairs. ``gaps``, ``mixed``: whether there are NaN, and columns of categories.
+    for (categories), float32 ``(q, b)``; inf where there is none. ``equal``: columns of categories, bool ``(q,)``. ``cells``:
+    what is counted, see :func:`_joined`. ``splits``: column, code and direction of NaN of all splits that part some rows, int64
+    ``(m, 3)``; the last: none. ``ways``: codes of each cell that its splits send right, float64 ``(k, size, most)``. ``some``:
+    places of the splits among cells x most. ``gaps``, ``mixed``: whether there are NaN, and columns of categories.
     """
 
     codes: Array
     cuts: Array
     equal: Array
-    pairs: Array
-    wide: Array
     cells: Array
     splits: Array
     some: Array
-    right: tuple[Array, Array, Array]
+    ways: Array
     gaps: bool
     mixed: bool
 
@@ -80,7 +78,7 @@ class Coded(NamedTuple):
 
     def places(self, rows: slice) -> Array:
         """Cell and code of each of these rows, as one number, int64 ``(n, k)``."""
-        return np.ascontiguousarray(self.cells[:, rows].T + np.arange(len(self.cells)) * len(self.right[0]))
+        return np.ascontiguousarray(self.cells[:, rows].T + np.arange(len(self.cells)) * self.ways.shape[1])
 
     def pick(self, rows: Array | slice) -> "Coded":
         """Some of the rows."""
@@ -142,25 +140,73 @@ def code(columns: Tensor, equal: Tensor, bins: int, few: Tensor | None = None) -
             place = (np.searchsorted(kept, column, side="right") - 1).clip(0)
         cuts[j, : len(kept)] = kept
         codes[j] = np.where(lacking, bins, place)
-    pairs, wide = np.flatnonzero(two), np.flatnonzero(~two)
-    bit = np.arange(PACK, dtype=np.uint8)
-    packs = [codes[pairs[k : k + PACK]] << bit[: len(pairs) - k, None] for k in range(0, len(pairs), PACK)]
-    cells = np.concatenate([codes[wide], *(pack.sum(0, dtype=np.uint8)[None] for pack in packs)])
-    code = np.arange(max(bins + 1, (1 << PACK) * (len(pairs) > 0)))[:, None]
-    level = np.array([np.bincount(codes[j], minlength=len(code)) for j in wide]).reshape(-1, len(code))
-    level = _summed(level)
-    gaps = bool(level[:, bins].any())
-    every, sides = np.arange(bins + 1), np.arange(1 + gaps)
-    lost = (code == bins) & (sides == 1)[:, None, None]  # (sides, size, 1)
-    ways = ((one & (code < bins) | lost).transpose(1, 2, 0) for one in (code >= every, code == every))
-    number, category = (way.reshape(len(code), -1).astype(np.float64) for way in ways)
-    right = number, category, (np.arange(1 << PACK)[:, None] >> bit & 1).astype(np.float64)
-    count = np.where(same[wide, None], level @ category, level @ number)  # rows that each split sends right
-    useless = np.where(same[wide, None], every == bins - 1, every == 0).repeat(1 + gaps, 1)  # all other levels; all numbers
-    some = np.flatnonzero((count > 0) & (count < level.sum(1, keepdims=True)) & ~useless)
-    numbers = np.stack(np.meshgrid(wide, every, sides, indexing="ij"), -1).reshape(-1, 3)[some]
-    splits = np.concatenate([numbers, np.stack([pairs, np.ones_like(pairs), np.zeros_like(pairs)], 1), [[0, bins, 0]]])
-    return Coded(codes, cuts, same, pairs, wide, cells, splits, some, right, gaps, bool(same.any()))
+    size, pairs, wide = max(bins + 1, SIZE), np.flatnonzero(two), np.flatnonzero(~two)
+    few = _summed(np.array(n)) * q < MANY
+    cells, where, seen = _packed_pairs(codes, pairs, wide, size) if few else _joined(codes, np.where(two, 2, bins + 1), size)
+    gaps = bool(_summed((codes[wide] == bins).sum(1)).any())
+    numbers = np.stack(np.meshgrid(wide, np.arange(bins + 1), np.arange(1 + gaps), indexing="ij"), -1).reshape(-1, 3)
+    numbers = numbers[numbers[:, 1] != np.where(same[numbers[:, 0]], bins - 1, 0)]  # all other levels; all numbers
+    splits = np.concatenate([numbers, pairs[:, None] * [1, 0, 0] + [0, 1, 0]])
+    level = _summed(np.array([np.bincount(cell, minlength=size) for cell in cells]).reshape(-1, size))
+    right = _right(seen[splits[:, 0]], same, splits, bins)
+    count = (right * level[where[splits[:, 0]]]).sum(1)  # rows that each split sends right
+    some = (count > 0) & (count < level[:1].sum())
+    splits, right, cell = splits[some], right[some], where[splits[some, 0]]
+    slot, order = np.empty_like(cell), cell.argsort(kind="stable")
+    slot[order] = np.arange(len(cell)) - np.searchsorted(cell[order], cell[order])
+    ways = np.zeros((len(cells), size, int(slot.max(initial=0)) + 1))
+    ways[cell, :, slot] = right
+    splits = np.concatenate([splits, [[0, bins, 0]]])
+    return Coded(codes, cuts, same, cells, splits, cell * ways.shape[2] + slot, ways, gaps, bool(same.any()))
+
+
+def _packed_pairs(codes: Array, pairs: Array, wide: Array, size: int) -> tuple[Array, Array, Array]:
+    """As :func:`_joined`, in no time: columns of two values share cells, six at a time."""
+    bit, where, seen = np.arange(len(pairs)) % 6, np.arange(len(codes)), np.arange(size) + np.zeros((len(codes), 1), dtype=int)
+    where[wide], where[pairs] = np.arange(len(wide)), len(wide) + np.arange(len(pairs)) // 6
+    seen[pairs] = seen[pairs] >> bit[:, None] & 1
+    packs = codes[pairs] << bit[:, None].astype(np.uint8)
+    return (
+        np.concatenate([codes[wide], *(packs[k : k + 6].sum(0, dtype=np.uint8)[None] for k in range(0, len(pairs), 6))]),
+        where,
+        seen,
+    )
+
+
+def _joined(codes: Array, levels: Array, size: int) -> tuple[Array, Array, Array]:
+    """Columns that depend on each other, or are short, share a cell, of up to ``size`` codes: one for each pattern of theirs.
+
+    The cells, uint8 ``(k, n)``, that of each column ``(q,)``, and what the column's code is in each pattern, ``(q, size)``.
+    """
+    cells, counts = np.zeros((0, codes.shape[1]), dtype=np.uint8), np.zeros(0)
+    where, seen = np.zeros(len(codes), dtype=np.int64), np.full((len(codes), size), -1)
+    for j, (own, wide) in enumerate(zip(codes, levels.tolist(), strict=True)):  # columns, not rows
+        last = np.arange(max(0, len(cells) - size), len(cells))
+        few = cells[last, :LOOK] * np.int64(wide) + own[:LOOK] + (last - last[:1])[:, None] * (size * wide)
+        more = (_summed(np.bincount(few.ravel(), minlength=len(last) * size * wide)) > 0).reshape(-1, size * wide).sum(1)
+        order = np.argsort(more / counts[last], kind="stable")  # those that depend on it most, by a look at some rows
+        for k in (*last[order[more[order] <= size]].tolist(), len(cells)):
+            both = cells[k] * np.int64(wide) + own if k < len(cells) else own
+            there = _summed(np.bincount(both, minlength=size * wide)) > 0
+            if there.sum() <= size:  # no rare patterns
+                break
+        if k == len(cells):
+            cells, counts = np.concatenate([cells, own[None]]), np.append(counts, 0)
+        old, new = np.divmod(np.flatnonzero(there), wide)
+        inside = np.flatnonzero(where[:j] == k)
+        seen[inside, : len(old)] = seen[inside][:, old]
+        seen[j, : len(new)], where[j], counts[k] = new, k, len(new)
+        cells[k] = (there.cumsum() - 1).astype(np.uint8)[both]
+    return cells, where, seen
+
+
+def _right(here: Array, equal: Array, splits: Array, missing: int, mixed: bool = True, gaps: bool = True) -> Array:
+    """Which codes ``(splits, n)`` each split (column, code, direction of NaN) sends right, bool; ``mixed``, ``gaps``: of Coded."""
+    column, code, lost = splits.T[..., None]
+    code = code.astype(here.dtype)
+    found: Array = here >= code
+    found = np.where(equal[column], here == code, found) if mixed else found
+    return np.where(here == missing, lost > 0, found) if gaps else found
 
 
 def _summed(values: Array) -> Array:
@@ -258,7 +304,7 @@ def grow(
     values, units = _packed(slope, curvature)
     splits, gains = [], []
     bits: list[Array] = []
-    sums = _summed(histogram(places, None, 1, len(coded.right[0]), values))  # (C, B leaves, k, size)
+    sums = _summed(histogram(places, None, 1, coded.ways.shape[1], values))  # (C, B leaves, k, size)
     for level in range(depth):
         if level:
             sums = _halves(places, [bit[:, rows] for bit in bits], sums, values)
@@ -277,15 +323,10 @@ def grow(
 
 def _gains(coded: Coded, sums: Array, units: tuple[float, float], ridge: float, least: float) -> Array:
     """Fall of the quadratic model by each split of each leaf, ``(leaves, m)``; -inf where a side is too small."""
-    (classes, leaves), w, p, levels = sums.shape[:2], len(coded.wide), len(coded.pairs), coded.missing + 1
+    classes, leaves, k, size = sums.shape
     whole = sums[:, :, 0].sum(2, keepdims=True)
-    right = sums[:, :, :w, :levels] @ coded.right[0][:levels]
-    if coded.mixed:
-        right = np.where(coded.equal[coded.wide, None], sums[:, :, :w] @ coded.right[1], right)
-    every = [whole, right.reshape(classes, leaves, -1).take(coded.some, 2)]
-    if p:
-        every.append((sums[:, :, w:, : 1 << PACK] @ coded.right[2]).reshape(classes, leaves, -1)[:, :, :p])
-    both = np.concatenate(every, 2)
+    right = (sums.reshape(-1, k, size).swapaxes(0, 1) @ coded.ways).swapaxes(0, 1).reshape(classes, leaves, -1)
+    both = np.concatenate([whole, right.take(coded.some, 2)], 2)
     both = np.concatenate([both, whole - both[:, :, 1:]], 2)
     slope = np.floor(both / SHIFT)
     curvature = (both - slope * SHIFT) * units[1]
@@ -299,13 +340,8 @@ def _gains(coded: Coded, sums: Array, units: tuple[float, float], ridge: float, 
 
 def _turns(coded: Coded, split: Array) -> Array:
     """Rows that each split (column, code, direction of NaN) sends right, 0 or 1, uint8 ``(splits, n)``."""
-    column, code, missing = split.T.reshape(3, -1, 1)
-    here, code = coded.codes[column[:, 0]], code.astype(np.uint8)
-    right: Array = here >= code
-    if coded.mixed:
-        right = np.where(coded.equal[column], here == code, right)
-    right = np.where(here == coded.missing, missing > 0, right) if coded.gaps else right
-    return right.view(np.uint8)
+    here = coded.codes[split[:, 0]]
+    return _right(here, coded.equal, split, coded.missing, coded.mixed, coded.gaps).view(np.uint8)
 
 
 def leaves_of(coded: Coded, tree: Grown) -> Array:
@@ -498,7 +534,7 @@ def _moves(loss: Loss, z: Tensor, place: Array, rows: slice, leaves: int, ridge:
     curvatures, ``(2, C, leaves)``.
     """
     parts = (part.T.cpu().numpy() for part in loss.slopes(z, rows))
-    sums = _summed(np.array([[_by_leaf(place, (column + ROUND) - ROUND, leaves) for column in part] for part in parts]))
+    sums = _summed(np.array([[by_leaf(place, (column + ROUND) - ROUND, leaves) for column in part] for part in parts]))
     step = sums[0] / (sums[1] + ridge)
     if loss.steps is not None:
         own = loss.steps(z, torch.from_numpy(place), leaves, rows).T.cpu().numpy()
@@ -506,7 +542,7 @@ def _moves(loss: Loss, z: Tensor, place: Array, rows: slice, leaves: int, ridge:
     return step, sums
 
 
-def _by_leaf(place: Array, values: Array, leaves: int) -> Array:
+def by_leaf(place: Array, values: Array, leaves: int) -> Array:
     """Sum of the values of each leaf."""
     if len(place) < FEW >> 3:
         return np.bincount(place, values, leaves)

@@ -33,7 +33,7 @@ FEWEST = 50
 #: Rules that are kept, and 1 - confidence of their intervals together.
 RULES, DELTA = 12, 0.05
 #: Rows that rules are chosen on, and judged on.
-MOST_ROWS = 1 << 14
+MOST_ROWS = 1 << 13
 
 
 @dataclass(frozen=True)
@@ -464,7 +464,7 @@ class Learning(Head):
         weight = (rows.weight[seen] / over_ranks(rows.weight[seen].sum()))[:, None]
         sums = torch.cat([weight, effect[seen] * weight], 1).T.contiguous().cpu().numpy()
         whole = (tree.astype(np.int64) for tree in place.cpu().numpy())
-        each = [[np.bincount(tree, part, leaves) for part in sums] for tree in whole]
+        each = [[trees.by_leaf(tree, part, leaves) for part in sums] for tree in whole]
         mass = over_ranks(torch.from_numpy(np.array(each, dtype=np.float64)).to(place.device)).mT.flatten(0, 1)
         size = mass[:, 1:].abs().amax(1) / mass[:, 0].clamp_min(1e-300).sqrt()  # in units of its noise, up to a factor
         chosen: dict[str, int] = {}
