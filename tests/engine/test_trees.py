@@ -54,6 +54,27 @@ def best_split(rows, columns, coded, slope, curvature, ridge, least):
     return best, how
 
 
+def test_columns_that_depend_on_each_other_are_counted_together_and_split_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    g = torch.Generator().manual_seed(0)
+    level = torch.randint(0, 12, (4000, 2), generator=g)
+    shown = [level, level[:, :1] == torch.arange(12), level[:, 1:] == torch.arange(12), level[:, :1] > 5]
+    noise = torch.randn(4000, 2, generator=g).masked_fill(torch.rand(4000, 2, generator=g) < 0.1, torch.nan)
+    columns = torch.cat([part.float() for part in (*shown, noise, torch.rand(4000, 5, generator=g) < 0.2)], 1)
+    equal = torch.zeros(columns.shape[1], dtype=torch.bool).index_fill_(0, torch.tensor([1]), True)
+    slope, curvature = torch.randn(4000, 1, generator=g, dtype=torch.float64), torch.ones(4000, 1, dtype=torch.float64)
+    slope += (level[:, :1] == 3) & (columns[:, -1:] > 0)
+    found = []
+    for many in (0, 1 << 40):
+        monkeypatch.setattr(trees, "MANY", many)
+        coded = trees.code(columns, equal, 32)
+        tree, leaf = trees.grow(coded, slope, curvature, 3, 1.0, 5.0)
+        found.append((len(coded.cells), coded.splits, *tree, leaf))
+    assert found[0][0] <= 6 < found[1][0]
+    assert all(np.array_equal(one, two) for one, two in zip(found[0][1:], found[1][1:], strict=True))
+    cells, where, seen = trees._joined(coded.codes, coded.codes.max(1).astype(int) + 1, 64)
+    assert np.array_equal(seen[np.arange(len(where))[:, None], cells[where]], coded.codes)
+
+
 @pytest.mark.parametrize("classes", [1, 2])
 def test_sums_of_the_larger_half_are_what_the_smaller_leaves(classes: int, monkeypatch: pytest.MonkeyPatch) -> None:
     columns, equal, _, _ = draw(300, 3)
