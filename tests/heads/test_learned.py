@@ -250,7 +250,7 @@ def test_fresh_data_are_covered_at_the_target() -> None:
 def test_some_of_many_rows_teach_as_much_as_their_number_can(monkeypatch: pytest.MonkeyPatch) -> None:
     """They were drawn by the places that then order them: every window of rows but the first was empty, and one tree was left."""
     monkeypatch.setattr(folds, "EXACT", 100)
-    for name, rows in (("POOL", 800), ("JUDGES", 200), ("SAMPLE", 400)):
+    for name, rows in (("POOL", 800), ("JUDGES", 200)):
         monkeypatch.setattr(trees, name, rows)
     spots, boost = [], trees.boost
     monkeypatch.setattr(trees, "boost", lambda *args, **given: (spots.append(given["spots"]), boost(*args, **given))[1])

@@ -25,8 +25,8 @@ from torchgmc.engine.folds import leading
 Array = npt.NDArray[Any]
 __all__ = ["Boosted", "Coded", "Grown", "Loss", "boost", "code", "grow", "walk"]
 
-#: Rows that the splits of a batch of trees are searched on, those of all batches, and held-out ones that judge them, at most.
-SAMPLE, POOL, JUDGES = 1 << 15, 1 << 17, 1 << 15
+#: Rows that splits are searched on (of fewer they are much worse), and held-out ones that judge them, at most.
+POOL, JUDGES = 1 << 17, 1 << 15
 #: Trees whose splits are found from the same slopes (the moves of their leaves are not): each has another first split.
 BATCH = 4
 #: Share of its gain that a tree must still have after those of its batch before it; gain below which a split is none.
@@ -289,17 +289,17 @@ def _packed(slope: Tensor, curvature: Tensor) -> tuple[Array, tuple[float, float
 
 def grow(
     coded: Coded, slope: Tensor, curvature: Tensor, depth: int, ridge: float, least: float,
-    roots: Array | None = None, places: Array | None = None, rows: slice | None = None,
+    roots: Array | None = None, places: Array | None = None,
 ) -> tuple[Grown, Array]:  # fmt: skip
     """Trees ``(B, N)`` whose splits, level by level, gain most in the quadratic model of the loss, and the leaves of all rows.
 
     ``coded``: columns of the rows. ``slope``, ``curvature``: ``(n, C)``, of the rows that are searched. ``depth``, ``ridge``,
     ``least``: levels; what is added to each leaf's curvature; smallest curvature of a leaf, summed over C. ``roots``: columns
-    that the first split of each tree should use, bool ``(B, q)``; None for one tree and all columns. ``places``, ``rows``: see
-    :meth:`Coded.places`, if at hand; rows that are searched, None for the first. Leaves: uint8 ``(B, n)``.
+    that the first split of each tree should use, bool ``(B, q)``; None for one tree and all columns. ``places``: see
+    :meth:`Coded.places`, of the rows that are searched, the first, if at hand. Leaves: uint8 ``(B, n)``.
     """
-    rows = rows or slice(0, len(slope))
-    places = coded.places(rows) if places is None else places[rows]
+    rows = slice(0, len(slope))
+    places = coded.places(rows) if places is None else places
     count = 1 if roots is None else len(roots)
     values, units = _packed(slope, curvature)
     splits, gains = [], []
@@ -386,11 +386,9 @@ def boost(
     n, cut, leaves, device = len(z), len(z) - held, 1 << depth, z.device
     spots = torch.cat([torch.arange(k, dtype=torch.float64) / k for k in (cut, held)]) if spots is None else spots
     train, judges = leading(spots[:cut], POOL), leading(spots[cut:], JUDGES) if stop else held
-    rest = slice(cut, cut + judges)
+    seen, rest = slice(0, train), slice(cut, cut + judges)
     few = coded if train + judges == n else coded.pick(np.r_[:train, rest])
-    windows = max(1, min(POOL, int(over_ranks(torch.tensor(cut)))) // SAMPLE)
-    ends = [min(train, leading(spots[:cut], k * SAMPLE)) for k in range(windows + 1)]
-    places_of, turn, drawn = few.places(slice(0, train)), 0, 0
+    places_of, drawn = few.places(seen), 0
     both = torch.cat([z[:train], z[rest]]).cpu()
     own, other = both[:train], both[train:]
     trees: list[Grown] = []
@@ -399,18 +397,15 @@ def boost(
     history, gained = [average(before)], before.new_zeros(1)
     best, patience, lowest = 0, math.ceil(PATIENCE / rate), history[0]
     while len(trees) < most and (len(trees) - best < patience or not stop):
-        rows, turn = slice(ends[turn], ends[turn + 1]), (turn + 1) % windows
         roots = _roots(drawn, max(1, BATCH * 8 >> max(3, depth)), len(coded.codes)) if depth > 1 else None
-        batch, leaf = grow(few, *loss.slopes(own[rows], rows), depth, ridge, least, roots, places_of, rows)
+        batch, leaf = grow(few, *loss.slopes(own, seen), depth, ridge, least, roots, places_of)
         drawn, gains, leaf_of = drawn + len(leaf), batch.gain.sum(1).tolist(), leaf.astype(np.int64)
         if max(gains) <= 0:
             break
-        usual = 0.0
         for b in [b for b, gain in enumerate(gains) if gain > 0][: most - len(trees)]:
-            step, (one, two) = _moves(loss, own, leaf_of[b, :train], slice(0, train), leaves, ridge)
+            step, (one, two) = _moves(loss, own, leaf_of[b, :train], seen, leaves, ridge)
             gain = float(np.vdot(one, one / (two + ridge)) - (one.sum(1) ** 2 / (two.sum(1) + ridge)).sum())
-            usual = usual or gain / gains[b]  # 1, or less where other rows were searched
-            if gain < STALE * usual * gains[b]:  # the trees before it took what it found
+            if gain < STALE * gains[b]:  # the trees before it took what it found
                 continue
             _move(both.numpy(), rate * step, leaf_of[b])
             trees.append(Grown(*(part[b] for part in batch)))
@@ -422,7 +417,7 @@ def boost(
     if not stop or in_noise(gained):
         best = 0
     if few is not coded:
-        parts = [coded.pick(slice(k, k + SAMPLE)) for k in range(0, n, SAMPLE)]
+        parts = [coded.pick(slice(k, k + JUDGES)) for k in range(0, n, JUDGES)]
         places = [np.concatenate([leaves_of(part, tree) for part in parts]) for tree in trees[:best]]
     kept = np.stack(places[:best]) if best else np.zeros((0, n), dtype=np.uint8)
     moves, moved, final = np.zeros((best, z.shape[1], leaves)), np.zeros(final.shape), final.cpu()

@@ -102,7 +102,7 @@ def scattered(rank: int, learned_only: bool = False) -> dict:
     # As of many rows: places by a hash, Hessians of some rows, folds by one step.
     folds.EXACT, folds.EQUAL, static.EXACT_FOLDS = 100, 100, 0
     solver.SAMPLE = problem.SAMPLE = tree_solver.SAMPLE = 256
-    tree_solver.EXACT, offsets.NEAR, trees.POOL, trees.JUDGES, trees.SAMPLE = 100, 64, 800, 200, 400
+    tree_solver.EXACT, offsets.NEAR, trees.POOL, trees.JUDGES = 100, 64, 800, 200
     learned.MOST_ROWS = 400
     for calibrate in map(inspect.unwrap, (gmc.TreeHead.calibrate, gmc.QuantileHead.calibrate)):
         calibrate.rows_stay = calibrate.rows_stay[0], 100
