@@ -77,8 +77,8 @@ def among(count: int) -> float:
 
 def skewness_of(s: Tensor, weight: Tensor) -> float:
     """Skewness of s ``(n,)``; 0 where it does not vary."""
-    share = weight / over_ranks(weight.sum()).clamp_min(1e-300)
-    centred = s - over_ranks(share @ s)
+    total, first = over_ranks(torch.stack([weight.sum(), weight @ s]))
+    share, centred = weight / total.clamp_min(1e-300), s - first / total.clamp_min(1e-300)
     spread, cubes = over_ranks(torch.stack([share @ centred.square(), share @ centred**3])).tolist()
     return cubes / spread**1.5 if spread > 1e-24 else 0.0
 

@@ -110,7 +110,7 @@ class Folded:
             problem = Pinball(few.scores, few.cell, design, few.merged)
             theta = from_first(solve(problem, left @ few.weight, linear, price, theta, exact=1).theta)  # one's rounding decides
             moved = (theta @ design.T - centre).abs().amax(1)
-            if float(moved.max()) <= radius or float(moved[-1]) <= max(self.span * 2.0**-OCTAVES, radius * 2.0**-10):
+            if float(moved.max()) <= radius or float(moved[-1]) <= max(self.span * 2.0**-OCTAVES, radius / 8):
                 break
         return few, theta
 
@@ -225,14 +225,14 @@ def crossing(scores: Tensor, weight: Tensor, mass: float, alone: bool = False) -
     Scores are counted in buckets, those in the answer's bucket in smaller ones until they are few: what is sent does not depend
     on n, nor the answer on how the rows are spread. There must be some weight. ``alone``: of this rank's scores.
     """
-    goal, below, inside = mass - 1e-12 * max(abs(mass), 1e-300), weight.new_zeros(()), math.inf
+    goal, below, inside, parts = mass - 1e-12 * max(abs(mass), 1e-300), weight.new_zeros(()), math.inf, BUCKETS // 2
     while inside > NEAR:
         low, high = (float(end) for end in (scores.aminmax() if alone else extremes(scores)))
         if high - low <= 1e-290:  # all are equal
             scores, weight = scores.new_full((1,), low), weight.sum()[None]
             break
-        place = ((scores - low) * (BUCKETS / (high - low))).long().clamp_(max=BUCKETS - 1)
-        both = torch.bincount(place, weight, BUCKETS).double(), torch.bincount(place, minlength=BUCKETS).double()
+        place = ((scores - low) * (parts / (high - low))).long().clamp_(max=parts - 1)
+        both = torch.bincount(place, weight, parts).double(), torch.bincount(place, minlength=parts).double()
         sums, count = both if alone else totals(*both)
         covered, used = below + sums.cumsum(0), sums.nonzero()[:, 0]
         bucket = int(torch.searchsorted(covered, goal).clamp(used[0], used[-1]))
