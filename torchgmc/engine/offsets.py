@@ -165,8 +165,8 @@ class Curves(Folded):
 
     def between(self, ends: Array) -> Folded:
         """Scores between ascending places ``(c, k)``, each lower one excluded: of every cell and two neighbours one."""
-        low, unit = self.line
-        weight, where = np.diff(self.at(ends), axis=1), (ends[:, 1:] + ends[:, :-1] + 1) / 2
+        (low, unit), weight = self.line, np.diff(self.at(ends), axis=1)  # those beyond the others: near them, for fewer steps
+        where = ((ends[:, 1:] + ends[:, :-1] + 1) / 2).clip(ends[:, 1:2] - WINDOW, ends[:, -2:-1] + WINDOW)
         cell, used = (weight > 1e-13 * self.weight[:, -1].max().item()).nonzero()
         scores, cells, heavy = map(torch.from_numpy, (low + unit * where[cell, used], cell, weight[cell, used][None]))
         device, mass = self.mass.device, self.mass.sum(0, keepdim=True)

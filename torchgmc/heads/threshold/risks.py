@@ -125,7 +125,7 @@ class ShareRisk:
         """Numbers of relevant scores per image: at each threshold ``(n, C, size)``, and (weighted) of all ``(n, C)``."""
         n, num_classes, m = scores.shape
         rows, bins = n * num_classes, lattice.size + 1  # one bin above the lattice
-        start = (torch.arange(rows, dtype=torch.int32, device=scores.device) * 2 * bins)[:, None]
+        start = torch.arange(0, 2 * rows * bins, 2 * bins, dtype=torch.int32, device=scores.device)[:, None]
         index = lattice.index(scores.reshape(rows, m), start)
         index.add_(self.relevant(masks).reshape(rows, m), alpha=bins)  # those that do not count by themselves: no branch
         weight = None if pixels is None else pixels.flatten()

@@ -122,12 +122,12 @@ def _of_curves(head: "ThresholdHead", batch: Batch, lattice: risks.Lattice, slot
         some = batch.part(start, rows)
         steps, counts = head.risk.curves(some.scores, some.masks, lattice, some.pixels)
         total = torch.where(counts > 0, counts.double(), torch.inf)[..., None]
-        table.view(slots, columns, size).index_add_(0, slot[start : start + rows], steps * (some.weight[:, None, None] / total))
+        shares = steps.double().mul_(some.weight[:, None, None] / total)
+        table.view(slots, columns, size).index_add_(0, slot[start : start + rows], shares)
         fast = steps.device.type == "cpu" and size > 2 * POINTS  # numpy takes a third of the time
         risen = torch.from_numpy(np.add.reduceat(steps.numpy(), first, -1)).cumsum(-1) if fast else steps.cumsum(-1)[..., at]
         parts.append((counts, risen / total))
-    counts, risk = (torch.cat(part) for part in zip(*parts, strict=True))
-    return counts, risk
+    return tuple(torch.cat(part) for part in zip(*parts, strict=True))
 
 
 def _moments(risk: Tensor, weight: Tensor | None, counted: Tensor, inside: Tensor) -> Tensor:
