@@ -7,6 +7,7 @@ import re
 import sys
 import threading
 import time
+import types
 import urllib.parse
 from pathlib import Path
 
@@ -22,10 +23,13 @@ CONTENT = bytes(range(256)) * 1200  # 300 kB: several chunks
 
 
 class Server:
-    """Serves ``files``; ``breaks``: bytes after which the next answers break off; ``errors``: what they say instead."""
+    """Serves ``files``; ``breaks``: bytes after which the next answers break off; ``errors``: what they say instead.
+
+    Files in ``held`` are answered once their event is set.
+    """
 
     def __init__(self):
-        self.files, self.breaks, self.errors, self.asked = {}, [], [], []
+        self.files, self.breaks, self.errors, self.asked, self.held = {}, [], [], [], {}
         outer = self
 
         class Handler(http.server.BaseHTTPRequestHandler):
@@ -44,6 +48,7 @@ class Server:
         path = urllib.parse.unquote(request.path).removeprefix("/")
         self.asked.append(path)
         content = self.files.get(path)
+        assert path not in self.held or self.held[path].wait(60)
         if self.errors or content is None:
             return request.send_error(self.errors.pop(0) if self.errors else 404)
         request.send_response(200)
@@ -132,12 +137,16 @@ def test_a_busy_server_and_a_broken_connection_are_tried_again(server, tmp_path,
     assert (tmp_path / "sub" / "a.bin").read_bytes() == CONTENT and len(server.asked) == 4
 
 
-def test_one_bad_of_many_ends_it_and_what_has_come_stays(server, tmp_path):
+def test_one_bad_of_many_ends_it_and_what_has_come_stays(server, tmp_path, monkeypatch):
+    """Eight threads at most are under way when the first error is known, so no more than eight later files are asked for."""
+    failed = threading.Event()
+    monkeypatch.setattr(_files, "threading", types.SimpleNamespace(Event=lambda: failed))
     server.publish({f"many/{k}": b"%d" % k for k in range(300)})
     del server.files["many/10"]
+    server.held = {f"many/{k}": failed for k in range(11, 300)}
     with pytest.raises(DownloadError, match="many/10: 404"):
         fetch(tmp_path, "data", ["many"])
-    assert {f"many/{k}" for k in range(10)} <= set(below(tmp_path)) and len(server.asked) < 300
+    assert {f"many/{k}" for k in range(10)} <= set(below(tmp_path)) and len(server.asked) <= 11 + 8
 
 
 @pytest.mark.parametrize(("files", "bar"), [({"a": CONTENT}, r"100%.*307k/307k"), ({"a": b"1", "b": b"2"}, r"data: 100%.*2/2")])
