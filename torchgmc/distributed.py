@@ -35,6 +35,7 @@ _KINDS = ("statistics", "signature", "broadcast", "sum", "rows", "end", "failure
 _LOCAL: ContextVar[bool] = ContextVar("torchgmc_local", default=False)
 _TOGETHER: ContextVar[bool] = ContextVar("torchgmc_together", default=False)
 _SCATTERED: ContextVar[bool] = ContextVar("torchgmc_scattered", default=False)
+scattered = _SCATTERED.get  # is this a fit whose rows stay on their ranks, see rows_stay?
 _LONGEST_MESSAGE = 1 << 16
 #: Bytes that travel with a header: an exchange costs as much time whether it is of 20 bytes or of thousands, so that few is best.
 _INLINE = 1 << 12
@@ -119,12 +120,13 @@ def agree(signature: str) -> None:
         _check_signatures([text.decode() for text in _exchange("signature", signature.encode())])
 
 
-def from_first(values: Tensor) -> Tensor:
-    """The tensor of the first rank, on every rank, in a fit too whose rows stay (:func:`rows_stay`)."""
-    if not (active() or _SCATTERED.get()):
-        return values
-    said = _exchange("broadcast", _to_bytes([values] if dist.get_rank() == 0 else []))
-    return _from_bytes(said[0], values.device)[1][0]
+def from_first(values: Tensor | Callable[[], Tensor], device: torch.device | None = None) -> Tensor:
+    """The tensor of the first rank, on every rank, where :func:`rows_stay` too; a function is called there, and others wait."""
+    scattered = active() or _SCATTERED.get()
+    with alone(), local():
+        own = [] if scattered and dist.get_rank() else [values() if callable(values) else values]
+    home = values.device if isinstance(values, Tensor) else device or torch.device("cpu")
+    return _from_bytes(_exchange("broadcast", _to_bytes(own))[0], home)[1][0] if scattered else own[0]
 
 
 def total(values: Tensor, always: bool = False) -> Tensor:
@@ -232,8 +234,8 @@ def pooled(calibrate: Method) -> Method:
 def _pool(head: "Head", stays: tuple[Callable[..., bool], int] | None, args: Any, kwargs: Any) -> tuple[Any, bool]:
     """Statistics to calibrate with, and whether they are this rank's only."""
     own, about, device = head.statistics, signature(head, *args, **kwargs), head.fitted.device
-    if stays is not None:
-        shapes = reduce(None if own is None else own.pick(slice(0)), about, device)
+    if stays is not None and head.keeps_rows:
+        shapes = reduce(None if own is None else own.nobody(), about, device)
         where, above = stays
         many = above == 0 or int(total(torch.tensor(0 if own is None else own.rows), True)) > above
         if shapes is None or (many and where(head, shapes, *args, **kwargs)):

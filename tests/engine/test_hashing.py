@@ -1,6 +1,7 @@
 import math
 import struct
 
+import pytest
 import torch
 
 from torchgmc.engine import hashing
@@ -101,3 +102,12 @@ def test_keys_of_rows_are_those_of_whole_numbers_in_python():
         expected.append(key - 2**64 * (key >= 2**63))
     assert hashing.row_keys(x, y).tolist() == expected
     assert hashing.row_keys(torch.tensor([[0.5, 2.0]])).tolist() == [6341129219527175273]  # as version 0.1 made them
+
+
+@pytest.mark.parametrize("width", [0, 1, 7, 8, 31, 32])
+@pytest.mark.parametrize("coarse", [False, True])
+def test_keys_of_bool_are_those_of_numbers(width, coarse):
+    g = torch.Generator().manual_seed(width)
+    x, y = torch.rand(9000, 2, generator=g), torch.rand(9000, 2 * width, generator=g) < 0.4
+    some = y[:, ::2]  # a view
+    assert torch.equal(hashing.row_keys(x, some, coarse=coarse), hashing.row_keys(x, some.double(), coarse=coarse))

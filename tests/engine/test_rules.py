@@ -34,8 +34,8 @@ def test_every_rule_says_who_goes_to_its_leaf():
 
 def _holds(part, row):
     value = dict(zip(NAMES, row, strict=True))
-    lacking = part.endswith(" or missing")
-    said = part.removesuffix(" or missing")
+    lacking = part.endswith(" (or missing)")
+    said = part.removesuffix(" (or missing)")
     if said in ("women", "not women"):
         return (value["women"] == 1) == (said == "women")
     if said.endswith("is missing") or said.endswith("is not missing"):

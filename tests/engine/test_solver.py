@@ -106,3 +106,16 @@ def test_steps_wait_for_no_value(name: str, monkeypatch: pytest.MonkeyPatch):
             assert search.log[-1][2].device == AWAY == there.state().device
             with pytest.raises(DataDependentOutputException):
                 before[search.log[0][0]]
+
+
+def test_a_violation_that_exceeds_alpha_by_rounding_is_at_alpha():
+    """One that is alpha on paper may be a bit more or less in another order of sums; the fit must not depend on it."""
+    f, member = torch.full((1, 1), 0.1 + 0.2, dtype=torch.float64), torch.ones(1, 1, dtype=torch.bool)
+    assert float(f) > 0.3
+
+    def solved(solver: str, start: torch.Tensor = f, **options: Any):
+        return gmc.solve(start, lambda now: now, member, alpha=0.3, solver=solver, **options).report
+
+    assert solved("exact").iterations == 0 and solved("exact").converged
+    assert solved("exact", f * (1 + 1e-8)).iterations == 1
+    assert solved("paper", eta=0.1).iterations == 1  # to the letter

@@ -21,6 +21,9 @@ def test_bits_are_the_membership(groups: int) -> None:
     assert bits.shape == member.shape and len(bits) == 9000
     assert bits[:].equal(member) and bits[rows].equal(member[rows]) and bits[8190:8195].equal(member[8190:8195])
     assert bits[:0].shape == (0, groups)
+    for more, dtype in ((0, torch.float32), (2, torch.float64), (9, torch.float32)):
+        want = torch.cat([torch.ones(9000, 1), member, torch.zeros(9000, more)], 1).to(dtype)
+        assert bits.wide(slice(None), dtype, more).equal(want) and bits.wide(rows, dtype, more).equal(want[rows])
 
 
 def _parts() -> tuple[gmc.ProbabilityHead, gmc.ProbabilityHead, list[torch.Tensor]]:

@@ -79,7 +79,7 @@ def test_columns_that_depend_on_each_other_are_counted_together_and_split_as_bef
 def test_sums_of_the_larger_half_are_what_the_smaller_leaves(classes: int, monkeypatch: pytest.MonkeyPatch) -> None:
     columns, equal, _, _ = draw(300, 3)
     coded, g = trees.code(columns, equal, 16), torch.Generator().manual_seed(0)
-    places, size = coded.places(slice(0, 300)), coded.ways.shape[1]
+    places, size = coded._replace(few=False).layout(slice(0, 300)), coded.ways.shape[1]
     values = torch.randint(-1000, 1000, (classes, 300), generator=g).double().numpy()
     leaf = (
         (torch.rand(5, 300, generator=g) * torch.tensor([4.0, 4.0, 2.0, 1.0, 3.5])[:, None]).to(torch.uint8).numpy()
@@ -96,12 +96,31 @@ def test_sums_of_the_larger_half_are_what_the_smaller_leaves(classes: int, monke
     assert np.array_equal(trees._halves(places, [leaf >> 1, leaf & 1], parents, values), plain)
 
 
+@pytest.mark.parametrize("classes", [1, 2])
+def test_few_rows_are_summed_as_cells_are_counted(classes: int) -> None:
+    columns, equal, _, _ = draw(300, 4)
+    g, held = torch.Generator().manual_seed(1), 60
+    slope, curvature = (torch.rand(300 - held, classes, generator=g, dtype=torch.float64) - part for part in (0.5, 0.0))
+    counted, summed = (trees.code(columns, equal, 16)._replace(few=few) for few in (False, True))
+    there = summed.layout(slice(0, 240))
+    for j, (column, code, lost) in enumerate(summed.splits[1:].tolist(), 1):
+        plain = [lost if c == 16 else c == code if equal[column] else c >= code for c in summed.codes[column, :240].tolist()]
+        assert there[:, j].tolist() == [float(p) for p in plain]
+    assert (there[:, 0] == 1).all()
+    for roots in (None, np.eye(columns.shape[1], dtype=bool)):
+        one, two = (trees.grow(coded, slope, curvature, 4, 1.0, 0.5, roots) for coded in (counted, summed))
+        assert all(np.array_equal(*pair) for pair in zip((*one[0], one[1]), (*two[0], two[1]), strict=True))
+
+
 @settings(deadline=None, max_examples=12)
 @given(n=st.integers(2, 40), seed=st.integers(0, 2**16))
 def test_every_split_is_the_best_of_all(n: int, seed: int) -> None:
     columns, equal, slope, curvature = draw(n, seed)
     coded = trees.code(columns, equal, 64)
     some, reached = trees.grow(coded, slope, curvature, 2, 1.0, 0.5)
+    for few in (False, True):  # counts of cells, and sums of all rows
+        again, there = trees.grow(coded._replace(few=few), slope, curvature, 2, 1.0, 0.5)
+        assert all(np.array_equal(one, two) for one, two in zip((*again, there), (*some, reached), strict=True))
     tree = trees.Grown(*(part[0] for part in some))
     leaf = [list(range(n))]
     for level in range(2):
@@ -135,14 +154,17 @@ def on_ranks(monkeypatch: pytest.MonkeyPatch, world: int, work):
         rank.id = k
         return work(k)
 
+    monkeypatch.setattr(trees, "scattered", lambda: True)
     monkeypatch.setattr(trees, "over_ranks", lambda values: sum(gathered(values)))
     monkeypatch.setattr(trees, "collected", lambda values: (torch.cat(gathered(values)), 0))
     with ThreadPoolExecutor(world) as pool:
         return list(pool.map(run, range(world)))
 
 
+@pytest.mark.parametrize("flat", [0, 1 << 20])
 @pytest.mark.parametrize("few", [False, True])
-def test_summed_histograms_grow_the_trees_of_all_rows(few: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_summed_histograms_grow_the_trees_of_all_rows(few: bool, flat: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trees, "FLAT", flat)  # counts of cells, or sums of all rows
     columns, equal, slope, curvature = draw(400, 6)
     chosen = torch.rand(400, generator=torch.Generator().manual_seed(2)) < 0.3 if few else torch.ones(400, dtype=torch.bool)
     ends, roots = (0, 90, 90, 400), np.eye(5, dtype=bool)  # a rank has no rows
@@ -270,3 +292,28 @@ def test_one_split_is_the_best_column_whatever_the_first_draw_of_roots() -> None
     coded = trees.code(columns, torch.zeros(4, dtype=torch.bool), 16)
     found = trees.boost(coded, z, z, loss, 100, 1, 40, 0.2, 3.0, 1.0)
     assert len(found.trees) >= 3 and all(int(tree.column[0]) == 3 for tree in found.trees)
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_fit_ends_once_the_search_finds_nothing_but_its_own_rounding(depth: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two kinds of rows: each tree leaves part of their slopes, until the rest is less than their unit; it searched for ever."""
+    column = (torch.arange(1200) % 2)[:, None].float()
+    y = (torch.rand(1200, 1, generator=torch.Generator().manual_seed(0)) < 0.3 + 0.4 * column).double()
+    loss = trees.Loss(
+        lambda z, rows: (torch.sigmoid(z) - y[rows], torch.sigmoid(z) * torch.sigmoid(-z)),
+        lambda z, rows: (torch.nn.functional.softplus(z) - y[rows] * z)[:, 0],
+    )
+    calls, grow = [], trees.grow
+
+    def counted(*args):
+        calls.append(1)
+        assert len(calls) < 500, "more searches than trees"
+        return grow(*args)
+
+    monkeypatch.setattr(trees, "grow", counted)
+    z = torch.zeros(1200, 1, dtype=torch.float64)
+    coded = trees.code(column, torch.zeros(1, dtype=torch.bool), 32)
+    for stop in (True, False):
+        found = trees.boost(coded, z, z, loss, 240, depth, 400, 0.2, 10.0, 3.0, stop=stop)
+        gap = (torch.sigmoid(found.z) - y[960:])[column[960:] > 0].mean()
+        assert len(calls) < 500 and abs(float(gap)) < 0.1

@@ -4,6 +4,7 @@ import math
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -159,6 +160,34 @@ def test_few_rows_learn_nothing_and_still_want_features() -> None:
         head(batch["probs"], batch["groups"])
 
 
+def test_the_report_says_where_more_trees_might_help() -> None:
+    x, probs = torch.randn(2000, 2), torch.full((2000,), 0.5)
+    y = torch.rand(2000) < 0.5 + 0.4 * torch.sign(x[:, 0] * x[:, 1])
+    few, many = (gmc.ProbabilityHead(None, learn=gmc.Trees(trees=most)).fit(probs, y, features=x) for most in (3, 400))
+    assert "Trees ended at `trees` = 3 while held-out loss fell" in few.report.message
+    assert 3 < len(many.tree_column) < 380 and "Trees ended" not in many.report.message
+    plain = gmc.ProbabilityHead(None, learn=gmc.Trees(trees=3)).fit(probs, torch.rand(2000) < 0.5, features=x)
+    assert not len(plain.tree_column) and "Trees ended" not in plain.report.message
+
+
+def test_rows_of_one_cluster_learn_nothing() -> None:
+    """All of them were held out, and the fit divided by the number of those that were not."""
+    cluster, learn = torch.full((200,), 7), gmc.Trees(trees=5)
+    batch = people(200, 0)[0]
+    head = make().fit(**batch, clusters=cluster)
+    assert head.learned == [] and torch.isfinite(output(head, batch)).all()
+    data, some = widths(200, 0), images(200, 0)
+    for fitted in (
+        gmc.QuantileHead(0.9, None, ["women", "urban"], learn=learn).fit(**data, clusters=cluster),
+        gmc.ThresholdHead(0.1, None, ["women", "urban"], learn=gmc.Linear()).fit(**some, clusters=cluster),
+    ):
+        assert fitted.learned == [] and fitted.is_fitted
+    assert make().fit(**batch, clusters=torch.arange(200) % 2).is_fitted
+    for row in range(12):  # the same where all weight is held out: of one in five of these
+        one = gmc.ProbabilityHead(None, learn=learn)
+        assert one.fit(batch["probs"], batch["y"], features=batch["features"], weight=(torch.arange(200) == row).float()).is_fitted
+
+
 def test_wrong_features_are_named(fitted: gmc.ProbabilityHead) -> None:
     batch, _ = people(60, 0)
     p, y, groups, x = batch.values()
@@ -180,9 +209,30 @@ def test_wrong_features_are_named(fitted: gmc.ProbabilityHead) -> None:
         gmc.ProbabilityHead(0.1, noise_floor=False, learn=gmc.Trees())
     with pytest.raises(TypeError, match=r"gmc\.Trees"):
         gmc.ProbabilityHead(0.1, learn=3)
-    for options in ({"depth": 0}, {"depth": 9}, {"rate": 2.0}, {"bins": 256}, {"categorical": ["site"]}):
+    wrong_places = [{"categorical": [place]} for place in (-1, 1.5, True, "site")]  # 1.5 was column 1; -1 the last group
+    for options in ({"depth": 0}, {"depth": 9}, {"rate": 2.0}, {"bins": 256}, *wrong_places):
         with pytest.raises(ValueError, match=next(iter(options))):
             gmc.Trees(**options)
+    with pytest.raises(ValueError, match="`names` has repeated names"):
+        gmc.Trees(names=["age", "age"])
+    with pytest.raises(ValueError, match="categorical"):
+        gmc.Trees(names=["age"], categorical=[1])
+    for place in (3, 4, 50):  # 3 and 4 are the model's own output and a group to trees; 50 was an IndexError in `calibrate`
+        with pytest.raises(ValueError, match=f"no column {place}, which `categorical`"):
+            gmc.ProbabilityHead(0.1, ["a", "b"], learn=gmc.Trees(categorical=[place])).observe(p, y, groups, features=x)
+    assert gmc.Trees(names=["age", "site"], categorical=[np.int64(1)]) == gmc.Trees(names=["age", "site"], categorical=["site"])
+
+
+def test_large_numbers_are_told_apart_in_rules() -> None:
+    """A postcode of 90210 was 9.021e+04 in words, and all of its neighbours too."""
+    g = torch.Generator().manual_seed(0)
+    x = torch.randint(90_200, 90_220, (3000, 1), generator=g).float()
+    y = torch.rand(3000, generator=g) < torch.where(x[:, 0] >= 90_210, 0.8, 0.2)
+    learn = gmc.Trees(depth=1, names=["postcode"], trees=20)
+    head = gmc.ProbabilityHead(None, learn=learn).fit(torch.full((3000,), 0.5), y, features=x)
+    assert head.learned[0][0] in ("postcode >= 90210", "postcode < 90210")
+    found = gmc.find_groups({"postcode": x[:, 0]}, 0.5 - y.float(), depth=1, top=2, holdout=0.5)
+    assert sorted(found.table["group"]) == ["postcode < 90210", "postcode >= 90210"]
 
 
 def test_a_crafted_state_is_refused(fitted: gmc.ProbabilityHead) -> None:
@@ -234,6 +284,21 @@ def test_thresholds_of_quantiles_follow_features(tmp_path: Path) -> None:
             gmc.QuantileHead(0.9, 0.1, learn=learn, **options)
     with pytest.raises(ValueError, match="`features` is missing"):
         head(new["groups"])
+
+
+def test_thresholds_beside_a_linear_function_do_not_depend_on_the_order_of_many_rows() -> None:
+    """Folds were dealt by the content of scores from which the function was taken, so by the last bits of its sums."""
+    for seed in range(2):
+        g = torch.Generator().manual_seed(2 * seed)
+        member, x = torch.rand(40_000, 3, generator=g) < torch.tensor([0.3, 0.5, 0.2]), torch.randn(40_000, 4, generator=g)
+        scores = torch.randn(40_000, generator=g).double().abs() * (1.6 + member[:, 0] + 0.5 * x[:, 0].clamp(-1.5, 1.5))
+        order = torch.randperm(40_000, generator=g)
+        one, two = (
+            gmc.QuantileHead(0.9, None, ["a", "b", "c"], learn=gmc.Linear()).fit(scores[at], member[at], features=x[at])
+            for at in (slice(None), order)
+        )
+        assert len(one.line_weight)
+        torch.testing.assert_close(one(member, features=x), two(member, features=x), rtol=0, atol=1e-10)
 
 
 def test_fresh_data_are_covered_at_the_target() -> None:
@@ -365,6 +430,13 @@ def test_thresholds_that_learn_refuse_what_they_cannot_do() -> None:
         gmc.ThresholdHead(0.1, None, ["a", "b"], learn=learn).fit(data["scores"], data["masks"], data["groups"])
     with pytest.raises(TypeError, match="does not learn"):
         gmc.baselines.ConformalRiskControl(0.1, learn=learn)
+    heads = [gmc.ThresholdHead(0.1, None, ["a", "b"], learn=learn) for _ in range(2)]
+    heads[0].observe(**data)
+    few = {name: value[:10] for name, value in data.items()}  # so few were joined in `calibrate` only, with an error of torch.cat
+    heads[1].observe(**few | {"features": few["features"].repeat(1, 2)})
+    with pytest.raises(ValueError, match="`features` must have 2 columns, as in the batches before, got 4"):
+        heads[0].merge(heads[1])
+    assert heads[0].calibrate().num_features == 2
 
 
 def test_few_scores_of_an_image_give_its_risk() -> None:
@@ -538,6 +610,7 @@ def test_features_come_by_name_from_a_frame(kind: str, fitted: gmc.ProbabilityHe
         ({"site": ["E"] * 300}, "column `site` of `features` must hold one of its levels, got 'E'"),
         ({"age": ["old"] * 300}, r"column `age` of `features` must hold a number \(for labels: .*'old'"),
         ({"age": [1.0]}, "same length"),
+        ({"age": [1e300] * 300}, "finite as float32"),
     ):
         with pytest.raises(ValueError, match=why):
             output(fitted, batch | {"features": columns | change})

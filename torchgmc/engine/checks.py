@@ -102,28 +102,27 @@ def path(name: str, value: Any) -> Path:
     return Path(value)
 
 
-def names(groups: Any) -> list[str]:
+def names(groups: Any, called: str = "groups") -> list[str]:
     """Group names from a list of names, a Groups object or nothing (one group, "all"), :func:`printable`."""
     if groups is None:
         return ["all"]
     if isinstance(groups, str):
-        raise TypeError(f"`groups` must be a list of names, got the string {groups!r}; write [{groups!r}].")
+        raise TypeError(f"`{called}` must be a list of names, got the string {groups!r}; write [{groups!r}].")
     if isinstance(groups, Mapping) or (hasattr(groups, "columns") and not hasattr(groups, "membership")):
         raise TypeError(
-            f"`groups` must be names, or Groups that say how they follow from columns, got {type(groups).__name__}; use "
+            f"`{called}` must be names, or Groups that say how they follow from columns, got {type(groups).__name__}; use "
             "gmc.Groups.from_columns(columns)."
         )
     listed = getattr(groups, "names", groups)
     found = list(listed) if isinstance(listed, Iterable) and not isinstance(groups, Tensor) else []
     if not found or not all(isinstance(name, str) for name in found):
         raise TypeError(
-            "`groups` must be a non-empty list of names (one per column of the membership), or a Groups object, got "
+            f"`{called}` must be a non-empty list of names (one per column of the membership), or a Groups object, got "
             f"{type(groups).__name__}; pass the membership itself to `fit`."
         )
     found = [printable(name) for name in found]
-    twice = sorted(name for name, times in Counter(found).items() if times > 1)
-    if twice:
-        raise ValueError(f"`groups` has repeated names: {', '.join(map(repr, twice))}; each group needs its own name.")
+    if twice := sorted(name for name, times in Counter(found).items() if times > 1):
+        raise ValueError(f"`{called}` has repeated names: {', '.join(map(repr, twice))}; each needs its own name.")
     return found
 
 

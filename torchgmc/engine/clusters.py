@@ -5,6 +5,8 @@ count clusters, not examples.
 """
 
 import hashlib
+import re
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -16,12 +18,15 @@ from torchgmc.engine import folds
 from torchgmc.engine.folds import deal, places
 from torchgmc.engine.hashing import mix64
 
+#: Text that an integer would be printed as: neither ``007``, which is a code, nor ``--5``.
+INTEGER = re.compile(r"0|-?[1-9][0-9]{0,17}")
+
 
 def check(value: Any, n: int, device: torch.device) -> Tensor:
     """Cluster ids of n examples as int64 ``(n, 1)``, or ``(n, 0)`` if there are none.
 
-    ``value``: None, or one integer or string per example: a list, an array, a series or a tensor. ``n``: number of examples.
-    ``device``: where the ids go.
+    ``value``: None, or one integer or string per example ("5" is 5, as in a text file): a list, an array, a series or a tensor.
+    ``n``: number of examples. ``device``: where the ids go.
     """
     if value is None:
         return torch.zeros(n, 0, dtype=torch.int64, device=device)
@@ -33,8 +38,9 @@ def check(value: Any, n: int, device: torch.device) -> Tensor:
             ids = torch.from_numpy(array.astype(np.int64))
         elif array.dtype.kind in "OU" and all(isinstance(v, str) for v in array.ravel().tolist()):
             names, place = np.unique(array.astype(str), return_inverse=True)
-            hashed = [int.from_bytes(hashlib.sha256(name.encode()).digest()[:7], "big") for name in names.tolist()]
-            ids = torch.tensor(hashed, dtype=torch.int64)[torch.from_numpy(place.reshape(array.shape))]
+            hashed = (hashlib.sha256(name.encode()).hexdigest()[:14] for name in names.tolist())
+            found = [int(i) if INTEGER.fullmatch(i) else int(key, 16) for i, key in zip(names.tolist(), hashed, strict=True)]
+            ids = torch.tensor(found, dtype=torch.int64)[torch.from_numpy(place.reshape(array.shape))]
         else:
             raise TypeError(f"`clusters` must hold integers or strings, one per example, got {array.dtype}.")
     if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
@@ -53,23 +59,32 @@ def codes(cluster: Tensor) -> tuple[Tensor, int]:
 
 
 def total(values: Tensor, cluster: Tensor) -> Tensor:
-    """Sums of values ``(n, k)`` over clusters ``(m, k)``; the values themselves without ids.
+    """Sums of values ``(n, k)`` over clusters ``(m, k)``; the values themselves without ids. See :func:`adder`."""
+    return adder(cluster)(values)
 
-    In a fit whose rows stay on their ranks ids are sent (8 bytes each), and sums of clusters on several ranks: the first has them.
+
+def adder(cluster: Tensor) -> Callable[[Tensor], Tensor]:
+    """What sums values over clusters; of rows that stay on their ranks ids are sent (8 bytes each), once for all values.
+
+    Sums of clusters on several ranks are sent too: the first has them.
     """
     if cluster.shape[1] == 0:
-        return values
+        return lambda values: values
     ids, place = torch.unique(cluster[:, 0], return_inverse=True)
-    sums = values.new_zeros(len(ids), *values.shape[1:]).index_add_(0, place, values)
     every, start = collected(ids)
-    if len(every) == len(ids):
-        return sums
     _, where, ranks = torch.unique(every, return_inverse=True, return_counts=True)
     mine, several = where[start : start + len(ids)], ranks > 1
-    here, shared = several[mine], sums.new_zeros(int(several.sum()), *values.shape[1:])
-    shared[(several.cumsum(0) - 1)[mine[here]]] = sums[here]
-    shared = over_ranks(shared)
-    return torch.cat([sums[~here], shared[: len(shared) * (dist.get_rank() == 0)]])
+
+    def add(values: Tensor) -> Tensor:
+        sums = values.new_zeros(len(ids), *values.shape[1:]).index_add_(0, place, values)
+        if len(every) == len(ids):
+            return sums
+        here, shared = several[mine], sums.new_zeros(int(several.sum()), *values.shape[1:])
+        shared[(several.cumsum(0) - 1)[mine[here]]] = sums[here]
+        shared = over_ranks(shared)
+        return torch.cat([sums[~here], shared[: len(shared) * (dist.get_rank() == 0)]])
+
+    return add
 
 
 def deal_clusters(parts: int, cluster: Tensor, *content: Tensor) -> Tensor:

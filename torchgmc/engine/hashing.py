@@ -6,11 +6,14 @@ TorchScript, torch.export and ONNX, on any device and in any order. Noise is ari
 Keys: 64-bit integers, whose products wrap around, the same on any device.
 """
 
+import functools
+
 import numpy as np
 import torch
 from torch import Tensor
 
 from torchgmc.engine.float64 import lacks, wide
+from torchgmc.engine.scripting import has_values
 
 
 def wrap(x: Tensor) -> Tensor:
@@ -102,11 +105,8 @@ def add(scores: Tensor, width: float, version: int = 2) -> Tensor:
 FIRST, SECOND = -4417276706812531889, -7046029254386353131
 
 
-def mix64(code: Tensor, last: int | Tensor = SECOND) -> Tensor:
-    """Scramble int64 numbers in place: every bit of the high half of the result depends on every bit.
-
-    ``last``: what they are multiplied by in the end: ``SECOND``, or odd multiples of it.
-    """
+def mix64(code: Tensor, last: int | None = SECOND) -> Tensor:
+    """Scramble int64 numbers in place: each bit of the high half depends on all bits. ``last``: their last factor; None: later."""
     if code.device.type == "cpu":  # numpy takes half of the time
         bits = code.numpy().view(np.uint64)
         bits *= np.uint64(FIRST % (1 << 64))
@@ -114,7 +114,7 @@ def mix64(code: Tensor, last: int | Tensor = SECOND) -> Tensor:
     else:
         code.mul_(FIRST)
         code.bitwise_xor_((code >> 32).bitwise_and_(0xFFFFFFFF))
-    return code.mul_(last)
+    return code if last is None else code.mul_(last)
 
 
 def places64(count: int, device: torch.device) -> Tensor:
@@ -138,21 +138,22 @@ def row_keys(*parts: Tensor, coarse: bool = False) -> Tensor:
     """
     total = torch.zeros(len(parts[0]), dtype=torch.int64, device=parts[0].device)
     place, tables = 0, [part.detach().flatten(1) if part.dim() > 1 else part.detach()[:, None] for part in parts]
-    if 0 < sum(flat.numel() for flat in tables) <= 1 << 12:  # few: at once
+    if 0 < sum(flat.numel() for flat in tables) <= 1 << 17:  # few: at once
         tables = [torch.cat([flat.to(torch.float64) for flat in tables], 1)]
     for flat in tables:
         for some in torch.split(flat, 1 << 12, 1):
-            weight = places64(place + some.shape[1], flat.device)[place:] * SECOND
-            rows = max(1, (1 << 15) // max(some.shape[1], 1))  # numbers that stay in the cache
-            if some.dtype == torch.bool:  # the key of 0 is 0: those of 1 are summed, 32 bits at a time, exactly
-                one, shifts = mix64(_bits(torch.ones_like(weight), coarse), weight), weight.new_tensor([0, 32])
-                halves = torch.stack([one & 0xFFFFFFFF, one >> 32], 1).double()
+            width, fast = some.shape[1], flat.device.type == "cpu"  # numpy takes half of the time
+            made = _weights if fast and has_values(flat) else _weights.__wrapped__  # a cache must not keep pretended tensors
+            weight, keys = made(place, width, coarse, flat.device, fast and some.dtype == torch.bool)
+            rows = max(1, (1 << 18) // max(width, 1))  # numbers that stay in the cache
             for piece, to in zip(torch.split(some, rows), torch.split(total, rows), strict=True):
-                if some.dtype == torch.bool:
-                    to += (product(piece.double(), halves).long() << shifts).sum(1)
+                if keys is not None:  # the key of 0 is 0: eight at a time
+                    row = np.packbits(np.ascontiguousarray(piece.numpy()), axis=None if width % 8 == 0 else 1)
+                    to += torch.from_numpy(keys.take(row.reshape(len(piece), -(-width // 8)) + np.arange(0, len(keys), 256))).sum(1)
                 else:
-                    to += mix64(_bits(piece, coarse), weight).sum(1)
-            place += some.shape[1]
+                    code = mix64(_bits(piece, coarse), None)
+                    to += torch.from_numpy(np.einsum("ij,j->i", code.numpy(), weight.numpy())) if fast else (code * weight).sum(1)
+            place += width
     return mix64(total)
 
 
@@ -161,11 +162,19 @@ def product(a: Tensor, b: Tensor) -> Tensor:
     return torch.from_numpy(a.numpy() @ b.numpy()) if a.device.type == "cpu" else a @ b
 
 
+@functools.lru_cache(maxsize=8)  # the same ones for every batch
+def _weights(place: int, count: int, coarse: bool, device: torch.device, packed: bool) -> tuple[Tensor, np.ndarray | None]:
+    """What a row is multiplied by from this place on; if ``packed``, the keys of each eight bool too, 256 of them."""
+    weight = places64(place + count, device)[place:] * SECOND
+    ones = torch.nn.functional.pad(mix64(_bits(torch.ones_like(weight), coarse), None) * weight, (0, -count % 8)).view(-1, 8)
+    return weight, (ones.numpy() @ np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1).T).reshape(-1) if packed else None
+
+
 def _bits(x: Tensor, coarse: bool) -> Tensor:
     """The bits of numbers as float64, with one zero, int64; of their exponents and first 10 bits as whole numbers."""
     if coarse:
         x = x if x.dtype in (torch.float32, torch.float64) else x.to(torch.float64)
         fast = x.device.type == "cpu"  # numpy takes a tenth of the time
-        mantissa, exponent = map(torch.from_numpy, np.frexp(x.contiguous().numpy())) if fast else torch.frexp(x)
+        mantissa, exponent = map(torch.from_numpy, np.frexp(np.ascontiguousarray(x.numpy()))) if fast else torch.frexp(x)
         x = mantissa.mul_(1024.0).round_().add_(exponent.to(x.dtype), alpha=4096)
     return x.to(torch.float64, copy=not coarse).add_(0.0).view(torch.int64)

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -104,11 +105,15 @@ class Folded:
 
         These are the :meth:`near` ones, and others where a threshold leaves them. ``left`` ``(B, F)``: weight of each fold.
         """
+
+        def minima(few: Folded, start: Tensor) -> Tensor:
+            problem = Pinball(few.scores, few.cell, design, few.merged)
+            return solve(problem, left @ few.weight, linear, price, start, exact=1).theta
+
         for _ in range(PASSES):
             centre = design @ theta[-1]
             few, radius = self.near(centre)
-            problem = Pinball(few.scores, few.cell, design, few.merged)
-            theta = from_first(solve(problem, left @ few.weight, linear, price, theta, exact=1).theta)  # one's rounding decides
+            theta = from_first(partial(minima, few, theta), theta.device)  # one's rounding decides
             moved = (theta @ design.T - centre).abs().amax(1)
             if float(moved.max()) <= radius or float(moved[-1]) <= max(self.span * 2.0**-OCTAVES, radius / 8):
                 break
@@ -313,41 +318,41 @@ def fit_offsets(data: Folded, target: float, error: Tensor, count: Tensor, skewn
         return Offsets(everyone, alike, math.inf, torch.zeros(0))
     design = data.design(columns)
     seen = data.near(torch.full_like(data.mass[0], everyone))[0]
-    few = seen.bucketed(max(BUCKETS, 4 * len(data.member)))  # to choose k
-    problem = Pinball(few.scores, few.cell, design)
     # Fits without each fold, then with all.
     left = torch.cat([1.0 - torch.eye(folds, dtype=torch.float64, device=design.device)[kept], total.new_ones(1, folds)])
-    weight, mass = left @ few.weight, left @ data.mass
-    size = mass.sum(1, keepdim=True)
-    weight, mass = weight / size, mass / size
+    size = (left @ data.mass).sum(1, keepdim=True)
     tried = noise.candidates(len(columns))
     price = torch.stack([noise.slacks(k, error[columns], count[columns], skewness) for k in tried])  # (k, a)
     price = price * (total / size).sqrt()[:, :, None]  # (F + 1, k, a): fewer examples, larger errors
     price = torch.cat([price.new_zeros(*price.shape[:2], 1), price], 2)
-    middle = torch.stack([total.new_tensor(crossing(few.scores, w, target, alone=True)[0]) for w in weight])  # (F + 1,)
-    start = torch.zeros(len(weight), len(tried), design.shape[1], dtype=torch.float64, device=design.device)
-    start[:, :, 0] = middle[:, None]
-    linear = (target * mass @ design)[:, None].expand(-1, len(tried), -1)
-    shape = start.shape
-    heavy = weight[:, None].expand(-1, len(tried), -1)
-    flat = [part.flatten(0, 1) for part in (heavy, linear, price, start)]
-    theta = solve(problem, flat[0], flat[1], flat[2], flat[3]).theta.view(shape)
-    alone = torch.zeros_like(theta[:, :1])
-    alone[:, 0, 0] = middle
-    theta = torch.cat([theta, alone], 1)  # (F + 1, k + 1, K)
-    out = theta[:-1] @ design.T  # thresholds of each cell by the fit without its fold, (F, k + 1, c)
-    held, inside = few.weight[kept], data.mass[kept]
-    over = (out[:, :, few.cell] - few.scores).clamp_min(0.0)
-    loss = ((over * held[:, None]).sum(2) - target * (out * inside[:, None]).sum(2)) / inside.sum(1)[:, None]  # (F, k + 1)
-    theta, loss = from_first(theta), from_first(loss)
-    choice = noise.choose(loss.T, tried)
+    linear, inside = target * (left @ data.mass / size) @ design, data.mass[kept]
+    fit = design, left / size, linear
+
+    def chosen() -> Tensor:
+        """Held-out losses ``(F, k + 1)``, and offsets ``(F + 1, K)`` with the k that they choose, in a row."""
+        few = seen.bucketed(max(BUCKETS, 4 * len(data.member)))
+        weight = left @ few.weight / size
+        alike = torch.zeros(len(weight), 1, design.shape[1], dtype=torch.float64, device=design.device)
+        alike[:, 0, 0] = total.new_tensor([crossing(few.scores, w, target, alone=True)[0] for w in weight])
+        each = (part[:, None].expand(-1, len(tried), -1) for part in (weight, linear, alike[:, 0]))
+        heavy, ahead, start = (part.flatten(0, 1) for part in each)
+        found = solve(Pinball(few.scores, few.cell, design), heavy, ahead, price.flatten(0, 1), start).theta
+        theta = torch.cat([found.view(*price.shape), alike], 1)  # (F + 1, k + 1, K)
+        out = theta[:-1] @ design.T  # thresholds of each cell by the fit without its fold, (F, k + 1, c)
+        over = ((out[:, :, few.cell] - few.scores).clamp_min(0.0) * few.weight[kept][:, None]).sum(2)
+        loss = (over - target * (out * inside[:, None]).sum(2)) / inside.sum(1)[:, None]
+        place = noise.choose(loss.T, tried).place
+        best = theta[:, place]
+        if data.span and place < len(tried):  # near enough to look at few scores from there on
+            best = seen.bucketed(2 * LIMIT).optimum(*fit, price[:, place], best)[1]
+        return torch.cat([loss.flatten(), best.flatten()])
+
+    loss, theta = torch.split(from_first(chosen, design.device), [len(inside) * (len(tried) + 1), linear.numel()])
+    choice = noise.choose(loss.view(len(inside), -1).T, tried)
     if math.isinf(choice.k):
         return Offsets(everyone, alike, math.inf, choice.loss)
     # The fits with this k once more, on every score: the last gives the offsets, the others the common shift.
-    chosen, theta = (design, left / size, linear[:, 0], price[:, choice.place]), theta[:, choice.place]
-    if data.span:  # near enough to look at few scores from there on
-        theta = seen.bucketed(2 * LIMIT).optimum(*chosen, theta)[1]
-    few, theta = data.optimum(*chosen, theta)
+    few, theta = data.optimum(*fit, price[:, choice.place], theta.view(linear.shape))
     rest = few.scores - (theta[:-1] @ design.T)[:, few.cell]  # (F, N)
     shift = crossing(rest.flatten(), few.weight[kept].flatten(), float(rank * inside.sum()), alone=True)[0]
     groups = torch.zeros_like(alike)

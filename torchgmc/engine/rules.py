@@ -48,7 +48,7 @@ def words(
             if how // 2 % 2:  # else nobody goes right
                 other[f"{name(j)} is {'' if right else 'not '}missing"] = None
         elif how % 2:
-            other[f"{name(j)} {'=' if right else '!='} {level(j, value)}" + " or missing" * lacking] = None
+            other[f"{name(j)} {'=' if right else '!='} {level(j, value)}" + " (or missing)" * lacking] = None
         elif plain(j):
             other[("" if right else "not ") + name(j)] = None
         else:
@@ -59,5 +59,5 @@ def words(
         text = f"{name(j)} >= {level(j, low)}" if math.isinf(high) else f"{name(j)} < {level(j, high)}"
         if not math.isinf(low) and not math.isinf(high):
             text = f"{level(j, low)} <= {name(j)} < {level(j, high)}"
-        parts.append(text + " or missing" * lacking)
+        parts.append(text + " (or missing)" * lacking)
     return " and ".join([*parts, *other])

@@ -14,8 +14,6 @@ from torch import Tensor
 
 from torchgmc.engine.scripting import is_scripting
 
-MODES = ("hard", "soft", "straight_through")
-
 
 def _check_number(temperature: object) -> None:
     if not isinstance(temperature, (int, float, Tensor)):  # a union here would break graphs of torch 2.6

@@ -26,8 +26,8 @@ Tree               ``heads.tree.solver.descend``               squared excess of
 are the promise. The pinball loss is piecewise linear: Newton has no curvature to go by, an interior-point method needs none
 (``engine.pinball``). The other two are smooth. ``engine.orthant`` works on a few numbers per prompt, in float64, to the last
 digits: its optimum certifies a duality gap, and derivatives through a fit (``engine.implicit``, the same Newton) need it.
-``heads.probability.static`` reads every example and hundreds of groups in each step: float32 sums, a second derivative from a
-sample, kept over several steps, one block per class, and it stops well inside the noise. Its quadratic models, and those of the
+``heads.probability.static`` reads every example and hundreds of groups in each step: a second derivative from a sample, kept
+over several steps, one block per class, and it stops well inside the noise. Its quadratic models, and those of the
 level sets, are solved by ``engine.lasso``, which is exact and no Newton.
 """
 
@@ -48,6 +48,8 @@ if TYPE_CHECKING:
 SOLVERS = ("exact", "paper", "fresh")
 #: Default `max_iter`: for exact steps, for fixed steps, and the most that is allowed for fixed steps bounded by theory.
 EXACT_STEPS, FIXED_STEPS, MAX_FIXED_STEPS = 1_000, 10_000, 100_000
+#: A violation that exceeds its bound by less than this part does so by rounding.
+ROUNDING = 1 + 1e-9
 
 
 def steps_per_sync(device: torch.device) -> int:
@@ -112,10 +114,10 @@ def reached(table: Tensor, alpha: float | None, noise: Tensor) -> str:
     cannot tell from 0.
     """
     size = table.abs()
-    if alpha is not None and bool((size <= alpha * (1 + 1e-9)).all()):
+    if alpha is not None and bool((size <= alpha * ROUNDING).all()):
         return "alpha"
     bound = noise if alpha is None else noise.clamp_min(alpha)
-    return "noise" if bool((size <= bound * (1 + 1e-9)).all()) else "no"
+    return "noise" if bool((size <= bound * ROUNDING).all()) else "no"
 
 
 class Log(NamedTuple):
@@ -217,7 +219,7 @@ def run(
     search = _Search(problem, tolerance, solver, eta, before, splits)
     reason = search.until_done(max_iter, patience)
     after = problem.violations()
-    converged = reason == "converged" if solver == "fresh" else bool((after.abs() <= tolerance).all())
+    converged = reason == "converged" if solver == "fresh" else bool((after.abs() <= search.bar * tolerance).all())
     steps = search.kept
     message = search.message(reason, converged, after, max_iter, alpha)
     history = torch.stack([*search.history[:steps], _worst(after)]).cpu()
@@ -235,7 +237,7 @@ class _Search:
     ) -> None:
         self.problem, self.tolerance, self.solver, self.splits = problem, tolerance, solver, splits
         self.eta = before.new_tensor(eta if eta is not None else 0.0)
-        self.bar = 0.75 if solver == "fresh" else 1.0
+        self.bar = {"fresh": 0.75, "exact": ROUNDING}.get(solver, 1.0)
         self.blocked = torch.zeros_like(before, dtype=torch.bool)
         self.history: list[Tensor] = []  # worst |violation| before each step
         self.excess: list[Tensor] = []  # worst |violation| / tolerance before each step

@@ -45,10 +45,15 @@ class Bits:
         return len(self.codes)
 
     def __getitem__(self, rows: slice | Tensor) -> Tensor:
-        codes, byte = self.codes[rows], torch.arange(256, device=self.device)
-        table = (byte[:, None] >> byte[:8]).bitwise_and_(1).bool()
-        found = table.view(torch.int64)[:, 0].index_select(0, codes.flatten().int())  # 8 bytes at a time
-        return found.view(torch.bool).view(len(codes), 8 * codes.shape[1])[:, 1 : 1 + self.shape[1]]
+        return self.wide(rows, torch.bool)[:, 1:]
+
+    def wide(self, rows: slice | Tensor, dtype: torch.dtype, more: int = 0) -> Tensor:
+        """Everyone, the groups of some rows, and more columns of 0, ``(n, 1 + a + more)``: eight numbers at a time."""
+        width, byte = 1 + self.shape[1] + more, torch.arange(256, device=self.device)
+        codes = torch.nn.functional.pad(self.codes[rows], (0, max(0, (width + 7) // 8 - self.codes.shape[1])))
+        table, cpu = (byte[:, None] >> byte[:8]).bitwise_and_(1).to(dtype), self.device.type == "cpu"  # numpy takes half the time
+        found = torch.from_numpy(table.numpy().take(codes.numpy(), 0)) if cpu else table[codes.long()]
+        return found.flatten(1)[:, :width]
 
 
 class PerExample:
@@ -112,6 +117,10 @@ class PerExample:
     def pick(self: _Same, rows: Tensor | slice) -> _Same:
         """Some of the examples."""
         return type(self)(*(tensor[rows] for tensor in vars(self).values()))
+
+    def nobody(self: _Same) -> _Same:
+        """No examples, of the same shapes: what ranks whose rows stay tell one another."""
+        return self.pick(slice(0))
 
     def sorted(self: _Same) -> _Same:
         """The same examples in an order that does not depend on how they came."""

@@ -19,7 +19,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from torchgmc.distributed import collected, total as over_ranks
+from torchgmc.distributed import collected, scattered, total as over_ranks
 from torchgmc.engine.folds import leading
 
 Array = npt.NDArray[Any]
@@ -37,8 +37,9 @@ AT_ONCE, LOOK = 1 << 17, 1 << 10
 FEW = 1 << 15
 #: Codes of columns that are counted together, unless a column has more.
 SIZE = 64
-#: Entries of a table from which on it pays to look for columns that depend on each other.
-MANY = 1 << 18
+#: Entries of a table from which on it pays to look for columns that depend on each other; rows x splits, in entries of
+#: ``Coded.ways``, below which one product sums them faster than counts do.
+MANY, FLAT = 1 << 18, 4
 #: Finest unit of slopes and curvatures in a search; bits of their sums, counted together; unit of what moves leaves.
 GRAIN, BITS, SHIFT, FINE = 2.0**-16, 25, 2.0**26, 2.0**-22
 #: Added and taken off again, it rounds a float64 to the unit of what moves leaves.
@@ -57,8 +58,8 @@ class Coded(NamedTuple):
     ``codes``: uint8 ``(q, n)``; ``missing`` (the last) for NaN. ``cuts``: value that each code starts at (numbers) or stands
     for (categories), float32 ``(q, b)``; inf where there is none. ``equal``: columns of categories, bool ``(q,)``. ``cells``:
     what is counted, see :func:`_joined`. ``splits``: column, code and direction of NaN of all splits that part some rows, int64
-    ``(m, 3)``; the last: none. ``ways``: codes of each cell that its splits send right, float64 ``(k, size, most)``. ``some``:
-    places of the splits among cells x most. ``gaps``, ``mixed``: whether there are NaN, and columns of categories.
+    ``(m, 3)``; the first: none. ``ways``: codes of each cell that its splits send right, float64 ``(k, size, most)``. ``some``:
+    places of the splits among cells x most. ``gaps``, ``mixed``, ``few``: are there NaN, categories, few rows (see ``FLAT``)?
     """
 
     codes: Array
@@ -70,14 +71,17 @@ class Coded(NamedTuple):
     ways: Array
     gaps: bool
     mixed: bool
+    few: bool
 
     @property
     def missing(self) -> int:
         """Code of NaN."""
         return int(self.cuts.shape[1])
 
-    def places(self, rows: slice) -> Array:
-        """Cell and code of each of these rows, as one number, int64 ``(n, k)``."""
+    def layout(self, rows: slice) -> Array:
+        """Cell and code of each of these rows, as one number, ``(n, k)``; of few 1 where a split sends it right, ``(n, m)``."""
+        if self.few:
+            return np.pad(_turns(self.pick(rows), self.splits[1:]).T.astype(float, "C"), ((0, 0), (1, 0)), constant_values=1.0)
         return np.ascontiguousarray(self.cells[:, rows].T + np.arange(len(self.cells)) * self.ways.shape[1])
 
     def pick(self, rows: Array | slice) -> "Coded":
@@ -156,8 +160,8 @@ def code(columns: Tensor, equal: Tensor, bins: int, few: Tensor | None = None) -
     slot[order] = np.arange(len(cell)) - np.searchsorted(cell[order], cell[order])
     ways = np.zeros((len(cells), size, int(slot.max(initial=0)) + 1))
     ways[cell, :, slot] = right
-    splits = np.concatenate([splits, [[0, bins, 0]]])
-    return Coded(codes, cuts, same, cells, splits, cell * ways.shape[2] + slot, ways, gaps, bool(same.any()))
+    splits, small = np.concatenate([[[0, bins, 0]], splits]), bool(_summed(np.array(n)) * len(splits) < FLAT * ways.size)
+    return Coded(codes, cuts, same, cells, splits, cell * ways.shape[2] + slot, ways, gaps, bool(same.any()), small)
 
 
 def _packed_pairs(codes: Array, pairs: Array, wide: Array, size: int) -> tuple[Array, Array, Array]:
@@ -166,11 +170,8 @@ def _packed_pairs(codes: Array, pairs: Array, wide: Array, size: int) -> tuple[A
     where[wide], where[pairs] = np.arange(len(wide)), len(wide) + np.arange(len(pairs)) // 6
     seen[pairs] = seen[pairs] >> bit[:, None] & 1
     packs = codes[pairs] << bit[:, None].astype(np.uint8)
-    return (
-        np.concatenate([codes[wide], *(packs[k : k + 6].sum(0, dtype=np.uint8)[None] for k in range(0, len(pairs), 6))]),
-        where,
-        seen,
-    )
+    cells = [codes[wide], *(packs[k : k + 6].sum(0, dtype=np.uint8)[None] for k in range(0, len(pairs), 6))]
+    return np.concatenate(cells), where, seen
 
 
 def _joined(codes: Array, levels: Array, size: int) -> tuple[Array, Array, Array]:
@@ -211,8 +212,8 @@ def _right(here: Array, equal: Array, splits: Array, missing: int, mixed: bool =
 
 def _summed(values: Array) -> Array:
     """Sum over all ranks, float64."""
-    found: Array = over_ranks(torch.from_numpy(values.astype(np.float64, copy=False))).numpy()  # numpy counts no rows in int64
-    return found
+    values = values.astype(np.float64, copy=False)  # numpy counts no rows in int64
+    return np.asarray(over_ranks(torch.from_numpy(values)).numpy()) if scattered() else values
 
 
 def _spread(count: Array, bins: int) -> Array:
@@ -296,45 +297,45 @@ def grow(
     ``coded``: columns of the rows. ``slope``, ``curvature``: ``(n, C)``, of the rows that are searched. ``depth``, ``ridge``,
     ``least``: levels; what is added to each leaf's curvature; smallest curvature of a leaf, summed over C. ``roots``: columns
     that the first split of each tree should use, bool ``(B, q)``; None for one tree and all columns. ``places``: see
-    :meth:`Coded.places`, of the rows that are searched, the first, if at hand. Leaves: uint8 ``(B, n)``.
+    :meth:`Coded.layout`, of the rows that are searched, the first, if at hand. Leaves: uint8 ``(B, n)``.
     """
     rows = slice(0, len(slope))
-    places = coded.places(rows) if places is None else places
+    places = coded.layout(rows) if places is None else places
     count = 1 if roots is None else len(roots)
     values, units = _packed(slope, curvature)
-    splits, gains = [], []
-    bits: list[Array] = []
-    sums = _summed(histogram(places, None, 1, coded.ways.shape[1], values))  # (C, B leaves, k, size)
+    splits, gains, bits = [], [], list[Array]()
+    sums = values if coded.few else _summed(histogram(places, None, 1, coded.ways.shape[1], values))  # (C, B leaves, k, size)
     for level in range(depth):
-        if level:
-            sums = _halves(places, [bit[:, rows] for bit in bits], sums, values)
-        gain = _gains(coded, sums, units, ridge, least)
+        went = [bit[:, rows] for bit in bits]
+        if coded.few:
+            inside = _leaf(went)[:, None] == np.arange(1 << level)[:, None] if level else np.ones((1, 1))
+            shape = len(values), count << level if level else 1, len(slope)  # a rank may have no rows
+            right = _summed((inside * values[:, None, None]).reshape(shape) @ places)
+        else:
+            sums = _halves(places, went, sums, values) if level else sums
+            right = (sums.reshape(-1, *sums.shape[2:]).swapaxes(0, 1) @ coded.ways).swapaxes(0, 1).reshape(*sums.shape[:2], -1)
+            right = np.concatenate([sums[:, :, 0].sum(2, keepdims=True), right.take(coded.some, 2)], 2)  # (C, leaves, m)
+        gain = _gains(right, units, ridge, least)
         if level == 0 and roots is not None:
             own = np.where(roots[:, coded.splits[:, 0]], gain, -np.inf)
             gain = np.where(own.max(1, keepdims=True) > LEAST, own, gain)  # those columns may be constant
-        at = gain.argmax(1)
-        split = coded.splits[at]
+        split = coded.splits[gain.argmax(1)]
         splits.append(split.reshape(count, -1, 3))
-        gains.append((gain[np.arange(len(at)), at] - LEAST).reshape(count, -1))
+        gains.append((gain.max(1) - LEAST).reshape(count, -1))
         bits.append(_select(_turns(coded, split).reshape(count, 1 << level, -1), bits))
     column, code, missing = np.concatenate(splits, 1).transpose(2, 0, 1)
     return Grown(column, code, missing, np.concatenate(gains, 1)), _leaf(bits)
 
 
-def _gains(coded: Coded, sums: Array, units: tuple[float, float], ridge: float, least: float) -> Array:
+def _gains(right: Array, units: tuple[float, float], ridge: float, least: float) -> Array:
     """Fall of the quadratic model by each split of each leaf, ``(leaves, m)``; -inf where a side is too small."""
-    classes, leaves, k, size = sums.shape
-    whole = sums[:, :, 0].sum(2, keepdims=True)
-    right = (sums.reshape(-1, k, size).swapaxes(0, 1) @ coded.ways).swapaxes(0, 1).reshape(classes, leaves, -1)
-    both = np.concatenate([whole, right.take(coded.some, 2)], 2)
-    both = np.concatenate([both, whole - both[:, :, 1:]], 2)
-    slope = np.floor(both / SHIFT)
-    curvature = (both - slope * SHIFT) * units[1]
-    score = np.square(slope * units[0]) / (curvature + ridge)
-    score, size = (part.sum(0) if classes > 1 else part[0] for part in (score, curvature))
-    gain, m = np.full((leaves, len(coded.splits)), LEAST), len(coded.splits)  # the last: none
-    gain[:, :-1] = score[:, 1:m] + score[:, m:] - score[:, :1]
-    np.copyto(gain[:, :-1], -np.inf, where=np.minimum(size[:, 1:m], size[:, m:]) < least)
+    slope = np.floor(right / SHIFT)
+    own = slope * units[0], (right - slope * SHIFT) * units[1]
+    both = own, tuple(part[..., :1] - part for part in own)
+    parts = (*(np.square(one) / (two + ridge) for one, two in both), *(two for _, two in both))
+    one, two, *sizes = (part.sum(0) if len(part) > 1 else part[0] for part in parts)
+    gain = np.where(np.minimum(*sizes) < least, -np.inf, one + two - one[:, :1])
+    gain[:, 0] = LEAST  # none
     return gain
 
 
@@ -350,8 +351,7 @@ def leaves_of(coded: Coded, tree: Grown) -> Array:
     bits: list[Array] = []
     while (first := (1 << len(bits)) - 1) < len(tree.column):
         bits.append(_select(turns[:, first : 2 * first + 1], bits))
-    found: Array = _leaf(bits)[0]
-    return found
+    return np.asarray(_leaf(bits)[0])
 
 
 class Boosted(NamedTuple):
@@ -388,20 +388,17 @@ def boost(
     train, judges = leading(spots[:cut], POOL), leading(spots[cut:], JUDGES) if stop else held
     seen, rest = slice(0, train), slice(cut, cut + judges)
     few = coded if train + judges == n else coded.pick(np.r_[:train, rest])
-    places_of, drawn = few.places(seen), 0
+    places_of, drawn = few.layout(seen), 0
     both = torch.cat([z[:train], z[rest]]).cpu()
     own, other = both[:train], both[train:]
-    trees: list[Grown] = []
-    places: list[Array] = []
+    trees, places = list[Grown](), list[Array]()
     before = loss.value(other, rest)
     history, gained = [average(before)], before.new_zeros(1)
-    best, patience, lowest = 0, math.ceil(PATIENCE / rate), history[0]
-    while len(trees) < most and (len(trees) - best < patience or not stop):
+    best, patience, lowest, last = 0, math.ceil(PATIENCE / rate), history[0], -1
+    while last < len(trees) < most and (len(trees) - best < patience or not stop):  # a batch of which none is kept is the last
         roots = _roots(drawn, max(1, BATCH * 8 >> max(3, depth)), len(coded.codes)) if depth > 1 else None
         batch, leaf = grow(few, *loss.slopes(own, seen), depth, ridge, least, roots, places_of)
-        drawn, gains, leaf_of = drawn + len(leaf), batch.gain.sum(1).tolist(), leaf.astype(np.int64)
-        if max(gains) <= 0:
-            break
+        drawn, gains, leaf_of, last = drawn + len(leaf), batch.gain.sum(1).tolist(), leaf.astype(np.int64), len(trees)
         for b in [b for b, gain in enumerate(gains) if gain > 0][: most - len(trees)]:
             step, (one, two) = _moves(loss, own, leaf_of[b, :train], seen, leaves, ridge)
             gain = float(np.vdot(one, one / (two + ridge)) - (one.sum(1) ** 2 / (two.sum(1) + ridge)).sum())
@@ -432,7 +429,7 @@ def boost(
 
 def average(values: Tensor) -> float:
     """Mean over the rows of all ranks ``(n,)``."""
-    total, count = over_ranks(torch.stack([values.sum(), values.new_tensor(len(values))])).tolist()
+    total, count = _summed(np.array([float(values.sum()), len(values)])).tolist()
     return float(total / max(count, 1.0))
 
 
@@ -449,8 +446,7 @@ def _roots(first: int, count: int, columns: int) -> Array:
     another start each time, the second split finds the partner of an interaction.
     """
     draw = torch.rand(count, columns, generator=torch.Generator().manual_seed(first)).numpy()
-    found: Array = draw <= np.maximum(draw.min(1, keepdims=True), ROOTS)
-    return found
+    return np.asarray(draw <= np.maximum(draw.min(1, keepdims=True), ROOTS))
 
 
 def pinball(scores: Tensor, weight: Tensor, target: Tensor) -> Loss:

@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from torchgmc.distributed import collected
+
 _WORD = 62  # memberships packed into one int64
 
 
@@ -33,6 +35,16 @@ def pattern_ids(membership: Tensor) -> tuple[Tensor, Tensor]:
         words.append(word)
     ids, count = fold(words, [1 << min(_WORD, a - begin) for begin in range(0, a, _WORD)], n, membership.device)
     return ids, membership[representatives(ids, count)]
+
+
+def shared_patterns(membership: Tensor) -> tuple[Tensor, Tensor]:
+    """:func:`pattern_ids` among the rows of all ranks, of which this one has some; see :func:`torchgmc.distributed.total`."""
+    ids, patterns = pattern_ids(membership)
+    every, first = collected(patterns.double())
+    if len(every) > len(patterns):  # other ranks have some too
+        place, patterns = pattern_ids(every.to(patterns.dtype))
+        ids = place[first:][ids]
+    return ids, patterns
 
 
 def fold(keys: list[Tensor], radices: list[int], n: int | None = None, device: torch.device | None = None) -> tuple[Tensor, int]:

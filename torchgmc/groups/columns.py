@@ -143,11 +143,9 @@ def check_options(
     if missing not in ("error", "level"):
         raise ValueError(f"`missing` must be 'error' or 'level', got {missing!r}.")
     for option, given in (("bins", bins), ("quantiles", quantiles)):
-        foreign = [str(name) for name in given if name not in data]
-        if foreign:
+        if foreign := [str(name) for name in given if name not in data]:
             raise ValueError(f"`{option}` names {checks.listing(foreign)}, but the columns are {checks.listing(data)}.")
-    both = [name for name in bins if name in quantiles]
-    if both:
+    if both := [name for name in bins if name in quantiles]:
         raise ValueError(f"column `{both[0]}` is in both `bins` and `quantiles`; pass it in only one of them.")
     for name, edges in bins.items():
         cuts = np.asarray(edges, dtype=np.float64)

@@ -1,6 +1,5 @@
 """Groups from rows that come in blocks: only which values occur, and which occur together, is kept."""
 
-import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -9,10 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from torchgmc.engine import checks
+from torchgmc.engine.clusters import INTEGER
 from torchgmc.groups.columns import ColumnError, as_mapping, bin_of, factorize, num_rows, number, read, refuse_floats, to_numbers
-
-#: Text that an integer would be printed as: neither ``007``, which is a code, nor ``--5``.
-_INTEGER = re.compile(r"0|-?[1-9][0-9]{0,17}")
 
 
 def few_rows(
@@ -81,7 +78,7 @@ def typed(name: str, labels: Sequence[Any]) -> list[Any]:
     """
     texts = {label for label in labels if isinstance(label, str)}
     if texts and all(label is None or isinstance(label, str) for label in labels):
-        if all(map(_INTEGER.fullmatch, texts)):
+        if all(map(INTEGER.fullmatch, texts)):
             return [label if label is None else int(label) for label in labels]
         if texts <= {"True", "False"}:
             return [label if label is None else label == "True" for label in labels]

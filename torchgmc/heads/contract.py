@@ -110,6 +110,8 @@ class Contract(Float64Module):
     sized: ClassVar[dict[str, str]] = {}
     #: Classes of its statistics, and of what they consist of: a file may hold these and no others.
     keeps: ClassVar[tuple[type, ...]] = ()
+    #: Has it rows that may stay on their ranks? Sums over cells are added up as they are.
+    keeps_rows: bool = True
     #: Does ``calibrate`` fit something to the data? If not, an audit may use the same data.
     fits: ClassVar[bool] = True
     #: How the command line calibrates it; None for a head that is used from Python.

@@ -23,6 +23,7 @@ from torchgmc.engine.float64 import wide
 from torchgmc.engine.folds import leading, places
 from torchgmc.engine.hashing import mix64
 from torchgmc.engine.scripting import has_values
+from torchgmc.engine.solver import Report
 from torchgmc.groups.columns import as_mapping, factorize, is_frame, num_rows, read
 from torchgmc.heads.base import Head
 
@@ -47,7 +48,7 @@ class Trees:
         names: of the features, for :attr:`torchgmc.ProbabilityHead.learned`; ``x0, x1, ...`` by default.
         categorical: features that hold codes, by name or place: their rules are ``site = 3``, not ``site >= 3``. A mapping from
             them to the names of the codes makes this ``site = B``.
-        trees: most trees.
+        trees: most trees; the report says where they ended while held-out loss still fell.
         rate: share of each leaf's step that is taken.
         bins: levels that a number is cut into, 2 to 255.
         ridge: examples by which each leaf is drawn to no change; ``smallest``: least curvature of a leaf, in examples.
@@ -84,14 +85,14 @@ class Trees:
         if self.rate > 1:
             raise ValueError(f"`rate` must be at most 1, the whole step of a leaf, got {self.rate:g}.")
         if self.names is not None:
-            object.__setattr__(self, "names", checks.names(self.names))
+            object.__setattr__(self, "names", checks.names(self.names, "names"))
         labels = dict(self.categorical) if isinstance(self.categorical, dict) else {name: None for name in self.categorical}
         found = {}
         for name, levels in labels.items():
-            if isinstance(name, str) and (self.names is None or name not in self.names):
-                raise ValueError(f"`categorical` names the feature {name!r}, which is not among `names` = {self.names}.")
-            place = list(self.names or ()).index(name) if isinstance(name, str) else int(name)
-            found[str(place)] = None if levels is None else [str(level) for level in levels]
+            place = list(self.names or ()).index(name) if name in (self.names or ()) else name
+            if isinstance(place, bool) or place not in range(len(self.names or ()) or 1 << 24):
+                raise ValueError(f"`categorical` must hold features among `names` = {self.names}, or their places, got {name!r}.")
+            found[str(int(place))] = None if levels is None else [str(level) for level in levels]
         object.__setattr__(self, "categorical", found)
 
     def to_dict(self) -> dict[str, Any]:
@@ -134,7 +135,7 @@ class Linear:
         object.__setattr__(self, "steps", checks.count("steps", self.steps, 200))
         checks.positive("ridge", self.ridge, "See gmc.Linear.")
         if self.names is not None:
-            object.__setattr__(self, "names", checks.names(self.names))
+            object.__setattr__(self, "names", checks.names(self.names, "names"))
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON, for files."""
@@ -271,7 +272,7 @@ class Learning(Head):
         if self.learn is None:
             if features is not None:
                 raise ValueError(
-                    "`features` came, but this head does not use them; make it with learn=gmc.Trees(...) or gmc.Linear(...)."
+                    "`features` came, but this head does not use them; make it with learn=gmc.Trees() or gmc.Linear()."
                 )
             return torch.zeros(n, 0, device=device)
         if features is None:
@@ -291,7 +292,9 @@ class Learning(Head):
         found = features.detach().to(torch.float32)
         if bool(found.isinf().any()):
             raise ValueError("`features` must be finite as float32 (NaN where a value is missing), but it holds infinity.")
-        codes = found[:, [int(place) for place in self.learn.categorical if int(place) < found.shape[1]]]
+        if (last := max(map(int, self.learn.categorical), default=-1)) >= found.shape[1]:
+            raise ValueError(f"`features` has no column {last}, which `categorical` of gmc.Trees holds.")
+        codes = found[:, [int(place) for place in self.learn.categorical]]
         if codes.numel() and bool(((codes != codes.round()) | (codes.abs() >= 1 << 24)).logical_and(~codes.isnan()).any()):
             raise ValueError("`features` must hold whole numbers below 2^24 in the columns of `categorical`.")
         return found
@@ -299,13 +302,10 @@ class Learning(Head):
     def by_name(self, frame: Any) -> Tensor:
         """Features ``(n, d)`` from a frame (or mapping): those that ``gmc.Trees(names=...)`` names; labels become codes."""
         if self.learn is None or self.learn.names is None:
-            raise ValueError(
-                "`features` came as a data frame, but this head does not know which columns to take; make it with "
-                "learn=gmc.Trees(names=[...]), or pass an array of shape (n, d)."
-            )
+            how = "make it with learn=gmc.Trees(names=[...]), or pass an array of shape (n, d)."
+            raise ValueError(f"`features` came as a data frame, but this head does not know which columns to take; {how}")
         given = as_mapping(frame)
-        missing = [name for name in self.learn.names if name not in given]
-        if missing:
+        if missing := [name for name in self.learn.names if name not in given]:
             raise ValueError(f"`features` has no column {missing[0]!r}; its columns are {checks.listing(given)}.")
         num_rows({name: given[name] for name in self.learn.names})
         found = []
@@ -317,7 +317,7 @@ class Learning(Head):
             if None in known:
                 what = "one of its levels" if levels else f"a number (for labels: gmc.Trees(categorical={{{name!r}: [levels]}}))"
                 raise ValueError(f"column `{name}` of `features` must hold {what}, got {labels[known.index(None)]!r}.")
-            found.append(torch.from_numpy((np.array(known, dtype=np.float64)[code] if labels else column).astype(np.float32)))
+            found.append(torch.from_numpy((np.array(known, dtype=float)[code] if labels else column).astype(float)).float())
         return torch.stack(found, 1)
 
     def check_use(self, features: Any, like: Tensor) -> None:
@@ -346,11 +346,13 @@ class Learning(Head):
     # -- fit ---------------------------------------------------------------------------------------------------------
 
     def divide(self, rows: Any) -> Division | None:
-        """Who is held out; None if there are too few rows. Clusters stay together."""
+        """Who is held out; None if rows are too few, or all weight is held out (one cluster). Clusters stay together."""
         if self.learn is None or int(over_ranks(torch.tensor(rows.rows))) < FEWEST:
             return None
         spots = places(*rows.content())
         part = deal_clusters(PARTS, rows.cluster) if rows.cluster.shape[1] else spots.place % PARTS
+        if not float(over_ranks(rows.weight[part > 0].sum())):
+            return None
         order = spots.place.argsort(stable=True)
         order = order[_last(part[order] == 0)]
         return Division(part, order, int((part == 0).sum()), spots.place[order] / spots.limit)
@@ -442,11 +444,17 @@ class Learning(Head):
         self.tree_width.fill_(width)
         self.num_features = width
         for name in self.forest:
-            if name.startswith("rule_"):
-                part = getattr(self, name) if known and found is not None else None
-            else:
-                part = getattr(found, name.partition("_")[2], None)
-            self._buffers[name] = getattr(self, name)[:0] if part is None else part.to(self.tree_width.device)
+            own, rule = getattr(self, name), name.startswith("rule_")
+            part = (own if known and found is not None else None) if rule else getattr(found, name.partition("_")[2], None)
+            self._buffers[name] = own[:0] if part is None else part.to(self.tree_width.device)
+
+    def mark_fitted(self, report: Report | None, everyone: bool = False) -> None:
+        """With a sentence where more trees might help."""
+        most, enough = (self.learn.trees, math.ceil(trees.PATIENCE / self.learn.rate)) if isinstance(self.learn, Trees) else (0, 0)
+        if report is not None and self.exclusive and len(self.tree_column) > max(0, most - enough) and most:
+            more = f" Trees ended at `trees` = {most} while held-out loss fell: more of them, or a larger `depth`, may help."
+            report = dataclasses.replace(report, message=report.message + more)
+        super().mark_fitted(report, everyone)
 
     def write_rules(self, found: Found, values: Sequence[Tensor], rows: Any, bounds: tuple[Any, Any]) -> None:
         """The rules that change most on the rows searched, judged on the others.
@@ -488,7 +496,7 @@ class Learning(Head):
         parts = (both, who, rows.weight[unseen], rows.cluster[unseen], found.spots[cut : cut + len(unseen)])
         s, inside, heavy, cluster, spots = (collected(part)[0] for part in parts)
         many = int(over_ranks(torch.tensor(len(found.order)))) > folds.EXACT  # then whatever the last bits of s
-        with alone():
+        with alone(), torch.inference_mode():  # a tenth faster
             judges = Rows.of(s, inside, heavy, cluster, (low, high), order=spots.argsort() if many else None)
             found_out = judges.at_once(2 * DELTA)
         for at in (column, column + classes):
@@ -516,15 +524,11 @@ class Learning(Head):
         """
         what, factor = self.effect_unit
         columns = ["rule", "share", f"effect{what}", "before", "after"]
-        rows = [
-            [
-                words,
-                f"{100 * share:.1f} %",
-                f"{factor * effect:+.3g}",
-                *(f"{factor * v[0]:+.3g} [{factor * v[1]:+.3g}, {factor * v[2]:+.3g}]" for v in (values[:3], values[3:])),
-            ]
-            for words, share, effect, *values in self._rules()
-        ]
+        rows = []
+        for words, share, *values in self._rules():
+            effect, *shown = (f"{factor * value:+.3g}" for value in values)
+            ends = (f"{mean} [{low}, {high}]" for mean, low, high in (shown[:3], shown[3:]))
+            rows.append([words, f"{100 * share:.1f} %", effect, *ends])
         caption = "Rules that were learned, judged on calibration rows that the search did not see"
         return Table(columns, rows, columns[1:], columns[:1], caption)
 
@@ -558,12 +562,11 @@ class Learning(Head):
         return value
 
     def _level(self, j: int, value: float) -> str:
-        if 0 <= j - self.num_features < self.tree_leaf.shape[2]:
-            value = self.shown_output(value)
+        value = self.shown_output(value) if 0 <= j - self.num_features < self.tree_leaf.shape[2] else value
         labels = self.learn.categorical.get(str(j)) if self.learn is not None else None
         if labels is not None and float(value).is_integer() and 0 <= value < len(labels):
             return str(labels[int(value)])
-        return f"{value:.4g}"
+        return f"{value:.{4 if abs(value) < 1e4 else 8}g}"
 
 
 def looked_at(features: Tensor, own: Tensor, member: Tensor) -> Tensor:

@@ -48,11 +48,12 @@ class State(Contract):
                 parts = self._parts = (parts[0].joined(list(parts[1:])),)
             elif len(parts) > 1:  # the smallest first
                 parts = self._parts = (functools.reduce(lambda late, early: early + late, reversed(parts)),)
+            self.__dict__["_own"] = None
         return parts[0] if parts else None
 
     @statistics.setter
     def statistics(self, value: Any) -> None:
-        self._parts = () if value is None else (value,)
+        self._parts, self.__dict__["_own"] = () if value is None else (value,), None
 
     def seen(self, one: str = "example") -> Any:
         """:attr:`statistics`; an error, with this word for what a head observes, if there are none."""
@@ -84,8 +85,9 @@ class State(Contract):
             if len(parts) > 1 and hasattr(batch, "check_alike"):
                 parts[0].check_alike(batch)
             while len(parts) > 1 and 2 * _length(parts[-1]) >= _length(parts[-2]):
-                late = parts.pop()
-                parts[-1] = parts[-1] + late
+                late, own = parts.pop(), self.__dict__.get("_own")  # made here, and seen by nobody yet
+                if parts[-1] is not own or not hasattr(own, "absorb") or not own.absorb(late):
+                    parts[-1] = self.__dict__["_own"] = parts[-1] + late
             self._parts = tuple(parts)
             if sketch is not None:
                 self.observed = sketch if self.observed is None else self.observed + sketch
@@ -200,9 +202,15 @@ class State(Contract):
 
     def now(self: _Same) -> _Same:
         """This head as it is at this moment: `fit` and `calibrate` replace the table of buffers, they do not write to it."""
-        now = object.__new__(type(self))
+        now, self.__dict__["_own"] = object.__new__(type(self)), None
         now.__dict__ = self.__dict__.copy()
         return now
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Of a copy: it shares statistics with this head, which are not added to in place from now on."""
+        with KEEPING:
+            self.__dict__["_own"] = None
+            return self.__dict__.copy()
 
     def check_state(self, fitted: bool = False) -> None:
         """Raise if a fitted number is not finite: its answers would be NaN, which audits leave out; or if it must be fitted."""

@@ -39,11 +39,6 @@ def _numbers(word: str) -> list[float]:
     return [float(part) for part in word.split(",")]
 
 
-def _one_or_more(word: str) -> float | list[float]:
-    found = _numbers(word)
-    return found[0] if len(found) == 1 else found
-
-
 def _pair(word: str) -> tuple[float, float]:
     low, high = _numbers(word)
     return low, high
@@ -61,7 +56,7 @@ def _json(flag: str, word: str) -> Any:
 SWITCH = Kind("", lambda flag, word: word)
 TEXT = Kind("TEXT", lambda flag, word: word)
 NUMBER = _kind("NUMBER", "a number", float)
-NUMBERS = _kind("NUMBER[,...]", "numbers separated by commas", _one_or_more)
+NUMBERS = _kind("NUMBER[,...]", "numbers separated by commas", lambda word: all_[0] if len(all_ := _numbers(word)) == 1 else all_)
 PAIR = _kind("LOW,HIGH", "LOW,HIGH", _pair)
 JSON = Kind("FILE", _json)
 

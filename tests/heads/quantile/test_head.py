@@ -297,3 +297,19 @@ def test_base_has_the_derivative_one():
     q = head(member, x)
     assert q[0].detach() == math.inf
     assert torch.autograd.grad(q.sum(), x)[0].tolist() == [0.0] + [1.0] * 9
+
+
+def test_slacks_are_for_the_examples_of_each_group(monkeypatch):
+    """What the noise rule is told: how many examples a group has, and the skewness of covered or not."""
+    from torchgmc.heads.quantile import head as module
+
+    told, fit = [], module.fit_offsets
+    monkeypatch.setattr(module, "fit_offsets", lambda *given: told.append(given) or fit(*given))
+    scores, member = scores_of(500)
+    gmc.QuantileHead(0.8, None, NAMES).fit(scores, member)
+    ((_, _, _, count, skewness, _),) = told
+    assert count.tolist() == member.sum(0).tolist()
+    covered = [float(score <= scores.sort().values[399]) for score in scores]  # 400 of 500
+    mean = sum(covered) / 500
+    second, third = (sum((one - mean) ** power for one in covered) / 500 for power in (2, 3))
+    assert skewness == pytest.approx(third / second**1.5, rel=1e-12)

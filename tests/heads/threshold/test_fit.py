@@ -23,3 +23,44 @@ def test_the_tail_bounds_the_largest_deviation_in_calibration(classes: int | Non
     again = gmc.ThresholdHead(0.1, 0.01, ["dark", "bright"], num_classes=classes)
     again.load_state_dict(head.state_dict())
     assert torch.equal(again.tail, head.tail) and len(head.reset() or head.tail) == 0
+
+
+def images(n: int, seed: int, classes: int = 2) -> dict[str, torch.Tensor]:
+    """Weighted images, some without a pixel, whose scores are lower in groups that have some of them in part."""
+    g = torch.Generator().manual_seed(seed)
+    groups, masks = torch.randint(3, (n, 3), generator=g) / 2, torch.rand(n, classes, 9, generator=g) < 0.3
+    scores = torch.sigmoid(2.0 * masks + torch.randn(n, classes, 9, generator=g) - groups[:, :1, None]).double()
+    return {"scores": scores, "masks": masks, "groups": groups, "weight": torch.rand(n, generator=g).double()}
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_few_scores_near_the_thresholds_say_what_all_say(seed: int, monkeypatch):
+    """As of more than 32,768 images: those far from a threshold are counted, and the thresholds are those of all scores."""
+    options = {"resolution": "exact", "fractional": True, "noise_floor": False, "num_classes": 2}
+    every = gmc.ThresholdHead(0.2, 0.01, ["a", "b", "c"], **options).fit(**images(700, seed))
+    monkeypatch.setattr("torchgmc.engine.folds.EXACT", 100)
+    monkeypatch.setattr("torchgmc.engine.offsets.NEAR", 64)
+    near = gmc.ThresholdHead(0.2, 0.01, ["a", "b", "c"], **options).fit(**images(700, seed))
+    for name, want in every.state_dict().items():
+        torch.testing.assert_close(near.state_dict()[name], want, rtol=0, atol=1e-9)
+    torch.testing.assert_close(near.report.violations_after, every.report.violations_after, rtol=0, atol=1e-9)
+
+
+def test_nobody_adds_nothing():
+    head = gmc.ThresholdHead(0.2, 0.01, ["a", "b", "c"], num_classes=2, fractional=True, learn=gmc.Trees())
+    head.observe(**images(20, 0), features=torch.randn(20, 2))
+    seen = head.statistics
+    none = seen.nobody()
+    assert none.rows == int(none.examples) == int(none.excluded.sum()) == 0 and none.features.shape == (0, 2)
+    for both in (vars(seen + none), vars(none + seen)):
+        assert all(torch.equal(both[k], v) if isinstance(v, torch.Tensor) else both[k] == v for k, v in vars(seen).items())
+
+
+def test_what_trees_see_of_an_image_does_not_depend_on_the_others():
+    scores, masks = torch.rand(20_000, 48, generator=torch.Generator().manual_seed(0)), torch.ones(20_000, 48, dtype=torch.bool)
+    found = []
+    for some in (slice(None), slice(-500, None)):
+        head = gmc.ThresholdHead(0.2, 0.01, resolution="exact")
+        head.observe(scores[some], masks[some], weight=torch.linspace(0, 1, 20_000)[some].double())
+        found.append([part[-500:] for part in head.statistics.sketch(32)])
+    assert torch.equal(found[0][0], found[1][0]) and torch.equal(found[0][1], found[1][1])

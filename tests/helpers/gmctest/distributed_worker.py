@@ -87,10 +87,20 @@ def traffic(rank: int) -> dict:
 
 def scattered_learned(rank: int) -> dict:
     """:func:`scattered` of the heads that learn."""
-    return scattered(rank, True)
+    return scattered(rank, "learned")
 
 
-def scattered(rank: int, learned_only: bool = False) -> dict:
+def scattered_images(rank: int) -> dict:
+    """:func:`scattered` of thresholds of images."""
+    return scattered(rank, "images")
+
+
+def scattered_kind(name: str) -> str:
+    """Of a name in :data:`SCATTERED`."""
+    return "images" if name.startswith("images") else "learned" if name.endswith("learned") else "plain"
+
+
+def scattered(rank: int, kind: str = "plain") -> dict:
     """Fits whose rows stay on three ranks, one without rows: states, the largest sum in bytes, a rank that fails half-way."""
     import inspect
 
@@ -114,14 +124,14 @@ def scattered(rank: int, learned_only: bool = False) -> dict:
 
     gmc.distributed._exchange = counted
     for name, (make, data) in SCATTERED.items():
-        if name.endswith("learned") != learned_only:
+        if scattered_kind(name) != kind:
             continue
-        few, static.FEW = static.FEW, 2 if name == "many groups" else static.FEW
+        few, static.FEW = static.FEW, 2 if name in ("many groups", "people False") else static.FEW
         rows = data(2600, 7)
         sent.clear()
         state = make().fit(*(t[slice(*(0, 500, 2600, 2600)[rank : rank + 2])] for t in rows)).state_dict()
         found[name] = {"state": state, "largest": max(sent), "sent": [sum(sent)]}
-        if name in ("quantile plain True", "quantile levels True") or name.endswith("learned"):
+        if name in ("quantile plain True", "quantile levels True", "images True") or name.endswith("learned"):
             sent.clear()
             make().fit(*(t[rank::3] for t in data(4 * 2600, 8)))
             found[name]["sent"].append(sum(sent))
@@ -138,6 +148,13 @@ def scattered(rank: int, learned_only: bool = False) -> dict:
         head.fit(*(t[rank::3] for t in rows))
     except (PeerError, MemoryError) as error:
         found["failed"] = f"{type(error).__name__}: {error}"
+    scores, masks, member = _images(600, 1, "exact")
+    try:
+        gmc.ThresholdHead(0.2, 0.01, ["a", "nobody"], resolution="exact").fit(
+            *(t[rank::3] for t in (scores, masks, (member[:, :2] > 0.4) & torch.tensor([True, False])))
+        )
+    except ValueError as error:
+        found["nobody"] = str(error)
     return found
 
 
@@ -170,10 +187,10 @@ class _Paper(gmc.QuantileHead):
 
 
 class _Learned(gmc.ProbabilityHead):
-    """Takes features third."""
+    """Takes features third, then weights and clusters."""
 
-    def fit(self, probs, y, features):
-        return super().fit(probs, y, features[:, :1] > 0, features=features)
+    def fit(self, probs, y, features, weight=None, clusters=None):
+        return super().fit(probs, y, features[:, :1] > 0, weight, clusters=clusters, features=features)
 
 
 class _LearnedThresholds(gmc.QuantileHead):
@@ -189,6 +206,27 @@ def _hidden_scores(n: int, seed: int, clusters: bool = False) -> tuple[torch.Ten
     x, who = torch.randn(n, 4, generator=g), torch.randint(400, (n,), generator=g)
     scores = torch.randn(n, generator=g).double().abs() * (1 + 3.0 * ((x[:, 1] > 0) & (x[:, 2] > 0)))
     return (scores, x, torch.rand(n, generator=g).double(), who) if clusters else (scores, x)
+
+
+class _LearnedMasks(gmc.ThresholdHead):
+    """Takes features third, then weights and clusters."""
+
+    def fit(self, scores, masks, features, weight=None, clusters=None):
+        return super().fit(scores, masks, features[:, :1] > 0, weight, clusters=clusters, features=features)
+
+
+def _images(n: int, seed: int, kind: str = "") -> tuple[torch.Tensor, ...]:
+    """Masks of 3 x 3 pixels whose scores are lower where two features are large; some have no pixel."""
+    g = torch.Generator().manual_seed(seed)
+    x, who, classes = torch.randn(n, 4, generator=g), torch.randint(400, (n,), generator=g), 2 if kind == "classes" else 1
+    masks = torch.rand(n, classes, 9, generator=g) < 0.3
+    lower = 1.0 * (x[:, 0] > 0) + 3.0 * ((x[:, 1] > 0) & (x[:, 2] > 0)) * (kind != "exact")
+    scores = torch.sigmoid(2.0 * masks + torch.randn(masks.shape, generator=g) - lower[:, None, None])
+    if classes == 1:
+        scores, masks = scores[:, 0], masks[:, 0]
+    if kind == "exact":
+        return scores.double(), masks, (x[:, :3] > 0.0) / 2 + (x[:, 1:] > 0.5) / 2
+    return scores, masks, x, *((torch.rand(n, generator=g), who) if kind == "clusters" else ())
 
 
 def _hidden_classes(n: int, seed: int, labels: bool = False) -> tuple[torch.Tensor, ...]:
@@ -209,10 +247,31 @@ def _hidden(n: int, seed: int) -> tuple[torch.Tensor, ...]:
     return torch.sigmoid(z), torch.rand(n, generator=g) < p, x
 
 
+def _people(rows: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+    """The same rows with weights, and clusters some of which are on several ranks."""
+    g = torch.Generator().manual_seed(len(rows[0]))
+    return *rows, torch.rand(len(rows[0]), generator=g), torch.randint(400, (len(rows[0]),), generator=g)
+
+
 #: Heads whose rows stay on their ranks, and data.
 SCATTERED = {
     "noise": (lambda: gmc.ProbabilityHead(None, ["a", "b", "c"], bins=4), lambda n, s: ZOO[7].data(n, s).observe),
     "many groups": (lambda: gmc.ProbabilityHead(None, ["a", "b", "c"], bins=4), lambda n, s: ZOO[7].data(n, s).observe),
+    **{
+        f"people {few}": (
+            lambda: gmc.ProbabilityHead(None, ["a", "b", "c"], bins=4),
+            lambda n, s: _people(ZOO[7].data(n, s).observe),
+        )
+        for few in (True, False)
+    },
+    "people classes": (
+        lambda: gmc.ProbabilityHead(0.02, ["positive"], num_classes=3, noise_floor=False),
+        lambda n, s: _people((*_hidden_classes(n, s)[:2], _hidden_classes(n, s)[2][:, :1] > 0)),
+    ),
+    "people learned": (
+        lambda: _Learned(None, ["positive"], learn=gmc.Trees(2, trees=12)),
+        lambda n, s: _people(_hidden(n, s)),
+    ),
     "equal rows": (lambda: gmc.ProbabilityHead(None, ["b", "c"], bins=5), _rounded),
     **{
         name: (ZOO[NAMES.index(name)].make, lambda n, s, name=name: ZOO[NAMES.index(name)].data(n, s).observe)
@@ -230,6 +289,25 @@ SCATTERED = {
         lambda n, s: _hidden_scores(n, s, True),
     ),
     "scores line learned": (lambda: _LearnedThresholds(0.8, 0.02, ["positive"], learn=gmc.Linear(steps=8)), _hidden_scores),
+    **{
+        f"images {kind} learned": (
+            lambda learn=learn, classes=classes: _LearnedMasks(0.2, 0.02, ["positive"], num_classes=classes, learn=learn),
+            lambda n, s, kind=kind: _images(n, s, kind),
+        )
+        for kind, learn, classes in (
+            *(("trees", gmc.Trees(2, trees=4), None), ("clusters", gmc.Trees(2, trees=4), None)),
+            *(("classes", gmc.Trees(1, trees=2), 2), ("line", gmc.Linear(steps=6), None)),
+        )
+    },
+    **{
+        f"images {floor}": (
+            lambda floor=floor: gmc.ThresholdHead(
+                0.2, 0.01, ["a", "b", "c"], resolution="exact", fractional=True, noise_floor=floor
+            ),
+            lambda n, s: _images(n, s, "exact"),
+        )
+        for floor in (True, False)
+    },
     "line learned": (lambda: _Learned(None, ["positive"], learn=gmc.Linear(steps=20)), _hidden),
     **{
         f"quantile {kind} {floor}": (
@@ -341,7 +419,7 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     store = dist.FileStore(str(folder / "store"), world)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=timedelta(seconds=40))
-    runs = (fits, audits, traffic, scattered, scattered_learned, shares, failures, killed)
+    runs = (fits, audits, traffic, scattered, scattered_learned, scattered_images, shares, failures, killed)
     tasks = {run.__name__: run for run in runs}
     found = {name: tasks[name](rank) for name in what.split(",") if name != "shares" or importlib.util.find_spec("lightning")}
     torch.save(found if "," in what else found[what], folder / f"{rank}.pt")

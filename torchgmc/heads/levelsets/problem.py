@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from torchgmc.distributed import total as over_ranks
+from torchgmc.distributed import total as over_ranks, totals
 from torchgmc.engine.folds import Pair
 from torchgmc.engine.solver import entry
 from torchgmc.engine.values import Names
@@ -46,13 +46,14 @@ class LevelProblem:
         self.z, self.member, self.edges, self.names, self.label = z, member, edges, names, names.label
         self.euclidean, self.unit, self.bins = euclidean, unit, len(edges) + 1
         self.dynamic = self.bins > 1
-        self.share = weight / over_ranks(weight.sum())
         wide = member.double() if member.numel() <= WIDE else member  # what sums are made from
-        self.mass = over_ranks(cell_sums(wide, self.share[:, None])[:, 0, 0])  # P(A)
+        total, mass = totals(weight.sum(), cell_sums(wide, weight[:, None])[:, 0, 0])
+        self.share, self.mass = weight / total, mass / total  # P(A)
         self.scale = self.mass if conditional else torch.ones_like(self.mass)
         self.sparse = z.device.type == "cpu"
         self.place = self.level(z)
         self.table = Table(wide, self.bins, self.read)
+        self.known = self.mass, self.mass  #: the last table that was summed over all ranks, and the sum
 
     def mapping(self, z: Tensor, rows: Tensor | slice) -> Tensor:
         """s of the rows at z, ``(m, C)``."""
@@ -71,13 +72,15 @@ class LevelProblem:
         if self.bins == 1:
             return torch.zeros(1, 1, dtype=torch.int64, device=z.device).expand(z.shape)
         if z.shape[1] == 1 and z.device.type == "cpu":
-            return torch.bucketize(z, self.edges, right=True)
+            return torch.bucketize(z.contiguous(), self.edges, right=True)
         return levels(z, self.edges, bool(self.euclidean), self.apart)
 
     def violations(self, split: Pair | None = None) -> Tensor:
         """Signed violations at the current f, ``(a, b C)``; column k C + c is level set k of class c."""
         if split is None:
-            sums = over_ranks(self.table.sums)
+            if self.known[0] is not self.table.sums:  # an exchange less
+                self.known = self.table.sums, over_ranks(self.table.sums)
+            sums = self.known[1]
         else:  # s is not a functional of f: the inner split is not used
             rows = split.outer.nonzero()[:, 0]
             value, level = self.read(rows)

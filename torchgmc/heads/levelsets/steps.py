@@ -232,13 +232,20 @@ class Membership:
         return len(self.member)
 
     def __getitem__(self, rows: "slice | Tensor") -> Tensor:
-        more = self.more[rows]
-        table = torch.ones(len(more), self.shape[1], dtype=self.dtype, device=self.device)
-        if self.groups > 1:
-            some = self.member[rows]
-            table[:, 1 : self.groups] = some if self.own is None else some[:, self.own]
-        table[:, self.groups :] = more
+        more, groups, own = self.more[rows], self.groups, self.own
+        if isinstance(self.member, Bits) and own is None:
+            table = self.member.wide(rows, self.dtype, more.shape[1])
+        else:
+            table = torch.ones(len(more), self.shape[1], dtype=self.dtype, device=self.device)
+            if groups > 1:
+                table[:, 1:groups] = self.member[rows] if own is None else self.member[rows][:, own]
+        table[:, groups:] = more
         return table
+
+    def pick(self, rows: Tensor) -> "Membership":
+        """Some of the rows."""
+        member = Bits(self.member.codes[rows], self.member.shape[1]) if isinstance(self.member, Bits) else self.member[rows]
+        return Membership(member, self.dtype, self.more[rows], self.own)
 
     def __matmul__(self, table: Tensor) -> Tensor:
         out = torch.empty(len(self), table.shape[1], dtype=self.dtype, device=self.device)

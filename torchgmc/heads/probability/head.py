@@ -246,11 +246,11 @@ class ProbabilityHead(Learning):
     # -- fit ---------------------------------------------------------------------------------------------------------
 
     def _rows_stay(self, rows: ProbabilityStatistics, solver: str = "exact", *_: Any, **__: Any) -> bool:
-        """Do sums over the rows tell everything? To learn from few rows, these are sent: they are less than sums would be."""
-        if solver != "exact" or rows.cluster.shape[1]:
-            return False
+        """Do sums over the rows tell everything? Few rows to learn from, or with clusters, are sent: they are less."""
+        if solver != "exact" or not (self.learns or rows.cluster.shape[1]):
+            return solver == "exact"
         count = torch.tensor(0 if self.statistics is None else self.statistics.rows)
-        return not self.learns or int(over_ranks(count, always=True)) > folds.EXACT
+        return int(over_ranks(count, always=True)) > folds.EXACT
 
     @pooled
     @rows_stay(_rows_stay)
@@ -258,7 +258,8 @@ class ProbabilityHead(Learning):
         """Find the offsets and the steps.
 
         With ``learn``, trees are grown from about 164,000 of twice as many rows or more. Over several processes, rows of more
-        than 32,768 examples stay where they are, and sums are exchanged; with clusters, or fewer rows, these are sent.
+        than 32,768 examples stay where they are, and sums are exchanged, with clusters their ids too, and the sums of those whose
+        rows are on several processes; fewer rows with ``learn`` or clusters are sent.
 
         Args:
             solver: ``"exact"`` moves all groups at once; ``"paper"`` (Algorithm 1) and ``"fresh"`` (Algorithm 2) take one cell

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from torchgmc.distributed import total as over_ranks
-from torchgmc.engine.clusters import codes
-from torchgmc.engine.folds import Places, places
+from torchgmc.engine.clusters import adder
+from torchgmc.engine.folds import EXACT, Places, places
+from torchgmc.engine.hashing import product
 from torchgmc.engine.lasso import solve_lasso
 from torchgmc.heads.levelsets import steps as levelsets
 from torchgmc.heads.levelsets.steps import LARGEST, ROWS, Members, Membership, blocks
@@ -24,7 +25,7 @@ from torchgmc.heads.levelsets.steps import LARGEST, ROWS, Members, Membership, b
 BLOCK = 1 << 17
 #: Logits beyond it have no say in a slope.
 FAR = 16.0
-#: From so many examples on, those without a fold are worked on in float32: enough to tell one ridge from another.
+#: From so many examples on, up to ``EXACT``, those without a fold are worked on in float32: enough to tell ridges apart.
 MANY = 1 << 12
 #: Up to so many examples all columns are laid out once, and a step is two products.
 WHOLE = 1 << 10
@@ -95,14 +96,15 @@ class Columns:
         share = self.share[rows]
         share = share / over_ranks(share.sum())
         ridge = self.ridge if ridge is None else ridge
-        return self.but(member=self.member[rows], z=self.z[rows], y=self.y[rows], share=share, ridge=ridge, spots=None)
+        member = self.member[rows] if isinstance(self.member, Tensor) or len(rows) <= EXACT else self.member.pick(rows)
+        return self.but(member=member, z=self.z[rows], y=self.y[rows], share=share, ridge=ridge, spots=None)
 
     def folds(self, fold: Tensor, parts: int, ridge: Tensor) -> "Columns":
         """The problems of one event with each ridge, without each part of the examples, side by side: ridge by ridge."""
         share = self.share * (fold[:, None] != torch.arange(parts, device=fold.device))
         share = (share / over_ranks(share.sum(0))).repeat(1, ridge.shape[2])
         ridge = ridge.repeat_interleave(parts, 2)
-        if len(fold) < MANY:
+        if not MANY <= self.places().rows <= EXACT:
             return self.side_by_side(ridge, share)
         member, z, y, share = (part.float() for part in (self.member[:], self.z, self.y, share))
         return self.but(member=member, z=z, y=y).side_by_side(ridge, share)
@@ -150,14 +152,15 @@ class Columns:
         member = member.double()
         return torch.cat([member, member * z.clamp(-FAR, FAR)], 1) if self.slopes else member
 
-    def at(self, theta: Tensor, member: Members, z: Tensor, least: float = -math.inf) -> Tensor:
-        """z after Theta, with slopes of at least ``least``.
+    def at(self, theta: Tensor, member: Members, z: Tensor, least: float = -math.inf, of: Tensor | None = None) -> Tensor:
+        """z after Theta, or ``of`` which Theta ``(n,)`` each is, with slopes of at least ``least``.
 
         A fit has no least slope, or its potential would not be convex: behind a model that is very sure the first Newton step
         lands far below 0, where a bounded slope is flat. A head has 0.
         """
-        moves = (member @ theta.transpose(0, 1).flatten(1).to(member.dtype)).to(z.dtype)  # (n, p C)
-        moves = moves.view(len(z), theta.shape[0], theta.shape[2])
+        moves = (member @ theta.movedim(-2, 0).flatten(1).to(member.dtype)).to(z.dtype)  # (n, p C), of some Theta (n, parts p C)
+        moves = moves.view(len(z), math.prod(theta.shape[:-3]), theta.shape[-3], theta.shape[-1])
+        moves = moves[:, 0] if of is None else moves[torch.arange(len(z), device=z.device), of]
         if not self.slopes:
             return z - moves[:, 0]
         slope = 1.0 - moves[:, 1]
@@ -177,9 +180,9 @@ class Columns:
         if self.last is not None and torch.equal(theta, self.last[0]):  # a fit ends where what follows it begins
             return self.last[1:]
         if (design := self.design()) is not None:
-            moved = torch.addmm(self.z, design, theta.flatten(0, 1), alpha=-1.0)
+            moved = self.z - product(design, theta.flatten(0, 1))
             f = levelsets.probabilities(moved, self.euclidean, self.apart)
-            found = design.T @ ((f - self.y) * self.share)
+            found = product(design.T, (f - self.y) * self.share)
             value = (loss(moved, f, self.y, self.euclidean, self.apart) * self.share).sum() if valued else found[0, 0]
         else:
             total = torch.zeros(self.shape[1], self.shape[0] * self.shape[2], dtype=torch.float64, device=self.z.device)
@@ -213,14 +216,12 @@ class Columns:
 
     def losses(self, theta: Tensor, part: Tensor) -> Tensor:
         """Mean loss of each part of the examples with its own Theta, ``(parts, p, 1 + a, C)``: ``(parts,)``."""
-        parts = len(theta)
-        found = self.z.new_zeros(parts, 2)  # the mass, and sums of the loss
-        for k in range(parts):
-            rows = (part == k).nonzero()[:, 0]
-            for some in torch.split(rows, BLOCK >> 2):
-                moved = self.at(theta[k], self.member[some], self.z[some], 0.0)
-                each = loss(moved, levelsets.probabilities(moved, self.euclidean), self.y[some], self.euclidean)
-                found[k] += (torch.cat([torch.ones_like(each), each], 1) * self.share[some]).sum(0)
+        found, start = self.z.new_zeros(len(theta), 2), 0  # the mass, and sums of the loss
+        for member, z, y, share in self.parts():
+            of, start = part[start : start + len(z)].long(), start + len(z)
+            moved = self.at(theta, member, z, 0.0, of)
+            each = loss(moved, levelsets.probabilities(moved, self.euclidean), y, self.euclidean)
+            found.index_add_(0, of, torch.cat([torch.ones_like(each), each], 1) * share)
         mass, total = over_ranks(found).unbind(1)
         return total / mass.clamp_min(1e-300)
 
@@ -228,13 +229,14 @@ class Columns:
         """One block per class, ``(C, p (1 + a), p (1 + a))``, float64 (collinear columns need it)."""
         p, size, columns = self.shape
         total = torch.zeros(columns, p * size, p * size, dtype=torch.float64, device=theta.device)
+        whole = self.design() if columns == 1 else None
         for member, z, _, share in self.parts():
-            moved = self.at(theta, member, z)
+            moved = self.at(theta, member, z) if whole is None else z - product(whole, theta.flatten(0, 1))
             f = levelsets.probabilities(moved, self.euclidean, self.apart)
             weight = curvature(moved, f, self.euclidean, self.apart) * share
             for column in range(columns):
-                design = self._wide(member, z[:, column % z.shape[1], None])
-                total[column] += design.T @ (design * weight[:, column : column + 1])
+                design = self._wide(member, z[:, column % z.shape[1], None]) if whole is None else whole
+                total[column] += product(design.T, design * weight[:, column : column + 1])
         total = over_ranks(total)
         return total if self.ridge is None else total + torch.diag_embed(flattened(self.ridge))
 
@@ -244,7 +246,7 @@ class Columns:
         weight = curvature(moved, levelsets.probabilities(moved, self.euclidean), self.euclidean) * self.share
         for rows in torch.split(fold.argsort(stable=True), torch.bincount(fold, minlength=parts).tolist()):
             design = self._wide(self.member[rows], self.z[rows])
-            found.append(design.T @ (design * weight[rows]))
+            found.append(product(design.T, design * weight[rows]))
         return over_ranks(torch.stack(found))
 
     def squares(self, theta: Tensor, cluster: Tensor) -> Tensor:
@@ -268,9 +270,8 @@ class Columns:
 
 def squares_of_clusters(member: Tensor, values: Tensor, cluster: Tensor) -> Tensor:
     """Sum over clusters of the squares of their sums of values ``(n, k)`` in each group, ``(1 + a, k)``."""
-    (place, count), member = codes(cluster), member.double()
-    none = values.new_zeros(count, member.shape[1])
-    return torch.stack([none.index_add(0, place, member * v[:, None]).square().sum(0) for v in values.T], 1)
+    add, member = adder(cluster), member.double()
+    return over_ranks(torch.stack([add(member * v[:, None]).square().sum(0) for v in values.T], 1))
 
 
 def flattened(table: Tensor) -> Tensor:

@@ -34,7 +34,7 @@ from torchgmc.heads.probability.static import Found, fit_static, without
 #: Slack of a cell's step, as a share of the violation that is worth a step. Of rows that trees were fitted to, f looks less sure
 #: than of fresh ones, and of a fit to alpha the Brier score pays for steps: then no step is longer than it must be.
 CELL_SLACK, LEAST_STEP = 2.0 / 3.0, 0.95
-#: A membership with fewer entries is kept in float64.
+#: A membership with more entries is float32 up to ``folds.EXACT`` examples; of more, a lost bit moves one to another level set.
 SMALL = 1 << 20
 #: One with more stays a bit an entry, at some cost of time.
 LARGE = 1 << 23
@@ -143,15 +143,15 @@ class Sample:
         (rows, a), n = member.shape, int(over_ranks(torch.tensor(len(member))))
         cpu = member.device.type == "cpu" and torch.get_float32_matmul_precision() == "highest"
         self.fractional = member.dtype.is_floating_point
-        self.dtype = torch.float32 if cpu and n * a > SMALL and not self.fractional else torch.float64
+        self.dtype = torch.float32 if cpu and n * a > SMALL and n <= folds.EXACT and not self.fractional else torch.float64
         table: Members = Membership(member, self.dtype)
         plain = not cpu or rows * a <= LARGE or self.fractional or bool(examples.cluster.shape[1])
-        self.member = table[:] if plain else table
+        self.member = table[:].contiguous() if plain else table
         self.z, self.y, self.promise = examples.z, examples.y, promise
         self.cluster, self.sizes = examples.cluster, examples.group_sizes()
         self.count, self.share = n, (examples.weight / over_ranks(examples.weight.sum()))[:, None]  # (n, 1)
         self.kish = 1.0 / float(over_ranks(self.share.square().sum())) if n else 1.0  # sums of squared shares into examples
-        self.mass = over_ranks(self._transposed(self.share)[:, 0])  # (1 + a,): P(A)
+        self.mass = over_ranks(cell_sums(self.member, self.share)[:, 0, 0])  # (1 + a,): P(A)
         self.scale = (self.mass if promise.conditional else torch.ones_like(self.mass))[:, None, None]
 
     @functools.cached_property
@@ -164,13 +164,6 @@ class Sample:
         """The static problem."""
         euclidean = self.promise.euclidean
         return Columns(self.member, self.z, self.y, self.share, euclidean, not euclidean, self.places)
-
-    def _transposed(self, values: Tensor) -> Tensor:
-        """member^T values, float64, in pieces."""
-        total = torch.zeros(self.member.shape[1], values.shape[1], dtype=torch.float64, device=values.device)
-        for one in blocks(len(values)):
-            total += self.member[one].T @ values[one].to(self.dtype)
-        return total
 
     def apply(self, theta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """z after offsets and slopes, which are put on the grid; what ``forward`` computes, to the bit."""
@@ -220,17 +213,12 @@ class Sample:
             sums = torch.cat([sums, sums.sum(1, keepdim=True)], 1)
         violation, variance, weight = torch.split(sums, z.shape[1], 2)
         error = (variance / self.count).sqrt()
-        if self.cluster.shape[1]:
-            f = levelsets.probabilities(z, self.promise.euclidean)
-            error = self._clustered((f - self.y) * self.share, places)
+        if self.cluster.shape[1]:  # from sums over clusters, a cell at a time
+            values = (levelsets.probabilities(z, self.promise.euclidean) - self.y) * self.share
+            cells = [*(values * (places == k) for k in range(bins if bins > 1 else 0)), values]
+            squares = squares_of_clusters(self.member[:], torch.cat(cells, 1), self.cluster)
+            error = squares.sqrt().view(len(squares), -1, values.shape[1])
         return Measure(places, violation.contiguous(), error, (weight * self.kish).contiguous(), float(brier))
-
-    def _clustered(self, values: Tensor, level: Tensor) -> Tensor:
-        """Standard errors from sums over clusters: a cell at a time."""
-        bins = self.promise.bins
-        inside = [values * (level == k) for k in range(bins if bins > 1 else 0)]
-        squares = squares_of_clusters(self.member[:], torch.cat([*inside, values], 1), self.cluster)
-        return squares.sqrt().view(len(squares), -1, values.shape[1])
 
     def tolerance(self, measure: Measure) -> Tensor:
         """Largest violation allowed in each cell (not divided by P(A))."""
@@ -269,16 +257,18 @@ def start_of_trees(examples: ProbabilityStatistics, sample: Sample, static: Foun
 def tree_loss(y: Tensor, weight: Tensor, euclidean: bool) -> Loss:
     """The potential, for trees, of rows with outcomes y ``(n, C)`` and weights of mean 1 ``(n, 1)``."""
 
+    of = functools.cache(lambda start, stop: (y[start:stop], weight[start:stop]))  # of few rows a slice costs as much as a step
+
     def slopes(z: Tensor, rows: slice) -> tuple[Tensor, Tensor]:
-        z, mass = z.to(y.device), weight[rows]
+        z, (truth, mass) = z.to(y.device), of(rows.start, rows.stop)
         f = levelsets.probabilities(z, euclidean)
         second = curvature(z, f, euclidean).mul_(mass)
-        return f.sub_(y[rows]).mul_(mass), second
+        return f.sub_(truth).mul_(mass), second
 
     def value(z: Tensor, rows: slice) -> Tensor:
-        z = z.to(y.device)
+        z, (truth, mass) = z.to(y.device), of(rows.start, rows.stop)
         f = levelsets.probabilities(z, euclidean) if euclidean else z  # of logits the loss needs no f
-        return (loss(z, f, y[rows], euclidean) * weight[rows])[:, 0]
+        return (loss(z, f, truth, euclidean) * mass)[:, 0]
 
     return Loss(slopes, value)
 

@@ -83,7 +83,9 @@ def fit_static(columns: Columns, sizes: Tensor, cluster: Tensor, slack: Tensor |
     between = None
     if apart and columns.slopes and columns.shape[2] == 1 and 1 < columns.shape[1] <= FEW + 1:
         given, between = columns, _between(columns, unit)
-        mix, more = _mix(between), torch.empty(len(columns.z), 2, dtype=columns.member.dtype, device=columns.z.device)
+        a, b, d = COMMON_RIDGE, BETWEEN_RIDGE, APART_RIDGE  # of combinations for which ridges are sums of squares, (2, 2)
+        mix = torch.as_tensor(torch.linalg.inv(torch.linalg.cholesky(between.new_tensor([[a + d, -d], [-d, b + d]])))).T
+        more = torch.empty(len(columns.z), 2, dtype=columns.member.dtype, device=columns.z.device)
         for one in blocks(len(more)):
             middle = columns.member[one].double() @ between
             more[one] = torch.cat([columns.z[one].clamp(-FAR, FAR) - middle, middle], 1) @ mix
@@ -157,12 +159,6 @@ def _between(columns: Columns, unit: float) -> Tensor:
     return torch.as_tensor(torch.linalg.solve(sums[:, :-1] + paid, sums[:, -1:]))
 
 
-def _mix(like: Tensor) -> Tensor:
-    """Combinations of the slopes within and between groups for which their ridges are sums of squares, ``(2, 2)``."""
-    a, b, d = COMMON_RIDGE, BETWEEN_RIDGE, APART_RIDGE
-    return torch.as_tensor(torch.linalg.inv(torch.linalg.cholesky(like.new_tensor([[a + d, -d], [-d, b + d]])))).T
-
-
 def _prices(
     columns: Columns, theta: Tensor, sizes: Tensor, cluster: Tensor, none: Tensor, tried: tuple[float, ...]
 ) -> list[Tensor]:
@@ -229,20 +225,20 @@ def _tried(
     How much less they lose on examples that they saw than on others is their number of free columns, less what ridges hold:
     with so many examples per column, that is what a fold held out would say.
     """
-    most, every = min(CHOICES, ENTRIES // columns.shape[1]), columns.places().rows
-    few = None if columns.euclidean or every < 4 * most else columns.places().few(most, every)
+    most, spots = min(CHOICES, ENTRIES // columns.shape[1]), columns.places()
+    few = None if columns.euclidean or spots.rows < 4 * most else spots.few(most, spots.rows)
     if few is None:
         heads, held, fine = _at_once(columns, theta, ridges, prices, fold) or _one_by_one(columns, theta, ridges, prices, fold)
         return heads, held, held.nan_to_num(0.0) @ _masses(columns, fold) / unit, fine
     rows, none = few.nonzero()[:, 0], torch.zeros_like(theta)
-    part = float(over_ranks(columns.share[rows].sum()))
+    count, part = int(over_ranks(torch.tensor(len(rows)))), float(over_ranks(columns.share[rows].sum()))
     some, shrunk = columns.pick(rows, ridges[0] / part), [ridge / part for ridge in ridges]
+    some.spots = spots._replace(place=spots.place[rows], limit=most * spots.limit // spots.rows, rows=count)  # keys see last bits
     heads, held, total, fine = _tried(some, solve(some, theta, prices[0])[0], shrunk, prices, fold[rows], unit / part)
     steep = [k for k, (_, steeper) in enumerate(RIDGES, 1) if not math.isinf(steeper)]
     flat = [k for k in range(1, len(ridges)) if k not in steep]
     chosen = [0, *(min(kind, key=lambda k: float(total[k])) for kind in (steep, flat))]
-    found: list[Tensor] = []
-    totals: list[Tensor] = []
+    found, totals = list[Tensor](), list[Tensor]()
     for k in chosen:
         plain, price = some.but(ridge=none).hessian(heads[k]), prices[k]
         one, met = solve(columns.but(ridge=ridges[k]), heads[k], price, hessian=plain) if k else (theta, True)

@@ -126,7 +126,7 @@ def _finish(head: QuantileHead, examples: QuantileStatistics, found: Tensor, mes
     """Measure before and after, write the report."""
     began = time.perf_counter()
     unit = quantiles.grid_unit(examples.scores)
-    _, start = head._begin(examples, unit)
+    start = head._begin(examples, unit)[1]
     everyone = head.lacks_everyone(examples.member)
     before = head._problem(examples, start, head.edges.to(start.device), unit, everyone)
     at = found + examples.base if examples.has_base() else found

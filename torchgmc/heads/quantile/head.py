@@ -11,18 +11,18 @@ from torch import Tensor
 from torchgmc import theory
 from torchgmc.audits.measure import Tally
 from torchgmc.audits.tabular import Table
-from torchgmc.distributed import collected, extremes, pooled, rows_stay, total as over_ranks
+from torchgmc.distributed import extremes, pooled, rows_stay, total as over_ranks, totals
 from torchgmc.engine import checks, noise, soft, trees
 from torchgmc.engine.batches import checked_once
 from torchgmc.engine.clusters import check as check_clusters, total as total_of
 from torchgmc.engine.float64 import wide
 from torchgmc.engine.folds import EXACT, fresh_splits
 from torchgmc.engine.noise import small_groups
-from torchgmc.engine.offsets import CELLS, Folded, Offsets, fit_offsets, fit_offsets_to, quantile_of_all, span_of
+from torchgmc.engine.offsets import CELLS, Folded, Offsets, crossing, fit_offsets, fit_offsets_to, quantile_of_all, span_of
 from torchgmc.engine.scripting import is_scripting
 from torchgmc.engine.solver import EXACT_STEPS, MAX_FIXED_STEPS, Log, Report, reached, run
 from torchgmc.engine.values import Names, Values
-from torchgmc.groups.cells import pattern_ids, with_everyone
+from torchgmc.groups.cells import pattern_ids, shared_patterns, with_everyone
 from torchgmc.heads import finite
 from torchgmc.heads.combinations import threshold_figures, threshold_tables
 from torchgmc.heads.contract import EVERYONE
@@ -219,7 +219,8 @@ class QuantileHead(Learning):
             max_iter: maximum number of steps: 1000 for ``"exact"``; else the bound of Theorem 1, at most 100,000.
         """
         self.check_solver(solver, eta, max_iter)
-        examples: QuantileStatistics = self.seen("score")
+        seen: QuantileStatistics = self.seen("score")
+        examples = seen
         if self.finite_sample:
             with levelsets.calm(examples.member):
                 return self._tabulate(examples, solver)
@@ -227,35 +228,31 @@ class QuantileHead(Learning):
         if self.learns:
             if solver != "exact":
                 raise ValueError(f"solver={solver!r} takes steps on named groups only; use solver='exact' with `learn`.")
-            seen, found = examples, self._grow(examples, unit)
+            found = self._grow(examples, unit)
             self.write_trees(found, examples.features.shape[1])
             if found is not None:  # the rest is fitted to what the trees leave
                 shift = (found.unseen - found.start)[:, 0]  # of trees that did not see the row: as on fresh data
                 examples = replace(examples, scores=examples.scores - shift)
-        low, high = self.range or extremes(examples.scores)
+        low, high = self.range or (extremes(examples.scores) if self.num_bins > 1 else (0.0, 1.0))
         edges = low + (high - low) * torch.arange(1, self.num_bins, dtype=torch.float64) / self.num_bins
         edges = levelsets.snap(edges.to(examples.scores.device), unit)
         with levelsets.calm(examples.member):
             if solver == "exact":
-                report, everyone = self._exact(examples, edges, unit, max_iter or EXACT_STEPS)
+                report, everyone = self._exact(examples, seen, edges, unit, max_iter or EXACT_STEPS)
             else:
                 report, everyone = self._fixed(examples, edges, unit, solver, eta, max_iter), False
         self.unit.fill_(unit)
         self.edges.copy_(edges)
         if self.learns and found is not None:
-            _, start = self._begin(seen, unit)
+            start = self._begin(seen, unit)[1]
             with torch.no_grad():
                 self.is_fitted = True
                 after = self._thresholds(seen)[:, None]
             fresh = after + found.unseen - found.z
             s = [(seen.scores[:, None] <= q).double() - self.target for q in (start, fresh)]
             self.write_rules(found, (after - start, *s), seen, self.s_range())
-        details = {
-            "examples": int(over_ranks(examples.counts().sum())),
-            "alpha_asked": self.alpha,
-            "alpha_met": float(report.violations_after.abs().max()),
-        }
-        details |= report.details | {"rounds": len(self.log_who)}
+        details = {"examples": int(over_ranks(examples.counts().sum())), "alpha_asked": self.alpha} | report.details
+        details |= {"alpha_met": float(report.violations_after.abs().max()), "rounds": len(self.log_who)}
         self.mark_fitted(replace(report, details=details), everyone)
         return self
 
@@ -267,7 +264,7 @@ class QuantileHead(Learning):
         own, count = examples.has_base(), int(over_ranks(torch.tensor(examples.rows)))
 
         def thresholds(rows: QuantileStatistics) -> Tensor:
-            found, _ = self._offsets(rows, own, unit, count)
+            found, _ = self._offsets(rows, unit, rows.group_sizes(), own, count)
             lift, snapped = _snapped(found, unit)
             return (examples.base if own else 0.0) + lift + examples.member.double() @ snapped
 
@@ -285,52 +282,56 @@ class QuantileHead(Learning):
         return found.scaled(scale, final[:, None])
 
     def _problem(
-        self, examples: QuantileStatistics, z: Tensor, edges: Tensor, unit: float, everyone: bool = False
+        self, examples: QuantileStatistics, z: Tensor, edges: Tensor, unit: float, everyone: bool = False, rows: int = 0
     ) -> QuantileProblem:
         member, names = examples.member, self.groups
         if everyone:
             member, names = with_everyone(member), [*names, EVERYONE]
         where = {"z": z, "member": member, "weight": examples.weight, "edges": edges, "unit": unit, "euclidean": None}
         named = Names(names, self._levels() if len(edges) else [""])
-        return QuantileProblem(examples.scores, self.target, names=named, conditional=self.conditional, **where)
+        return QuantileProblem(examples.scores, self.target, rows, names=named, conditional=self.conditional, **where)
 
-    def _begin(self, examples: QuantileStatistics, unit: float) -> tuple[float, Tensor]:
-        """q0 of everyone, and f0 of each example, ``(n, 1)``, on the grid."""
-        start = quantile_of_all(examples.scores, examples.weight, self.target) if self.init is None else self.init
-        start = math.ceil(start / unit) * unit
-        z = levelsets.snap(examples.base, unit) if examples.has_base() else torch.full_like(examples.base, start)
-        return start, z[:, None]
+    def _begin(self, examples: QuantileStatistics, unit: float) -> tuple[float, Tensor, bool, int, float | None]:
+        """q0, and f0 ``(n, 1)``, on the grid; has each row its own? Rows on all ranks; the quantile of residuals that q0 is."""
+        without, rows = examples.base.isnan().double().sum(), examples.weight.new_tensor(float(examples.rows))
+        without, rows, total = totals(without, rows, examples.weight.sum())
+        own, goal = not float(without), self.target * float(total)
+        middle = crossing(examples.scores, examples.weight, goal)[0] if self.init is None else self.init
+        start = math.ceil(middle / unit) * unit
+        z = levelsets.snap(examples.base, unit) if own else examples.base.new_full((1,), start).expand(examples.rows)
+        return start, z[:, None], own, int(rows), None if own or self.init is not None else middle
 
-    def _exact(self, examples: QuantileStatistics, edges: Tensor, unit: float, max_iter: int) -> tuple[Report, bool]:
-        """Offsets of all groups at once, then steps on the level sets for what is left."""
+    def _exact(
+        self, examples: QuantileStatistics, seen: QuantileStatistics, edges: Tensor, unit: float, max_iter: int
+    ) -> tuple[Report, bool]:
+        """Offsets of all groups at once, then steps on the level sets for what is left; ``seen``: the examples as they came."""
         began = time.perf_counter()
-        start, z = self._begin(examples, unit)
+        start, z, own, rows, middle = self._begin(examples, unit)
         everyone = self.lacks_everyone(examples.member)
-        before = self._problem(examples, z, edges, unit, everyone).violations()
-        own = examples.has_base()
-        del z  # some bytes a row
-        found, level = self._offsets(examples, own, unit)
+        problem = self._problem(examples, z, edges, unit, everyone, rows)
+        before, sizes = problem.violations(), examples.group_sizes()
+        found, level = self._offsets(examples, unit, sizes, own, rows, middle, seen)
         lift, snapped = _snapped(found, unit)
-        problem = self._problem(examples, _shifted(examples, own, lift, snapped, unit)[:, None], edges, unit, everyone)
+        problem.restore(_shifted(examples, own, lift, snapped, unit)[:, None])
         if not self.noise_floor and bool(problem.violations().abs().max() > before.abs().max()):
             lift, snapped = 0.0 if own else start, torch.zeros_like(snapped)  # the offsets moved level sets for the worse
-            problem = self._problem(examples, _shifted(examples, own, lift, snapped, unit)[:, None], edges, unit, everyone)
+            problem.restore(_shifted(examples, own, lift, snapped, unit)[:, None])
         (self.shift if own else self.base).fill_(lift)
         self.offsets.copy_(-snapped)
         steps, history = 1, [before.abs().max(), problem.violations().abs().max()]
-        fixed, noise_of, _ = self._noise(problem, level, examples)
-        small = small_groups(self.groups, examples.group_sizes(), self.target)
+        fixed, noise_of, variance = self._noise(problem, level, examples)
+        small = small_groups(self.groups, sizes, self.target)
         message = noise.explain(found.k, self.noise_floor, small)
         if len(edges):
             tolerance = fixed if self.noise_floor else torch.full_like(fixed, self.goal())
             report, log = run(problem, self.alpha or 0.0, "exact", None, max_iter, tolerance)
             self._write_log(problem, log)
             steps, history = steps + report.iterations, [*history, *report.history[1:]]
-            message = f"{message} {report.message}"
+            message, variance = f"{message} {report.message}", self._noise(problem, level, examples)[2]
         after = problem.violations()
         place = divmod(int(after.abs().argmax()), after.shape[1])
         state = reached(after, self.alpha, noise_of)
-        details = {"slack": found.k, "noise": noise_of, "variance": self._noise(problem, level, examples)[2]}
+        details = {"slack": found.k, "noise": noise_of, "variance": variance}
         if state == "no" and not len(edges):
             message = f"{problem.explain(*place)} {message}"
         message = f"worst |violation| {float(after.abs().max()):.4g} in {problem.label(*place)}. {message}"
@@ -338,21 +339,21 @@ class QuantileHead(Learning):
         found_in = (steps, before, after, worsts, seconds, message, details | {"small": small}, state)
         return Report(state == "alpha", *found_in), everyone
 
-    def _offsets(self, examples: QuantileStatistics, own: bool, unit: float, among: int = 0) -> tuple[Offsets, float]:
+    def _offsets(
+        self, examples: QuantileStatistics, unit: float, sizes: Tensor, own: bool, among: int, middle: float | None = None,
+        seen: QuantileStatistics | None = None,
+    ) -> tuple[Offsets, float]:  # fmt: skip
         """The common threshold and the offsets, and the slack they were found with; of examples out of ``among``."""
         residual = examples.scores - examples.base if own else examples.scores
-        member, weight, total = examples.member, examples.weight, over_ranks(examples.weight.sum())
-        cell, patterns = pattern_ids(examples.member)
-        every, first = collected(patterns.double())
-        if len(every) > len(patterns):  # other ranks have some too
-            place, patterns = pattern_ids(every.to(patterns.dtype))
-            cell = place[first:][cell]
-        spread, fold = examples.dealt(noise.FOLDS)
+        member, weight = examples.member, examples.weight
+        cell, patterns = shared_patterns(examples.member)
+        spread, fold = (seen or examples).dealt(noise.FOLDS)  # not by last bits of what was learned, and taken from the scores
         part = torch.arange(noise.FOLDS, device=cell.device)[:, None] if fold is None else fold.long()
-        sizes = torch.bincount((part * len(patterns) + cell).flatten(), spread.flatten(), noise.FOLDS * len(patterns))
+        dealt = torch.bincount((part * len(patterns) + cell).flatten(), spread.flatten(), noise.FOLDS * len(patterns))
         together = total_of(weight[:, None], examples.cluster)[:, 0].square() if examples.cluster.shape[1] else examples.squared()
-        count = float(total.square() / over_ranks(together.sum()))  # examples (or clusters), after weighting
-        mass, span = over_ranks(sizes.double().view(noise.FOLDS, -1)), span_of(residual, len(patterns), among)
+        total, squared, mass = totals(weight.sum(), together.sum(), dealt.double().view(noise.FOLDS, -1))
+        count = float(total.square() / squared)  # examples (or clusters), after weighting
+        span = span_of(residual, len(patterns), among)
         data = Folded(residual, cell, spread, mass, patterns, count, span, examples.counted, fold)
         if not self.noise_floor:
             inside = mass.sum(0) @ patterns.double()
@@ -364,7 +365,7 @@ class QuantileHead(Learning):
                 return max(float((torch.stack(off) / alpha).max()), float(all_off) / self.goal())
 
             return fit_offsets_to(data, self.target, alpha, worst), 0.0
-        middle = quantile_of_all(residual, weight, self.target)
+        middle = quantile_of_all(residual, weight, self.target) if middle is None else middle
         s = (residual <= middle).double() - self.target
         if examples.cluster.shape[1]:
             values = (with_everyone(member.double()) * part[:, None] for part in (weight * s, weight))
@@ -373,9 +374,11 @@ class QuantileHead(Learning):
             pair = torch.stack([examples.squared() * s.square(), examples.squared()], 1)
             squared = member.square() if member.is_floating_point() else member
             sums = torch.cat([cell_sums(squared, pair)[:, 0], pair.sum(0)[None]]).T  # (2, a + 1)
-        squares, heavy = over_ranks(sums)
+        (squares, heavy), covered = totals(sums, weight @ (s > 0).double())
         error = noise.standard_errors(squares[:-1], heavy[:-1], total, squares[-1] / heavy[-1].clamp_min(1e-300))
-        found = fit_offsets(data, self.target, error, examples.group_sizes(), noise.skewness_of(s, weight), 1.0)
+        rate = float(covered / total)
+        skewness = (1.0 - 2.0 * rate) / math.sqrt(rate * (1.0 - rate)) if 1e-12 < rate < 1.0 - 1e-12 else 0.0
+        found = fit_offsets(data, self.target, error, sizes, skewness, 1.0)
         return found, found.k
 
     def _tabulate(self, examples: QuantileStatistics, solver: str) -> "QuantileHead":
@@ -393,7 +396,7 @@ class QuantileHead(Learning):
         self.known, self.table = known.to(self.offsets.device), table[:, None].to(self.offsets.device)
         unit = quantiles.grid_unit(examples.scores)
         everyone = self.lacks_everyone(examples.member)
-        _, z = self._begin(examples, unit)
+        z = self._begin(examples, unit)[1]
         before = self._problem(examples, z, self.edges[:0].to(z.device), unit, everyone)
         fitted = finite.look_up(examples.member.double(), known, table[:, None], math.inf)
         after = self._problem(examples, (examples.base[:, None] if own else 0.0) + fitted, before.edges, unit, everyone)
@@ -412,13 +415,13 @@ class QuantileHead(Learning):
         times its variance.
         """
         share, cluster, number = problem.share, examples.cluster, examples.counts()
-        square = examples.squared() / over_ranks(examples.weight.sum()).square()
         variance = self.target * (1.0 - self.target)
         member = problem.member.square() if problem.member.is_floating_point() else problem.member
-        squares = cell_sums(member, square[:, None], problem.place, problem.bins)[:, :, 0]
+        squares = cell_sums(member, examples.squared()[:, None], problem.place, problem.bins)[:, :, 0]
         count = cell_sums(problem.member, number[:, None], problem.place, problem.bins)[:, :, 0]
         skewness = (1.0 - 2.0 * self.target) / math.sqrt(variance)
-        squares, count = over_ranks(torch.stack([squares * variance, count]))
+        squares, count, total, examined = totals(squares, count, examples.weight.sum(), number.sum())
+        squares = squares * (variance / total.square())
         if cluster.shape[1]:  # from sums over clusters, and their number
             s = share * problem.mapping(problem.z, slice(None))[:, 0]
             for k in range(problem.bins):
@@ -427,11 +430,8 @@ class QuantileHead(Learning):
                 squared, count[:, k] = over_ranks(torch.stack([sums.square().sum(0), (there > 0).double().sum(0)]))
                 squares[:, k] = torch.maximum(squares[:, k], squared)
         error = squares.sqrt().clamp_min(1e-12) / problem.scale[:, None]
-        return (
-            noise.slacks(noise.FIXED, error, count, skewness),
-            noise.bound(level, error, count, skewness),
-            over_ranks(number.sum()) * squares,
-        )
+        slack, bound = noise.slacks(noise.FIXED, error, count, skewness), noise.bound(level, error, count, skewness)
+        return slack, bound, examined * squares
 
     def _write_log(self, problem: QuantileProblem, log: Log) -> None:
         """The log in rounds."""
@@ -445,8 +445,8 @@ class QuantileHead(Learning):
         """Algorithm 1 or 2."""
         if solver == "fresh" and examples.counted:
             raise ValueError("solver='fresh' divides the examples, which a head with `resolution` does not keep; omit it.")
-        start, z = self._begin(examples, unit)
-        problem = self._problem(examples, z, edges, unit)
+        start, z, _, rows, _ = self._begin(examples, unit)
+        problem = self._problem(examples, z, edges, unit, rows=rows)
         slope, norm = problem.slope(), float((problem.mass / problem.scale.square()).max())
         low, high = extremes(torch.cat([examples.scores, z[:, 0]]))
         bound = theory.iteration_bound(self.goal(), slope, norm, max(high - low, 1e-12))

@@ -117,13 +117,13 @@ class ScoreCounts(QuantileStatistics):
 class QuantileProblem(LevelProblem):
     """Thresholds q = z, one per example; the potential is the pinball loss, so line searches are exact.
 
-    ``scores``: ``(n,)``, float64. ``target``: target share of scores at or below q. ``options``: of
-    :class:`~torchgmc.heads.levelsets.problem.LevelProblem`.
+    ``scores``: ``(n,)``, float64. ``target``: target share of scores at or below q. ``rows``: their number on all ranks, if
+    these are not all. ``options``: of :class:`~torchgmc.heads.levelsets.problem.LevelProblem`.
     """
 
-    def __init__(self, scores: Tensor, target: float, **options: object) -> None:
+    def __init__(self, scores: Tensor, target: float, rows: int = 0, **options: object) -> None:
         self.scores, self.target = scores[:, None], target
-        self.many = int(over_ranks(torch.tensor(len(scores)))) > folds.EXACT
+        self.many = max(rows, len(scores)) > folds.EXACT
         super().__init__(**options)  # type: ignore[arg-type]  # checked where it is called
         self.check_groups()
 

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
+from torchgmc.distributed import total as over_ranks, totals
 from torchgmc.engine import noise, trees
-from torchgmc.engine.clusters import codes, deal_clusters, total
+from torchgmc.engine.clusters import deal_clusters, total
 from torchgmc.engine.noise import small_groups
-from torchgmc.engine.offsets import Curves, Folded, Offsets, fit_offsets, fit_offsets_to
+from torchgmc.engine.offsets import Curves, Folded, Offsets, fit_offsets, fit_offsets_to, quantile_of_all, span_of
 from torchgmc.engine.pinball import LIMIT
 from torchgmc.engine.solver import Report, reached
 from torchgmc.engine.values import Names
@@ -68,8 +69,8 @@ def grow(head: "ThresholdHead", statistics: SampleStatistics, target: Tensor) ->
     start = torch.where(start.isfinite(), start, final)  # a class that nobody else has
     table, weight = statistics.sketch(SKETCH)
     away = (table - final[..., None])[weight > 0].abs()
-    scale = 2.0 ** round(math.log2(max(float(away.median()) if len(away) else 1.0, 1e-6)))
-    weight = weight * (int((statistics.mass > 0).sum()) / statistics.mass.sum())
+    scale = 2.0 ** round(math.log2(max(quantile_of_all(away, torch.ones_like(away), 0.5), 1e-6)))
+    weight = weight * (over_ranks((statistics.mass > 0).sum()) / over_ranks(statistics.mass.sum()))
 
     def loss(rows: Tensor) -> trees.Loss:
         return trees.pinball(table[rows] / scale, weight[rows], target)
@@ -90,7 +91,7 @@ def fit_thresholds(
     for label in range(problem.mass.shape[1]):
         data = _folded(statistics, problem, label, not head.noise_floor)
         target = float(problem.target[label])
-        middle = data.quantile(float(target * data.total)) if len(data.scores) else 0.0
+        middle = data.quantile(float(target * data.total)) if float(data.total) else 0.0
         spread = _spread(statistics, problem, label, middle, target)
         spreads.append(spread)
         if head.noise_floor:
@@ -192,9 +193,10 @@ def _folded(
     statistics: CurveStatistics | SampleStatistics, problem: CurveProblem | SampleProblem, label: int, tables: bool = False
 ) -> Folded:
     """Scores of one class: of curves the points of the lattice; if these are many, as ``tables`` where they will do."""
-    if isinstance(statistics, SampleStatistics):
-        return _folded_scores(statistics, label)
-    assert isinstance(problem, CurveProblem)
+    if isinstance(problem, SampleProblem):
+        assert isinstance(statistics, SampleStatistics)
+        return _folded_scores(statistics, problem, label)
+    assert isinstance(statistics, CurveStatistics)
     points = problem.lattice.points(statistics.steps.device)
     mass, count = statistics.mass[:, :, label], _number(statistics, label)
     if isinstance(statistics, RiseStatistics):
@@ -217,21 +219,19 @@ def _number(statistics: CurveStatistics, label: int) -> float:
     return float(statistics.mass[:, :, label].sum().square() / statistics.moments[0, -1, label, 0].clamp_min(1e-300))
 
 
-def _folded_scores(statistics: SampleStatistics, label: int) -> Folded:
-    """Every relevant score of one class."""
-    cell, patterns = pattern_ids(statistics.member)
-    fold = deal_clusters(noise.FOLDS, statistics.cluster, *statistics.content())
+def _folded_scores(statistics: SampleStatistics, problem: SampleProblem, label: int) -> Folded:
+    """Every relevant score of one class; with more than 32,768 images this rank's only, see :class:`Folded`."""
+    cell, patterns = problem.patterns
+    fold, own = deal_clusters(noise.FOLDS, statistics.cluster, *statistics.content()), statistics.mass[:, label]
     chosen = statistics.label == label
-    example = statistics.example[chosen]
-    share = statistics.share[chosen]
-    weight = share.new_zeros(noise.FOLDS, len(share))
-    weight[fold[example], torch.arange(len(share), device=share.device)] = share
-    mass = share.new_zeros(noise.FOLDS * len(patterns)).index_add_(0, fold * len(patterns) + cell, statistics.mass[:, label])
-    own = statistics.mass[:, label]
-    count = float(own.sum().square() / own.square().sum().clamp_min(1e-300))
-    if statistics.cluster.shape[1]:
-        count = float(codes(statistics.cluster[own > 0])[1])
-    return Folded(statistics.scores[chosen], cell[example], weight, mass.view(noise.FOLDS, -1), patterns, count)
+    example, scores = statistics.example[chosen], statistics.scores[chosen]
+    mass = torch.bincount(fold * len(patterns) + cell, own, noise.FOLDS * len(patterns)).view(noise.FOLDS, -1)
+    each = total(own[:, None], statistics.cluster)
+    mass, squares, number, images = totals(mass, own.square().sum(), (each > 0).sum().double(), own.new_tensor(len(own)))
+    count = number if statistics.cluster.shape[1] else mass.sum().square() / squares.clamp_min(1e-300)
+    span = span_of(scores, len(patterns), int(images))
+    share, place = statistics.share[chosen][None], fold.to(torch.uint8)[example]
+    return Folded(scores, cell[example], share, mass, patterns, float(count), span, fold=place)
 
 
 def _spread(
@@ -259,13 +259,15 @@ def _spread(
         return Spread(noise.standard_errors(second, zero, total, pooled), mass.square() / zero.clamp_min(1e-300), skewness)
     masses = statistics.clusters.mass[:, :, label]
     sums = between(statistics.clusters.risk[:, :, label]) - target * masses  # (m, a + 1)
-    return Spread(_error(sums, masses, total), (masses > 0).double().sum(0), skewness)
+    return _spread_from(sums, masses, True, skewness)
 
 
-def _error(sums: Tensor, masses: Tensor, total: Tensor) -> Tensor:
-    """Standard errors from the sums of w s and of w over each cluster and set, ``(m, a + 1)``."""
-    squares, count = sums.square().sum(0), masses.square().sum(0)
-    return noise.standard_errors(squares, count, total, squares[-1] / count[-1].clamp_min(1e-300))
+def _spread_from(sums: Tensor, masses: Tensor, clusters: bool, skewness: float) -> Spread:
+    """From the sums of w s and of w over each example, or cluster, in each set, ``(m, a + 1)``."""
+    parts = torch.stack([sums.square().sum(0), masses.square().sum(0), masses.sum(0), (masses > 0).double().sum(0)])
+    squares, count, mass, number = over_ranks(parts)
+    error = noise.standard_errors(squares, count, mass[-1], squares[-1] / count[-1].clamp_min(1e-300))
+    return Spread(error, number if clusters else mass.square() / count.clamp_min(1e-300), skewness)
 
 
 def _spread_of_samples(statistics: SampleStatistics, label: int, middle: float, target: float) -> Spread:
@@ -273,11 +275,7 @@ def _spread_of_samples(statistics: SampleStatistics, label: int, middle: float, 
     mass = statistics.mass[:, label]
     risk = torch.zeros_like(mass).index_add_(0, statistics.example[chosen], statistics.share[chosen])  # w R
     value = risk - target * mass  # w s
-    inside = with_everyone(statistics.member).double()
-    sums = total(inside * value[:, None], statistics.cluster)
-    masses = total(inside * mass[:, None], statistics.cluster)
-    sizes = masses.sum(0).square() / masses.square().sum(0).clamp_min(1e-300)
-    if statistics.cluster.shape[1]:
-        sizes = (masses > 0).double().sum(0)
+    inside, cluster = with_everyone(statistics.member).double(), statistics.cluster
+    sums, masses = (total(inside * part[:, None], cluster) for part in (value, mass))
     skewness = noise.skewness_of(torch.where(mass > 0, value / mass.clamp_min(1e-300), 0.0), mass)
-    return Spread(_error(sums, masses, mass.sum()), sizes, skewness if math.isfinite(skewness) else 0.0)
+    return _spread_from(sums, masses, cluster.shape[1] > 0, skewness if math.isfinite(skewness) else 0.0)

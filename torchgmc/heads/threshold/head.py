@@ -11,14 +11,16 @@ from torchgmc import theory
 from torchgmc.audits.measure import Tally
 from torchgmc.audits.overlap import example_keys
 from torchgmc.audits.tabular import Table
-from torchgmc.distributed import pooled
-from torchgmc.engine import checks, hashing, noise, soft
+from torchgmc.distributed import pooled, rows_stay, total as over_ranks
+from torchgmc.engine import checks, folds, hashing, noise, soft
 from torchgmc.engine.batches import checked_once
 from torchgmc.engine.clusters import check as check_clusters
 from torchgmc.engine.folds import fresh_splits
+from torchgmc.engine.offsets import CELLS
 from torchgmc.engine.scripting import is_scripting
 from torchgmc.engine.solver import MAX_FIXED_STEPS, Report, run
 from torchgmc.engine.values import Names, Values
+from torchgmc.groups.cells import pattern_ids
 from torchgmc.heads import finite
 from torchgmc.heads.base import Head
 from torchgmc.heads.combinations import threshold_figures, threshold_tables
@@ -164,6 +166,7 @@ class ThresholdHead(Learning):
         if learn is not None and type(self).calibrate is not ThresholdHead.calibrate:
             raise TypeError(f"a {type(self).__name__} does not learn; use a ThresholdHead.")
         self.prepare_learning(learn, self.columns, fractional)
+        self.keeps_rows = self._unit is None
         self.reset()
 
     # -- statistics --------------------------------------------------------------------------------------------------
@@ -337,9 +340,20 @@ class ThresholdHead(Learning):
 
     # -- fit ---------------------------------------------------------------------------------------------------------
 
+    def _rows_stay(self, rows: SampleStatistics, solver: str = "exact", *_: Any, **__: Any) -> bool:
+        """Do sums over the images tell everything? See :func:`torchgmc.distributed.rows_stay`."""
+        own = rows if self.statistics is None else self.statistics
+        kinds, images = over_ranks(torch.tensor([len(pattern_ids(own.member)[1]), len(own.key)]), always=True).tolist()
+        return solver == "exact" and not self.finite_sample and images > folds.EXACT and kinds <= CELLS
+
     @pooled
+    @rows_stay(_rows_stay)
     def calibrate(self, solver: str = "exact", eta: float | None = None, max_iter: int | None = None) -> "ThresholdHead":
         """Find the thresholds.
+
+        Over several processes curves are added up. Scores that are kept (with ``learn``, ``fractional`` or ``"exact"``) of more
+        than 32,768 images stay where they are; they are sent to every process with ``finite_sample``, another solver, or more
+        than 1,024 combinations of groups. With clusters their ids are sent, and the sums of those on several processes.
 
         Args:
             solver: ``"exact"`` (all offsets at once), ``"paper"`` (Algorithm 1) or ``"fresh"`` (Algorithm 2), see
@@ -423,10 +437,11 @@ class ThresholdHead(Learning):
         empty = (problem.share <= 0).nonzero()
         if len(empty):
             row, column = empty[0].tolist()
+            excluded, examples = over_ranks(statistics.excluded), over_ranks(statistics.examples)
             place = f" of {self.class_names()[column]}" if self.per_class else ""
             raise ValueError(
                 f"group {self.groups[row]!r} has no examples with a {self.risk.name}{place} ({len(empty)} such groups in "
-                f"total; {int(statistics.excluded.max())} of {int(statistics.examples)} images have no relevant pixel), so "
+                f"total; {int(excluded.max())} of {int(examples)} images have no relevant pixel), so "
                 "nothing can be fitted for it. Drop the group, or calibrate on data that includes it."
             )
         return problem
@@ -458,10 +473,10 @@ class ThresholdHead(Learning):
         statistics = self.statistics
         assert statistics is not None
         sign = 1.0 if self.risk.increasing else -1.0
-        excluded = statistics.excluded.tolist()
+        excluded = over_ranks(statistics.excluded).tolist()
         note = f" {max(excluded)} images without a relevant pixel were left out." if max(excluded) else ""
         details = {
-            "examples": int(statistics.examples),
+            "examples": int(over_ranks(statistics.examples)),
             "excluded": excluded if self.per_class else excluded[0],
             "cells": len(statistics.member) if isinstance(statistics, CurveStatistics) else None,
         }

@@ -13,10 +13,11 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from torchgmc.distributed import total as over_ranks
 from torchgmc.engine.folds import Pair
 from torchgmc.engine.solver import OneTensor, entry
 from torchgmc.engine.values import Names
-from torchgmc.groups.cells import pattern_ids, with_everyone
+from torchgmc.groups.cells import pattern_ids, shared_patterns, with_everyone
 from torchgmc.heads.threshold.risks import Lattice
 
 #: Points of the lattice at which the powers of each example's risk are summed; for standard errors the powers 0 to 3, and one
@@ -33,10 +34,12 @@ def coarse(size: int, device: torch.device) -> tuple[Tensor, Tensor]:
     return found, torch.searchsorted(found, torch.arange(size + 1, device=device)).int()
 
 
-def powers(risk: Tensor) -> tuple[Tensor, ...]:
-    """R, R^2, R^3 and R^LARGE."""
+def powers(risk: Any) -> Any:
+    """R, R^2, R^3 and R^LARGE of a tensor or an array, one after the other: the next takes the room of those before."""
     square = risk * risk
-    return risk, square, square * risk, square.square().square_().square_()
+    yield from (risk, square)
+    yield risk.__imul__(square)
+    yield square.__imul__(square).__imul__(square).__imul__(square)
 
 
 @dataclass
@@ -102,6 +105,14 @@ class CurveStatistics:
 
         steps, mass = merge(self.steps, other.steps), merge(self.mass, other.mass)
         return CurveStatistics(patterns, steps, mass, *self._sums(other), self.apart)
+
+    def absorb(self, other: "CurveStatistics") -> bool:
+        """Add others in place, by one call, which nothing interrupts; False where that cannot be."""
+        alike = type(self) is type(other) is CurveStatistics and self.steps.is_inference() == torch.is_inference_mode_enabled()
+        alike = alike and not self.apart and self.clusters is None and torch.equal(self.member, other.member)
+        if alike:
+            torch._foreach_add_(*([getattr(one, name) for name in one.layout if name != "member"] for one in (self, other)))
+        return alike
 
     def _sums(self, other: "CurveStatistics") -> tuple[Tensor, Tensor, Tensor, ClusterSums | None]:
         """What does not depend on cells."""
@@ -227,8 +238,8 @@ class SampleStatistics:
         """Statistics of both sets of examples."""
         self.check_alike(other)
         later = replace(other, example=other.example + len(self.member))
-        rows = ["member", "mass", "key", "cluster", "scores", "share", "example", "label"]
-        rows += [] if self.features is None else ["features"]
+        more = [] if self.features is None else ["features"]
+        rows = ["member", "mass", "key", "cluster", "scores", "share", "example", "label", *more]
         found: dict[str, Any] = {name: torch.cat([getattr(self, name), getattr(later, name)]) for name in rows}
         found |= {name: getattr(self, name) + getattr(other, name) for name in ("examples", "excluded")}
         return replace(self, dtype=torch.promote_types(self.dtype, other.dtype), **found)
@@ -255,7 +266,9 @@ class SampleStatistics:
         order = order[row[order].argsort(stable=True)]
         scores, share, row = self.scores[order], self.share[order], row[order]
         mass = share.new_zeros(rows).index_add_(0, row, share)
-        middle = (share.cumsum(0) - share / 2 - (mass.cumsum(0) - mass)[row]) / mass[row]
+        units = (share / mass[row].clamp_min(1e-300) * 2.0**52).round().long()  # exact sums, whatever rows come before
+        every = units.new_zeros(rows).index_add_(0, row, units)
+        middle = (units.cumsum(0) - units // 2 - (every.cumsum(0) - every)[row]).double() * 2.0**-52
         place = row * points + (middle * points + 1e-9).long().clamp(0, points - 1)
         sums = [share.new_zeros(rows * points).index_add_(0, place, part) for part in (share * scores, share)]
         shape = (*self.mass.shape, points)
@@ -267,10 +280,17 @@ class SampleStatistics:
         example, label, _ = (weight > 0).nonzero(as_tuple=True)
         return replace(self, scores=table[weight > 0], share=weight[weight > 0], example=example, label=label)
 
+    def nobody(self) -> "SampleStatistics":
+        """No examples, of the same shapes: what ranks whose rows stay tell one another."""
+        rows: dict[str, Any] = {k: v[:0] for k, v in vars(self).items() if isinstance(v, Tensor) and v.dim()}
+        return replace(self, **rows | {"examples": self.examples * 0, "excluded": self.excluded * 0})
+
     def check_alike(self, other: "SampleStatistics") -> None:
-        """Clusters come with every batch or with none."""
+        """Clusters come with every batch or with none, and as many features."""
         if self.cluster.shape[1] != other.cluster.shape[1]:
             raise ValueError("pass `clusters` with every batch or with none.")
+        if (wide := getattr(self.features, "shape", (0, 0))[1]) != (got := getattr(other.features, "shape", (0, 0))[1]):
+            raise ValueError(f"`features` must have {wide} columns, as in the batches before, got {got}.")
 
     def forget(self, factor: float) -> "SampleStatistics":
         """The same examples with this part of their weight."""
@@ -294,11 +314,9 @@ class SampleStatistics:
 
         ``cells``: cell of each example, ``(n,)``. ``num_cells``: number of cells.
         """
-        num_classes = self.mass.shape[1]
+        num_classes, scores, share = self.mass.shape[1], self.scores, self.share
         mass = self.mass.new_zeros(num_cells, num_classes).index_add_(0, cells, self.mass)
-        scores, share = self.scores, self.share
-        row = cells[self.example] * num_classes + self.label
-        order = scores.argsort()
+        row, order = cells[self.example] * num_classes + self.label, scores.argsort()
         order = order[row[order].argsort(stable=True)]
         scores, share, row = scores[order], share[order], row[order]
         counts = torch.bincount(row, minlength=num_cells * num_classes)
@@ -484,16 +502,16 @@ class CurveProblem(ThresholdProblem):
 
 
 class SampleProblem(ThresholdProblem):
-    """On every relevant score: thresholds are any numbers of the scores' type."""
+    """On every relevant score: thresholds are any numbers of the scores' type. Scores may be this rank's; sums are of all ranks."""
 
     moving = "offsets"
 
     def __init__(self, statistics: SampleStatistics, origin: float, *common: Any, apart: bool = False) -> None:
-        cells, patterns = pattern_ids(statistics.member)
+        cells, patterns = self.patterns = shared_patterns(statistics.member)
         if apart:
             cells, patterns = torch.arange(len(cells), device=cells.device), statistics.member
         self.scores, self.weights, mass = statistics.curves(cells, len(patterns))
-        super().__init__(patterns, mass, *common)
+        super().__init__(patterns, over_ranks(mass), *common)
         self.origin, self.dtype = origin, statistics.dtype
         self.offsets = torch.zeros_like(self.share)
 
@@ -504,9 +522,9 @@ class SampleProblem(ThresholdProblem):
 
     def risk_at(self, thresholds: Tensor) -> Tensor:
         """Sum of the weighted rising risk of each cell at any thresholds, ``(c, C)``."""
-        met = thresholds.to(self.dtype).double()  # as the head compares them
+        met = thresholds.to(self.dtype).double().contiguous()  # as the head compares them
         place = torch.searchsorted(self.scores, met[..., None], side="right")
-        return self.weights.gather(-1, place)[..., 0]
+        return over_ranks(self.weights.gather(-1, place)[..., 0])
 
     def move(self, who: Tensor, what: Tensor, step: Tensor) -> None:
         """Take ``step / scale`` off the thresholds of the group."""

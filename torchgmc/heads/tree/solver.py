@@ -138,6 +138,7 @@ class TreeProblem(OneTensor):
         self.reach = over_ranks(self.patterns[self.cell_of].double().T @ meets)
         self.who: list[int] = []
         self.shift: list[float] = []
+        self.known = self.reach, self.reach  #: the last lambda with sums of all weights, and the last sums
 
     # -- measures ----------------------------------------------------------------------------------------------------
 
@@ -147,8 +148,11 @@ class TreeProblem(OneTensor):
 
     def sums(self, weight: Tensor | None = None) -> Tensor:
         """Covered weight and weight of the answers of each promise, and of all answers times their breadth, (2 a q + 1,)."""
-        mass = _added(self._state(), self.weight if weight is None else weight, self.covers.numel())
-        return over_ranks(self._by_promise(mass.view(*self.covers.shape, 1)))[0]
+        if weight is not None or self.known[0] is not self.lam:
+            mass = _added(self._state(), self.weight if weight is None else weight, self.covers.numel())
+            found = over_ranks(self._by_promise(mass.view(*self.covers.shape, 1)))[0]
+            self.known = (self.lam if weight is None else found), found
+        return self.known[1]
 
     def _state(self) -> Tensor:
         """Kind and depth of each example as one number, (n,)."""
@@ -204,8 +208,9 @@ class TreeProblem(OneTensor):
 
     def violations(self, split: Pair | None = None) -> Tensor:
         """Signed violations at the current lambda, (a * q, 1)."""
-        weight = self.weight if split is None else self.weight * split.outer
-        return self.measure(self.sums(weight), over_ranks(weight.sum()).clamp_min(1e-300))[0][:, None]
+        weight = None if split is None else self.weight * split.outer
+        total = None if weight is None else over_ranks(weight.sum()).clamp_min(1e-300)
+        return self.measure(self.sums(weight), total)[0][:, None]
 
     def tolerance(self) -> Tensor:
         """Tolerance of each promise at the current lambda, (a * q, 1)."""
@@ -302,15 +307,15 @@ class TreeProblem(OneTensor):
         Each move has points of its own, is swept and then refined. Of many examples, moves share points and one sweep, and the
         best few are refined.
         """
-        (kinds, depths), breaks = self.covers.shape, self.lam[:, None] - self.stats.levels
+        (kinds, depths), breaks, many = self.covers.shape, self.lam[:, None] - self.stats.levels, self.tried
         state, kind = self._state(), torch.arange(kinds, device=breaks.device).repeat_interleave(depths)
         mass = _added(state, self.weight, len(kind))
         here = torch.diag_embed(mass.view(kinds, depths)).flatten(0, 1)[..., None]
         group, chosen = torch.tensor([divmod(who, self.sets.shape[1]) for who in moves], device=kind.device).T
         inside = (self.sets.T[chosen][:, self.nodes_of] & self.patterns.T[group][:, self.cell_of, None]).flatten(1)
-        own = over_ranks(inside.double() @ torch.stack([mass * self.covers.flatten(), mass], 1))  # of the states of each move
-        moves, inside, own = [moves[j] for j in own[:, 1].nonzero()[:, 0]], inside[own[:, 1] > 0], own[own[:, 1] > 0]
-        sign, many = (own[:, 0] - self.target * own[:, 1]).sign(), self.tried
+        own = inside.double() @ torch.stack([mass * self.covers.flatten(), mass], 1)  # of the states of each move
+        if self.some is None:
+            moves, inside, own = [moves[j] for j in own[:, 1].nonzero()[:, 0]], inside[own[:, 1] > 0], own[own[:, 1] > 0]
         rows = [ALL] if self.some is not None else [states[state].nonzero()[:, 0] for states in inside]
         points = [self.points(breaks[some]) for some in (rows if self.some is None else [self.some])]
         index = [torch.linspace(0, len(p) - 1, min(many, len(p)), device=p.device).round().long() for p in points]
@@ -318,8 +323,12 @@ class TreeProblem(OneTensor):
         swept = [self.sweep(r, breaks, p, state, len(kind)) for r, p in zip(rows, coarse, strict=True)]
         if self.some is not None:
             points, index, coarse, swept = (part * len(moves) for part in (points, index, coarse, swept))
-        found = [self._by_promise(torch.cat([here, t], 2)[own], kind[own]) for t, own in zip(swept, inside, strict=True)]
-        rated = self._rate([(total, t[1:] - t[:1], p) for t, p in zip(found, coarse, strict=True)], sign, total)
+        found = [self._by_promise(torch.cat([here, t], 2)[states], kind[states]) for t, states in zip(swept, inside, strict=True)]
+        own, *found = totals(own, *(t[1:] - t[:1] for t in found))
+        held = own[:, 1].nonzero()[:, 0].tolist()
+        moves, points, index, coarse = ([part[j] for j in held] for part in (moves, points, index, coarse))
+        inside, sign = inside[held], (own[held, 0] - self.target * own[held, 1]).sign()
+        rated = self._rate([(total, found[j], p) for j, p in zip(held, coarse, strict=True)], sign, total)
         best = [(gain.max(), p[gain.argmax()], who) for (gain, _), p, who in zip(rated, coarse, moves, strict=True)]
         order = sorted((j for j, p in enumerate(points) if len(p) > many), key=lambda j: -float(best[j][0]))
         finer = []
@@ -332,19 +341,22 @@ class TreeProblem(OneTensor):
             some = inside[j][state] & ((breaks > p[0]) & (breaks <= p[-1])).any(1)  # all others stay where they are
             after = self._by_promise(self.sweep(some.nonzero()[:, 0], breaks, p, self.kind, kinds))
             finer.append((rated[j][1][low], after - after[:1], p))
+        if finer:
+            starts, changes, tried = zip(*finer, strict=True)
+            finer = list(zip(starts, totals(*changes), tried, strict=True))
         for j, (_, _, p), (gain, _) in zip(order, finer, self._rate(finer, sign[order], total) if finer else [], strict=False):
             best[j] = gain.max(), p[gain.argmax()], moves[j]
         return best
 
     def _rate(self, tried: list[tuple[Tensor, Tensor, Tensor]], sign: Tensor, total: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """Gain of each point of each move, and the sums it leads to; from sums at the start, this rank's changes, and points.
+        """Gain of each point of each move, and the sums it leads to; from sums at the start, their changes, and points.
 
         A step must go the way of Algorithm 1 for its own members, and must not empty a set. Otherwise a set that covers too
         much could be "fixed" by passing its surest answers to the root.
         """
         sizes = [len(points) for _, _, points in tried]
         start = torch.cat([start.expand(len(points), -1) for start, _, points in tried])
-        sums = start + torch.cat(totals(*(change for _, change, _ in tried)))
+        sums = start + torch.cat([change for _, change, _ in tried])
         (merit, _, cost), (after, _, lost) = self.merit(total), self.merit(sums)
         now, then = (t[..., :-1].chunk(2, -1)[1] for t in (total, sums))
         emptied = ((then < KEEP * self.reach.flatten()) & (then < now * (1 - 1e-9))).any(-1)
