@@ -70,8 +70,7 @@ def stack(heads: Sequence[Head]) -> dict[str, Tensor]:
             raise TypeError(f"`heads` must have one class, but heads[{i}] is a {type(head).__name__}, not {type(first).__name__}.")
         if not head.is_fitted:
             raise RuntimeError(f"heads[{i}] is not fitted; call `fit`, or `observe` and `calibrate`, or load its state.")
-        other = [name for name in first.differences(head) if name not in head.fit_only]
-        if other:
+        if other := [name for name in first.differences(head) if name not in head.fit_only]:
             raise ValueError(f"`heads` must have the same forward, but heads[{i}] was made with a different `{other[0]}`.")
     buffers = [dict(head.named_buffers()) for head in heads]
     listed = {name: [one[name] for one in buffers] for name in buffers[0]}

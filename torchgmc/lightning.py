@@ -93,8 +93,7 @@ class CalibrationCallback(Callback):
         **options: Any,
     ) -> None:
         checks.kind("head", head, Head, "a torchgmc head")
-        unknown = set(options) - {"solver", "eta", "max_iter"}
-        if unknown:
+        if unknown := set(options) - {"solver", "eta", "max_iter"}:
             raise TypeError(f"unknown arguments {sorted(unknown)}; `head.calibrate` takes solver, eta and max_iter.")
         checks.kind("dataloader", dataloader, Iterable | None, "a loader of batches")
         checks.kind("adapter", adapter, Adapter | None, "an Adapter")

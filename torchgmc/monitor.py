@@ -363,7 +363,7 @@ class ShiftMonitor(Watch):
         places = torch.arange(1, count, dtype=torch.float64, device=values.device) / count
         edges = torch.unique(values.sort().values[(places * len(values)).long()])
         self.named_groups = Groups.from_dict(groups.to_dict()) if isinstance(groups, Groups) else None  # without its rows
-        found = checks.names(names) if names is not None else list(groups.names) if isinstance(groups, Groups) else None
+        found = checks.names(names, "names") if names is not None else list(groups.names) if isinstance(groups, Groups) else None
         member = self._member(groups, values)
         found = [f"group {k}" for k in range(member.shape[1])] if found is None else found
         if len(found) != member.shape[1]:

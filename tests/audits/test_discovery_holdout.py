@@ -83,3 +83,6 @@ def test_errors():
         gmc.find_groups(columns, s, holdout=0.5, bins={"age": [50]})
     with pytest.raises(ValueError, match="depth"):
         gmc.find_groups(columns, s, holdout=0.5, depth=9)
+    for infinite in (float("inf"), float("-inf"), 1e300):  # >= inf was "all rows", of which there were few
+        with pytest.raises(ValueError, match="`age` must be finite as float32"):
+            gmc.find_groups(columns | {"age": torch.where(columns["age"] > 80, infinite, columns["age"].double())}, s, holdout=0.5)

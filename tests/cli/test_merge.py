@@ -77,7 +77,8 @@ def test_parts_with_other_groups_are_refused(tmp_path: Path, capsys: pytest.Capt
     out = ["--out", str(tmp_path / "h.safetensors")]
     assert main(["merge", *files, *out]) == 2
     error = capsys.readouterr().err
-    assert "its `groups` is" in error and "--like one of them" in error
+    assert "cannot be merged with" in error and "its `groups` is" in error and "head 0" not in error
+    assert error.rstrip().endswith("; observe all parts with --like one of them.")  # not "`Groups`.; observe"
     assert main(["observe", *FNR, "--like", files[0], str(tmp_path / "1.npz"), "--out", files[1]]) == 0
     assert main(["merge", *files, *out]) == 0
     assert main(["observe", *FNR, "--groups", "site", str(tmp_path / "1.npz"), "--out", str(tmp_path / "x.npz")]) == 2

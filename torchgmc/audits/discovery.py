@@ -240,7 +240,7 @@ def _by_trees(
     chosen: dict[str, int] = {}
 
     def level(j: int, value: float) -> str:
-        return str(levels[j][int(value)]) if levels[j] else f"{value:.4g}"
+        return str(levels[j][int(value)]) if levels[j] else f"{value:.{4 if abs(value) < 1e4 else 8}g}"
 
     for k in size.argsort(descending=True, stable=True).tolist():
         column, cut, kind = (part[k // leaves] for part in splits)
@@ -264,8 +264,10 @@ def _numbers(data: dict[str, Any]) -> tuple[Tensor, list[list[Any]]]:
         labels, code = ([], array) if array.dtype.kind in "biuf" else factorize(name, array)
         numbers = all(v is None or (isinstance(v, int | float) and not isinstance(v, bool)) for v in labels)
         known = [math.nan if v is None else float(v) if numbers else k for k, v in enumerate(labels)]
-        found.append(torch.from_numpy((np.array(known)[code] if labels else array).astype(np.float32)))
+        found.append(torch.from_numpy((np.array(known)[code] if labels else array).astype(np.float64)).float())
         levels.append([] if numbers else labels)
+        if bool(found[-1].isinf().any()):
+            raise ValueError(f"column `{name}` must be finite as float32 (NaN where a value is missing), but it holds infinity.")
     return torch.stack(found, 1), levels
 
 

@@ -95,7 +95,8 @@ def audit_named(
     weight = checks.weights(batch.get("weight"), n, after_s)
     cluster = check_clusters(batch.get("clusters"), n, after_s.device)
     member = check_groups(groups, n, None, fractional=True).to(after_s.device)
-    listed = checks.names(groups.names if isinstance(groups, Groups) else names or [str(k) for k in range(member.shape[1])])
+    named = groups.names if isinstance(groups, Groups) else names or [str(k) for k in range(member.shape[1])]
+    listed = checks.names(named, "names")
     if len(listed) != member.shape[1]:
         raise ValueError(f"`names` must name the {member.shape[1]} columns of `groups`, got {len(listed)}.")
     what = head.class_names() if len(head.class_names()) == after_s.shape[1] else head.test_functions().what
@@ -105,8 +106,7 @@ def audit_named(
     if bool((empty := last.count.eq(0).any(1)).any()):
         raise ValueError(f"group {listed[int(empty.nonzero()[0])]!r} has no examples to audit; drop it.")
     known = head.calibrated_on
-    note = "" if known is None else overlap.warning_text(known, overlap.Sketch.of(*content(head, batch)))
-    if note:
+    if note := "" if known is None else overlap.warning_text(known, overlap.Sketch.of(*content(head, batch))):
         warnings.warn(note, overlap.OverlapWarning, stacklevel=2)
     return Remaining(_explained(first, last, delta, conditional, listed, what), delta, n, note)
 

@@ -93,8 +93,7 @@ def audit(
             more["measures"] = found.measures().to_dict()
         show.print_json({"torchgmc": gmc.__version__} | found.to_dict() | more)
     else:
-        show.print_audit(found, showing.most)
-        show.print_needed(found, needed)
+        show.print_audit(found, showing.most, needed)
         if measures:
             show.print_measures(found.measures(), showing.most)
         if report is not None:

@@ -2,8 +2,8 @@
 
     $ torchgmc export head.safetensors --format onnx --out head.onnx
 
-The file maps scores, and a membership ``(n, groups)`` if the head has groups, to the head's result (quantiles: to scores and
-thresholds). Together with a model, a head is exported from Python: ``gmc.attach(model, head).export(...)``.
+The file maps scores, a membership ``(n, groups)`` if the head has groups, and features if it learned from them, to its result
+(quantiles: to scores and thresholds). With a model, a head is exported from Python: ``gmc.attach(model, head).export(...)``.
 """
 
 from pathlib import Path
@@ -58,17 +58,18 @@ def export(
 def _from_file(head: gmc.Head, notes: dict[str, Any], example: Path, scores: str | None, groups: str | None) -> tuple[Tensor, ...]:
     source = open_source(head, notes, example, {"scores": scores}, groups, ("scores",), ROWS)
     for _, found in source.without("labels", "weight", "clusters").blocks(head):
-        return tuple(found[key] for key in (head.arguments[0], head.member_argument) if key in found)
+        features = (found["features"].float(),) if "features" in found else ()
+        return (*(found[key] for key in (head.arguments[0], head.member_argument) if key in found), *features)
     raise ValueError(f"{str(example)!r} has no rows.")
 
 
 def _made_up(head: gmc.Head, notes: dict[str, Any]) -> tuple[Tensor, ...]:
     """Scores of the shape and type that the head was fitted on."""
-    if not notes.get("scores"):
+    if not (about := notes.get("scores")):
         raise ValueError(f"the file of this {type(head).__name__} does not say what its scores look like; pass --example FILE.")
-    dtype = getattr(torch, notes["scores"]["dtype"])
-    values = torch.rand(ROWS, *notes["scores"]["shape"], generator=torch.Generator().manual_seed(0)).to(dtype)
+    values = torch.rand(ROWS, *about["shape"], generator=torch.Generator().manual_seed(0)).to(getattr(torch, about["dtype"]))
     if values.dim() == 2 and task_of(type(head)).label_kind == "class":  # a distribution over classes
         values = values / values.sum(1, keepdim=True)
     member = torch.eye(head.num_groups, dtype=torch.bool)[torch.arange(ROWS) % head.num_groups]
-    return (values, member) if head.grouped else (values,)
+    features = [torch.zeros(ROWS, getattr(head, "num_features", 0))] if getattr(head, "learns", False) else []
+    return (values, *([member] if head.grouped else []), *features)

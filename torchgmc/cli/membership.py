@@ -70,8 +70,7 @@ class Membership:
         if not columns:
             return None
         check_names(table, columns)
-        foreign = [name for name in bins if name not in columns]
-        if foreign:
+        if foreign := [name for name in bins if name not in columns]:
             raise ValueError(f"--cut names {foreign[0]!r}, which is not among --groups {','.join(columns)}.")
         if not table.count(columns):
             raise ValueError(f"{str(table.path)!r} has no rows.")

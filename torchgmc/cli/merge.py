@@ -66,12 +66,12 @@ def merge(
         try:
             head.merge(other)
         except ValueError as error:
-            hint = "; observe all parts with --like one of them" if "`groups`" in str(error) else ""
-            raise ValueError(f"{str(path)!r} and {str(parts[0])!r} differ: {error}{hint}") from error
+            why, groups, _ = str(error).removeprefix("head 0 cannot be merged: ").partition("; make the groups of")
+            why += "; observe all parts with --like one of them." if groups else ""
+            raise ValueError(f"{str(path)!r} cannot be merged with {str(parts[0])!r}: {why}") from error
     if strict and head.alpha is None:
         raise ValueError(UNGATED)
-    solver, eta, max_iter = head.prepared_for
-    head.calibrate(solver=solver, eta=eta, max_iter=max_iter)
+    head.calibrate(*head.prepared_for)
     gmc.save(head, out, notes, statistics=statistics)
     finish(head, None, {"head": out}, strict, showing)
 

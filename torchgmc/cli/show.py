@@ -74,8 +74,8 @@ def print_fit(head: gmc.Head, audit: gmc.Audit | None, files: dict[str, Path], m
         page.print(f"{name}: {_plain(str(path))}", soft_wrap=True)
 
 
-def print_audit(audit: gmc.Audit, most: int) -> None:
-    """The worst g and the certificate; every mark is readable without colour."""
+def print_audit(audit: gmc.Audit, most: int, needed: Any = None) -> None:
+    """The worst g, the certificate and how many examples it would take; every mark is readable without colour."""
     page = console()
     table = _table(numeric=("mass", "estimate", "interval"))
     table.add_column("verdict", no_wrap=True)
@@ -86,7 +86,9 @@ def print_audit(audit: gmc.Audit, most: int) -> None:
         table.add_row(_plain(row_name(row["group"], row["what"])), *numbers, verdict)
     _print_table(page, f"{audit.name}, audited on {audit.num_examples} examples", table, len(audit.table["group"]) - most)
     cost = ", ".join(f"{name} {value:.4f}" for name, value in audit.cost.items())
-    for text in filter(None, (audit.certificate, audit.explanation, cost, audit.note)):
+    short = needed is not None and not audit.certified
+    need = f"Examples like these that would certify {audit.alpha:g}: {needed or 'no number is enough'}." if short else ""
+    for text in filter(None, (audit.certificate, audit.explanation, cost, audit.note, need)):
         page.print(_plain(text), soft_wrap=True)
 
 
@@ -105,13 +107,6 @@ def print_measures(measures: Measures, most: int) -> None:
 def command() -> str:
     """The words that the program was called with."""
     return shlex.join(["torchgmc", *sys.argv[1:]])
-
-
-def print_needed(audit: gmc.Audit, needed: Any) -> None:
-    """How many examples would certify alpha, where these did not."""
-    if audit.alpha is not None and not audit.certified:
-        text = f"Examples like these that would certify {audit.alpha:g}: {needed or 'no number is enough'}."
-        console().print(_plain(text), soft_wrap=True)
 
 
 def _print_table(page: Any, title: str, table: Any, more: int) -> None:

@@ -1,5 +1,6 @@
 """Save and load heads: safetensors with a schema, the configuration and a checksum; nothing is ever unpickled."""
 
+import copy
 import hashlib
 import json
 import math
@@ -191,7 +192,7 @@ def _salt(body: Mapping[str, Any], remember: bool | str) -> int:
 def pack(head: Head) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """What a file stores about a head: a description in JSON types, and tensors on the CPU."""
     checks.kind("head", head, Head, "a torchgmc head")
-    head = head.now()  # another thread may fit it meanwhile
+    head = copy.copy(head)  # another thread may fit it meanwhile, or observe
     head.check_state()
     tensors = {name: value.detach().cpu().contiguous().clone() for name, value in head.state_dict().items()}
     about = {"schema": SCHEMA, "ordered": True, "head": head.kind(), "config": head.config(), "fitted": bool(head.is_fitted)}
