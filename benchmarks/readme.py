@@ -23,13 +23,14 @@ SHOWN = ("fnr", "text", "multicalibration", "search", "calibrate", "overhead")
 
 def table(rows: Sequence[Row], machine: dict[str, Any]) -> str:
     """The rows without targets, and where they were measured."""
-    lines = ["| work | ours | naive version | other packages (same unit) |", "|---|---|---|---|"]
+    titles = ("work", "ours (least to largest)", "physical limit", "naive version", "other packages (same unit)")
+    lines = ["| " + " | ".join(titles) + " |", "|---" * len(titles) + "|"]
     notes = []
     for row in rows:
         if row.benchmark in SHOWN and row.ours is not None:
             row = replace(row, peers={name: value for name, value in row.peers.items() if value != "not installed"})
-            work, ours, naive, peers, *_ = (cell.replace("|", "\\|") for cell in row.cells())
-            lines.append(f"| {work} | {ours} | {naive} | {peers} |")
+            work, ours, naive, peers, limit, *_ = (cell.replace("|", "\\|") for cell in row.cells())
+            lines.append(f"| {work} | {ours} | {limit} | {naive} | {peers} |")
             notes += [f"- {work}: {row.note}."] if row.peers else []  # faster at what quality
     where = [str(machine[name]) for name in ("processor", "system", "date") if name in machine]
     found = [peer for peer in str(machine.get("peers", "")).split(", ") if peer and not peer.endswith("not installed")]

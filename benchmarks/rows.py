@@ -22,8 +22,9 @@ class Row:
         reached: whether it was; None if that cannot be said (small sizes: the targets are for the full ones).
         naive: the same work done plainly.
         peers: other packages: a figure, or a word ("not installed", "> 600 s").
-        limit: what no method can go below in these units, usually one pass over the data.
+        limit: what no method can go below in these units, usually plain reading of the data.
         note: what else was found.
+        spread: least and largest figure of ours, over runs that take turns with the unit; None if there was one run.
     """
 
     benchmark: str
@@ -36,12 +37,14 @@ class Row:
     peers: dict[str, float | str] = field(default_factory=dict)
     limit: float | None = None
     note: str = ""
+    spread: Sequence[float] | None = None
 
     def cells(self) -> list[str]:
         """The line as words, in the order of the columns."""
         peers = "; ".join(f"{name}: {number(value)}" for name, value in self.peers.items())
         reached = {True: "yes", False: "NO", None: "-"}[self.reached]
-        ours = f"{number(self.ours)} {self.unit}" if self.ours is not None else "not measured"
+        ends = f" ({number(self.spread[0])} to {number(self.spread[1])})" if self.spread else ""
+        ours = f"{number(self.ours)}{ends} {self.unit}" if self.ours is not None else "not measured"
         return [self.work, ours, number(self.naive), peers or "-", number(self.limit), self.target, reached]
 
 
@@ -70,7 +73,7 @@ def as_text(rows: Sequence[Row]) -> str:
 
 def as_markdown(rows: Sequence[Row]) -> str:
     """The table for a page."""
-    titles = ("work", "ours", "naive", "peer", "physical limit (one pass)", "target", "reached?")
+    titles = ("work", "ours", "naive", "peer", "physical limit", "target", "reached?")
     lines = ["| " + " | ".join(titles) + " |", "|" + " --- |" * len(titles)]
     lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in row.cells()) + " |" for row in rows]
     notes = [f"- {row.work}: {row.note}" for row in rows if row.note]

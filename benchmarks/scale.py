@@ -412,31 +412,40 @@ NOTES = """\
   and 8 for each atom of its lists, `tree` 40 + a and 8 for each edge of the longest path; `threshold` keeps tables.
 - `probability` and `distribution` keep their rows on their ranks: what is sent does not depend on n beyond 32,768 examples
   (up to there each example sends a key of 8 bytes too); `tree` and `quantile` do so from 32,769 examples on, and send their
-  rows before. `quantile` also sends them with `finite_sample`, learned groups, `solver="fresh"`, or more than 1,024 combinations
+  rows before. `quantile` also sends them with `finite_sample`, `solver="fresh"`, or more than 1,024 combinations
   of groups; with clusters it sends their ids, 8 bytes each, some 6 times (2 more for each level set), and the sums of clusters
   whose rows are on several ranks: keep the rows of a cluster on one rank. Its level sets (`quantile-bins`, 5 of them) add counts
   in 512 buckets, some 20 kB a step.
   `threshold` sends its tables. With `learn=gmc.Trees()`, `probability` sends its rows
-  up to 32,768 of them (with clusters always); from then on the sums of slopes and curvatures that trees are grown from, some
-  32,768 rows of features that say where to cut, and the 16,384 held-out values that rules are judged on, whatever n is.
-- With a fit of up to 2^23 entries of membership `probability` holds it as floats (4 bytes an entry), with more as bits.
-- `probability` up to 1e6 rows and `distribution` at 1e5 were measured some hours before the others; `quantile` and
-  `quantile-bins` last, all ranks on one busy core (two runs of one measurement differed by up to a seventh), those of up to 1e6
-  and of `quantile-bins` some minutes before an exchange less was needed for each count of scores.
+  up to 32,768 of them, and so it does with clusters; from then on the sums of slopes and curvatures that trees are grown from,
+  some 32,768 rows of features that say where to cut, and the 8,192 held-out values that rules are judged on, whatever n is
+  (with clusters their ids too). `quantile` does the same with `learn`, with clusters too; a tree's leaves find their quantiles by
+  counts of bytes, 9 sums each time they are fitted, some 100 kB with 4 leaves. So does `threshold` with `learn` (and with
+  `fractional` or `resolution="exact"`, for which it keeps scores): those of up to 32,768 images are sent, those of more stay.
+- With a fit of up to 2^23 entries of membership `probability` holds it as floats (8 bytes an entry; 4 where up to
+  32,768 rows have more than 2^20 entries), with more as bits.
+- `probability` and `probability-trees` were measured last, on another machine than all others (Intel Xeon of 2.1 GHz, two cores,
+  nothing beside them): compare their times with each other only. Sums became float64 there: 124 bytes a row and differences
+  of up to 6e-8 (4e-6 at 1e7 rows on 4 processes) before. `distribution` up to 1e6 rows is some commits older than the others;
+  other rows of 1e7 were measured beside other work, as were `quantile`, `tree` and `threshold` of up to 1e6, beside less of it.
 - Before scores were counted in blocks `quantile` took 1.78 / 1.50 / 1.65 s at 1e6 with 1 / 2 / 4 processes, and 409 bytes a row
-  in one; 27.8 s and 283 bytes a row at 1e7. What every rank does by itself is the search of offsets from about 10,000 scores, and
-  the exchanges, each of which wakes every process: at 1e5 they cost more than the rows, and at 1e6 four processes take as much
-  of a rank as two (missed; of 10 batches a rank of 4 has up to 3). At 1e7 time falls with the ranks.
-- `quantile` sends 1 MB for each look at the scores near its thresholds: 2 looks at 1e5 and 1e6; at 1e7, by the bytes, some 12,
-  which is as many as it takes at most.
+  in one; 27.8 s and 283 bytes a row at 1e7.
+- Of 10 batches a rank of 4 has 2 or 3, and the first rank also searches the offsets from about 10,000 scores, while the others
+  wait: the table says what the first needs, most often more than others. What is left of an exchange is waking: 1 to 2 ms
+  of the processor each with four processes on the two cores of this virtual machine, nearly all in the kernel and in gloo's
+  thread, whatever is sent (0.2 to 0.4 ms with two). A fit of `quantile` has 38 or 40 of them, `quantile-bins` 45 at 1e5 and 62
+  at 1e6, `tree` 5 for each step (212 and 342); before sums that are needed together travelled together, and before what is known
+  was kept, these were 64 and 67, 72 and 92, and 276 and 432. So at 1e5, where rows cost little, time of a rank does not fall from
+  two processes to four (missed; that of the first may be a third above one process); at 1e6 it does.
+- `quantile` sends 1 MB for each look at the scores near its thresholds: 2 looks at 1e5 and 1e6, 4 at
+  1e7 (some 12, which is as many as it takes at most, before thresholds that stay ended them).
 - `quantile-counts` and `quantile-levels` (5 level sets) keep counts (`resolution=0.001`): what they keep, and send, stops growing
   when every value that occurs has been seen; a rank sends all of its counts.
 - `tree` sends the sums of every promise after each of 256 shifts of the moves it tries: the bytes follow the number of steps, not
   n (7 MB in those of 1e5 rows, 12 MB in those of 1e6). Sums are exact in any order, so that the state is the same to the bit.
-  Missed: processor time of a rank does not fall with the ranks at 1e5 (exchanges cost more than the rows), and at 1e6 from two
-  to four processes neither, on two cores. Before sums were exact and one sweep served all moves of a step: 7.4 / 9.3 / 13.3 s at
-  1e5, 108 / 50 / 39 s at 1e6, 27 MB, 598 bytes a row at the peak.
-- `tree` and `threshold`, the unit, the images and the softmaxes were measured with the other core busy.
+  Before sums were exact and one sweep served all moves of a step: 7.4 / 9.3 / 13.3 s at 1e5, 108 / 50 / 39 s at 1e6, 27 MB, 598
+  bytes a row at the peak.
+- The unit, the images and the softmaxes were measured with the other core busy.
 - No figure above is of a size, or a number of processes, that is not in the tables.
 - `threshold` keeps a table of 8 x 4,098 x folds bytes (5 folds; 1 without the noise rule) for each combination of groups and
   class. Where most of it would be 0, or it would exceed 128 MB, it keeps 16 bytes for each point of the lattice at which the
@@ -453,8 +462,8 @@ NOTES = """\
 - Thresholds, offsets and sums are float64 on the device of the input. On one that lacks it (MPS), heads answer in float32, with
   the same noise, and fits, audits, monitors, penalties and metrics run on the CPU in float64: tested with devices that are
   pretended, not on such a device.
-- Missed here: a fit of the miss rate in 2 passes in blocks (it takes 2.1 to 2.3; 4.6 before), and images of 8 x 8 at 3 times the
-  cost a pixel of 512 x 512 (it is 11 times; 23 before). `TreeHead.observe` is at 5 softmaxes (10 and 8 before).
+- Missed here: images of 8 x 8 at 3 times the cost a pixel of 512 x 512 (it is 5.5 times; 23 at first). A fit of the miss rate
+  takes 1.9 to 2.0 passes in blocks (goal 2; 4.6 before), `TreeHead.observe` 4.8 and 4.4 softmaxes (goal 5; 10 and 8 before).
 - `torch.compile` is not used in fits. Of the longest chain of elementwise steps (places on the lattice, 15 blocks of 524,288
   scores, one thread) it made 31 ms of 36, after 17 s of compiling; the rest of a fit is products, sorts and counts.
 

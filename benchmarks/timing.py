@@ -38,6 +38,19 @@ def quickest(*works: Callable[[], object], repeat: int) -> list[float]:
     return [min(found) for found in times]
 
 
+def ratios(work: Callable[[], object], unit: Callable[[], object], repeat: int = 15) -> tuple[float, float, float]:
+    """Processor time of the work over that of the unit: middle, least and largest of runs that take turns, after one of each."""
+    found = []
+    for turn in range(repeat + 1):
+        marks = [time.process_time()]
+        for one in (unit, work):
+            one()
+            marks.append(time.process_time())
+        if turn:
+            found.append((marks[2] - marks[1]) / max(marks[1] - marks[0], 1e-9))
+    return sorted(found)[repeat // 2], min(found), max(found)
+
+
 def header() -> str:
     """Versions and machine, for the first line of a result."""
     threads = torch.get_num_threads()

@@ -129,14 +129,15 @@ def test_figures_are_drawn_from_results(tmp_path):
 
 def test_the_table_is_written_by_command(tmp_path, capsys):
     row = {"benchmark": "fnr", "work": "fit | all", "unit": "passes", "ours": 1.5, "target": "<= 3", "naive": 40.0}
+    row |= {"limit": 0.25, "spread": [1.25, 2.0]}
     other = {**row, "benchmark": "audit", "work": "not shown"}
     peers = {"a peer": 60.0, "another": "not installed"}
     beside = {**row, "work": "race", "naive": None, "peers": peers, "note": "a peer 40 x our time"}
     run = {"small": False, "machine": {"processor": "one core", "torch": "2.15"}, "rows": [row]}
     (tmp_path / "README.md").write_text(README, encoding="utf-8")
     for rows, table in (
-        ([row, other], "| fit \\| all | 1.5 passes | 40 | - |\n\nMeasured on: one core; torch 2.15.\n"),
-        ([beside], "| race | 1.5 passes | - | a peer: 60 |\n\n- race: a peer 40 x our time.\n\nMeasured on"),
+        ([row, other], "| fit \\| all | 1.5 (1.25 to 2) passes | 0.25 | 40 | - |\n\nMeasured on: one core; torch 2.15.\n"),
+        ([beside], "| race | 1.5 (1.25 to 2) passes | 0.25 | - | a peer: 60 |\n\n- race: a peer 40 x our time.\n\nMeasured on"),
     ):
         (tmp_path / "run.json").write_text(json.dumps(run | {"rows": rows}))
         assert readme.main([str(tmp_path / "run.json"), "--readme", str(tmp_path / "README.md")]) == 0
