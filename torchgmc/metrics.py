@@ -123,8 +123,7 @@ class GroupViolation(Metric):  # type: ignore[misc]  # a class of an optional pa
 def for_head(head: Head, **kwargs: Any) -> "HeadViolation":
     """A metric that is updated with what ``head.observe`` takes and measures the violations that ``head`` bounds.
 
-    A head that is not fitted yet measures the model as it is (at f0), so that you can monitor training before you
-    calibrate.
+    A head that is not fitted yet measures the model as it is (at f0), so that you can monitor training before you calibrate.
 
     Example:
         >>> head = gmc.ThresholdHead(target=0.1, alpha=0.01, groups=["dark", "light"])

@@ -55,10 +55,9 @@ def simplex(f: Tensor, total: float = 1.0) -> Tensor:
     .. math:: \mathrm{Proj}(f)_i = \max(f_i - \tau, 0), \qquad
         \tau = \frac{1}{|S|} \Big(\sum_{i \in S} f_i - c\Big), \qquad S = \{i : f_i > \tau\}
 
-    The support :math:`S` is found by sorting (Held, Wolfe and Crowder, 1974), in :math:`O(k \log k)`. The derivative is
-    exact wherever it exists, :math:`\partial_j \mathrm{Proj}(f)_i = 1\{i, j \in S\} (1\{i = j\} - 1/|S|)`, and does not
-    go back through the sort. Half precision is computed in float32. An entry of ``-inf`` gets 0; a row with NaN or
-    ``inf`` is NaN.
+    The support :math:`S` is found by sorting (Held, Wolfe and Crowder, 1974), in :math:`O(k \log k)`. The derivative is exact
+    wherever it exists, :math:`\partial_j \mathrm{Proj}(f)_i = 1\{i, j \in S\} (1\{i = j\} - 1/|S|)`, and does not go back through
+    the sort. Half precision is computed in float32. An entry of ``-inf`` gets 0; a row with NaN or ``inf`` is NaN.
 
     Args:
         f: shape ``(..., k)`` with k >= 1, floating point.

@@ -329,8 +329,7 @@ class Audit(Tabular):
     def plot(self, **options: Any) -> "Figure":
         """Deviation of each group with its interval and the alpha band (extra ``report``).
 
-        Options of :func:`torchgmc.plots.deviation`. For what was fitted, see ``plots.thresholds``, ``.tree`` and
-        ``.words``.
+        Options of :func:`torchgmc.plots.deviation`. For what was fitted, see ``plots.thresholds``, ``.tree`` and ``.words``.
         """
         from torchgmc import plots
 

@@ -104,10 +104,9 @@ def find_groups(
     target, prediction - outcome (``head.values(...).s``). Every level of every column and every intersection that occurs is
     searched, by counting: time is a few dozen passes over the rows, and no membership table is made.
 
-    Intervals follow from sums (:meth:`torchgmc.audits.moments.Moments.intervals`) with a union bound over **all**
-    candidate groups and both views, so that picking the worst of them stays honest: with probability at least 1 - delta no
-    interval of any searched group misses its mean, and no group within alpha is called violated. The candidates depend only
-    on the columns, never on s.
+    Intervals follow from sums (:meth:`torchgmc.audits.moments.Moments.intervals`) with a union bound over **all** candidate groups
+    and both views, so that picking the worst of them stays honest: with probability at least 1 - delta no interval of any searched
+    group misses its mean, and no group within alpha is called violated. The candidates depend only on the columns, never on s.
 
     With ``holdout`` the class is learned: trees of ``depth`` conditions look for the rules that deviate most on the other rows
     (numbers need no bins, missing values are a level), and the ``top`` of them are judged by betting on the rows held out, with

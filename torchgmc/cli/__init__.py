@@ -10,8 +10,7 @@ Each command is a file in this folder; :mod:`torchgmc.cli.app` lists them. Files
 (:mod:`torchgmc.cli.tables` says which formats), so they may be larger than memory; pickles are never loaded. Output files
 are written completely or not at all.
 
-Exit codes: 0 is success; 1, the audit found a violation; 2, a mistake, one line on stderr and nothing written; 130,
-interrupted.
+Exit codes: 0 is success; 1, the audit found a violation; 2, a mistake, one line on stderr and nothing written; 130, interrupted.
 """
 
 import sys

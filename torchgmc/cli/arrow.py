@@ -17,10 +17,7 @@ CSV_BLOCK = 1 << 20
 
 
 class ArrowTable:
-    """A header of columns, and batches of some of them.
-
-    ``path``: of the file. ``row_bytes``: of a row in memory, about.
-    """
+    """A header of columns, and batches of some of them. ``path``: of the file. ``row_bytes``: of a row in memory, about."""
 
     path: Path
     header: list[str]

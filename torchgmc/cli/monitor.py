@@ -2,10 +2,9 @@
 
     $ torchgmc monitor head.safetensors labelled/ --state monitor.safetensors
 
-Reads the files of a folder in the order of their names (or one file, or with ``-`` the file names on stdin), skips
-those that the state has seen before, by name and content, and writes the state after each. Exit code 0: no alarm. 1: alarm,
-also of an earlier call. 2: bad input. However many calls there are, the probability that a false alarm is ever raised is at
-most ``--delta``.
+Reads the files of a folder in the order of their names (or one file, or with ``-`` the file names on stdin), skips those that the
+state has seen before, by name and content, and writes the state after each. Exit code 0: no alarm. 1: alarm, also of an earlier
+call. 2: bad input. However many calls there are, the probability that a false alarm is ever raised is at most ``--delta``.
 """
 
 import json

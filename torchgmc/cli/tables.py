@@ -46,10 +46,7 @@ class Block(NamedTuple):
 
 
 class Table(Protocol):
-    """A file of arrays.
-
-    ``path``: of the file. ``names``: of the arrays.
-    """
+    """A file of arrays. ``path``: of the file. ``names``: of the arrays."""
 
     path: Path
 

@@ -121,10 +121,7 @@ class Pair(NamedTuple):
 
 
 class Splits:
-    """The 2T disjoint splits of Algorithm 2.
-
-    ``steps``: T. ``content``, ``seed``: the examples, as for :func:`shuffled`.
-    """
+    """The 2T disjoint splits of Algorithm 2. ``steps``: T. ``content``, ``seed``: the examples, as for :func:`shuffled`."""
 
     def __init__(self, steps: int, *content: Tensor, seed: int = 0) -> None:
         n = len(content[0])

@@ -347,10 +347,14 @@ def _turns(coded: Coded, split: Array) -> Array:
 
 def leaves_of(coded: Coded, tree: Grown) -> Array:
     """Leaf of every row, uint8 ``(n,)``."""
-    turns = _turns(coded, np.stack(tree[:3], 1))[None]
+    return _descended(_turns(coded, np.stack(tree[:3], 1)))
+
+
+def _descended(turns: Array) -> Array:
+    """Leaf of every row, uint8 ``(n,)``, from the way that each split of a tree sends it, 0 or 1, uint8 ``(N, n)``."""
     bits: list[Array] = []
-    while (first := (1 << len(bits)) - 1) < len(tree.column):
-        bits.append(_select(turns[:, first : 2 * first + 1], bits))
+    while (first := (1 << len(bits)) - 1) < len(turns):
+        bits.append(_select(turns[None, first : 2 * first + 1], bits))
     return np.asarray(_leaf(bits)[0])
 
 
@@ -417,13 +421,8 @@ def boost(
         parts = [coded.pick(slice(k, k + JUDGES)) for k in range(0, n, JUDGES)]
         places = [np.concatenate([leaves_of(part, tree) for part in parts]) for tree in trees[:best]]
     kept = np.stack(places[:best]) if best else np.zeros((0, n), dtype=np.uint8)
-    moves, moved, final = np.zeros((best, z.shape[1], leaves)), np.zeros(final.shape), final.cpu()
-    for t in range(best):
-        place = kept[t].astype(np.int64)
-        step, _ = _moves(loss, final + torch.from_numpy(moved), place, slice(0, n), leaves, ridge)
-        moves[t] = np.rint((rate * step).clip(-LARGEST, LARGEST) / UNIT) * UNIT
-        _move(moved, moves[t], place)
-    steps, rows_moved, leaf_of_rows = (torch.from_numpy(p).to(device) for p in (moves.swapaxes(1, 2).copy(), -moved, kept))
+    moves, moved = _fitted(kept.__getitem__, best, final, loss, leaves, rate, ridge)
+    steps, rows_moved, leaf_of_rows = (torch.from_numpy(part).to(device) for part in (moves, -moved, kept))
     return Boosted(trees[:best], steps, history[: best + 1], other.to(device), rows_moved, leaf_of_rows)
 
 
@@ -507,25 +506,49 @@ def refit(
     ``columns``: ``(n, q)``; ``splits``: column, cut and kind of each, as of :func:`walk`; ``leaf``: other moves of the leaves.
     ``z``, ``loss``, ``rate``, ``ridge``: as for :func:`boost`.
     """
-    moves = torch.zeros_like(leaf)
-    for t, tree in enumerate(zip(*(torch.split(part, 1) for part in splits), strict=True)):
-        place = places(columns, *tree)[:, 0]
-        whole = torch.cat([torch.round(part / FINE) for part in loss.slopes(z, slice(0, len(z)))], 1)
-        sums = over_ranks(whole.new_zeros(leaf.shape[1], whole.shape[1]).index_add_(0, place, whole)).mul_(FINE)
-        first, second = sums.chunk(2, 1)
-        step = rate * first / (second + ridge)
-        moves[t] = torch.round(step.clamp(-LARGEST, LARGEST) / UNIT) * UNIT
-        z = z - moves[t].index_select(0, place)
-    return moves, z
+    table, trees = np.ascontiguousarray(columns.T.cpu().numpy()), tuple(part.cpu().numpy() for part in splits)
+
+    def place_of(t: int) -> Array:
+        column, cut, kind = (part[t] for part in trees)
+        each, (equal, lost) = cut.astype(np.float32)[:, None], (np.flatnonzero(kind & bit) for bit in (1, 2))
+        found = np.empty(len(z), dtype=np.uint8)
+        for at in range(0, len(z), AT_ONCE):
+            x = table[:, at : at + AT_ONCE][column]
+            right = x >= each
+            right[equal] = x[equal] == each[equal]
+            right[lost] |= np.isnan(x[lost])
+            found[at : at + AT_ONCE] = _descended(right.view(np.uint8))
+        return found
+
+    moves, moved = map(torch.from_numpy, _fitted(place_of, len(leaf), z, loss, leaf.shape[1], rate, ridge))
+    return moves.to(z.device), z + moved.to(z.device)
+
+
+def _fitted(
+    place_of: Callable[[int], Array], count: int, z: Tensor, loss: Loss, leaves: int, rate: float, ridge: float
+) -> tuple[Array, Array]:
+    """Moves of the leaves of some trees ``(T, leaves, C)``, fitted tree by tree from z ``(n, C)`` on, and what they add to z.
+
+    ``place_of``: leaf of each row in a tree, uint8 ``(n,)``.
+    """
+    start = z.cpu()
+    moves, moved, now = np.zeros((count, leaves, z.shape[1])), np.zeros(start.shape), start.clone()
+    for t in range(count):
+        place = place_of(t).astype(np.int64)
+        step, _ = _moves(loss, torch.add(start, torch.from_numpy(moved), out=now), place, slice(0, len(z)), leaves, ridge)
+        moves[t] = (np.rint((rate * step).clip(-LARGEST, LARGEST) / UNIT) * UNIT).T
+        _move(moved, moves[t].T, place)
+    return moves, moved
 
 
 def _moves(loss: Loss, z: Tensor, place: Array, rows: slice, leaves: int, ridge: float) -> tuple[Array, Array]:
-    """Step of each leaf, ``(C, leaves)``, from these rows: Newton's, or that of the loss itself; and the sums of the slopes and
-
-    curvatures, ``(2, C, leaves)``.
-    """
-    parts = (part.T.cpu().numpy() for part in loss.slopes(z, rows))
-    sums = _summed(np.array([[by_leaf(place, (column + ROUND) - ROUND, leaves) for column in part] for part in parts]))
+    """Step of each leaf ``(C, leaves)`` from these rows, Newton's or the loss's own; the sums of slopes and curvatures."""
+    sums = np.zeros((2, z.shape[1], leaves))
+    for at in range(0, len(z), AT_ONCE):
+        some = slice(at, min(at + AT_ONCE, len(z)))
+        parts = (part.T.cpu().numpy() for part in loss.slopes(z[some], slice(rows.start + some.start, rows.start + some.stop)))
+        sums += [[by_leaf(place[some], (column + ROUND) - ROUND, leaves) for column in part] for part in parts]
+    sums = _summed(sums)
     step = sums[0] / (sums[1] + ridge)
     if loss.steps is not None:
         own = loss.steps(z, torch.from_numpy(place), leaves, rows).T.cpu().numpy()
@@ -552,15 +575,15 @@ def places(columns: Tensor, column: Tensor, cut: Tensor, kind: Tensor) -> Tensor
     """Leaf of every row in each of T trees, int64 ``(n, T)``; arguments as of :func:`walk`."""
     splits = column.shape[1]
     first = torch.arange(column.shape[0], device=column.device) * splits
-    which, cuts, kinds = column.flatten(), cut.flatten(), kind.flatten()
+    start = torch.arange(columns.shape[0], device=column.device)[:, None] * columns.shape[1]
+    values, which, low, kinds = columns.flatten(), column.flatten(), cut.to(columns.dtype).flatten(), kind.flatten()
+    high, lost = torch.where(kinds % 2 == 1, low, torch.full_like(low, float("inf"))), kinds // 2 % 2 == 1
     node = torch.zeros([columns.shape[0], column.shape[0]], dtype=torch.int64, device=column.device)
     depth = 0
     while (1 << depth) - 1 < splits:
         at = first + node
-        x, how = columns.gather(1, which[at]).to(cuts.dtype), kinds[at]
-        equal, lacking, cut_here = how % 2 == 1, x.isnan(), cuts[at]
-        right = (equal & (x == cut_here)) | (~equal & (x >= cut_here))  # of NaN False; ONNX has no `where` of bools
-        right = right | (lacking & (how // 2 % 2 == 1))
+        x = values.take(start + which.take(at))
+        right = ((x >= low.take(at)) & (x <= high.take(at))) | (lost.take(at) & x.isnan())
         node = 2 * node + 1 + right.to(torch.int64)
         depth += 1
     return node - splits

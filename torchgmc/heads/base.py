@@ -175,9 +175,7 @@ class Head(State):
 
     def members_of(self, groups: Any) -> Tensor:
         """Membership ``(n, a)``, bool, from Groups of the same names, or from columns by the Groups this head was made with."""
-        if isinstance(groups, Groups):
-            return check_groups(groups, groups.num_rows, self.groups)
-        return self.transform(groups)
+        return check_groups(groups, groups.num_rows, self.groups) if isinstance(groups, Groups) else self.transform(groups)
 
     def transform(self, columns: Any, unknown: str = "error") -> Tensor:
         """Membership of new rows, bool ``(n, a)``, from their columns; for a head whose file says how groups follow from them.

@@ -35,10 +35,9 @@ class Contract(Float64Module):
     A subclass must provide
 
     - ``observe(...)``: a batch becomes statistics, passed to :meth:`keep`, and is forgotten. They are a dataclass with
-      ``__add__`` whose fields are new tensors (the caller may overwrite the batch); their sum is ``self.statistics``.
-      Statistics that keep something of every example say of how many in ``rows``; they are in files, and can be forgotten, if
-      the head says their class in ``keeps`` and they have ``layout`` and ``forget``
-      (:class:`~torchgmc.engine.statistics.PerExample` has both);
+      ``__add__`` whose fields are new tensors (the caller may overwrite the batch); their sum is ``self.statistics``. Statistics
+      that keep something of every example say of how many in ``rows``; they are in files, and can be forgotten, if the head says
+      their class in ``keeps`` and they have ``layout`` and ``forget`` (:class:`~torchgmc.engine.statistics.PerExample` has both);
     - ``calibrate(...)``: ``self.statistics`` become fitted buffers. It ends with :meth:`mark_fitted`. Decorated with
       :func:`torchgmc.distributed.pooled` it finds the statistics of all ranks;
     - ``forward(...)``: buffers change an output;

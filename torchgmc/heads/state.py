@@ -66,9 +66,8 @@ class State(Contract):
     def keep(self, batch: Any, *content: Tensor, keys: Tensor | None = None) -> None:
         """Add a batch's statistics to those of the others; threads may call it at the same time.
 
-        Rows (and cells, of sums over many of them) are joined once the later ones are half as many as those before, so n
-        examples are copied O(log n) times each in however many batches they come, and lie in O(log n) pieces; other sums are
-        added at once.
+        Rows (and cells, of sums over many of them) are joined once the later ones are half as many as those before, so n examples
+        are copied O(log n) times each in however many batches they come, and lie in O(log n) pieces; other sums are added at once.
 
         ``batch``: the statistics. ``content``: scores and truth of the examples, one row each: an audit that sees them again
         warns. ``keys``: their :func:`~torchgmc.audits.overlap.example_keys`, if they are known already.

@@ -1,9 +1,8 @@
 """Figures for slides and reports (extra ``report``).
 
-Every function returns a new :class:`matplotlib.figure.Figure` and never touches pyplot, so no backend is chosen, no
-window opens and nothing leaks between threads. Colours are those of Okabe and Ito, which colour-blind readers can tell
-apart, and each series has its own marker. Text is 12 points or more at slide size. ``dark=True`` draws for a dark
-page.
+Every function returns a new :class:`matplotlib.figure.Figure` and never touches pyplot, so no backend is chosen, no window opens
+and nothing leaks between threads. Colours are those of Okabe and Ito, which colour-blind readers can tell apart, and each series
+has its own marker. Text is 12 points or more at slide size. ``dark=True`` draws for a dark page.
 
 ==================  ====================================================  ==============================================
 figure              shows                                                 of

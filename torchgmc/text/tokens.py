@@ -130,9 +130,8 @@ def attributes_from_words(
 ) -> dict[str, list[int]]:
     """Token ids of word lists, for :class:`~torchgmc.DistributionHead`.
 
-    A word counts through every token that is that word and begins it: in BERT's vocabulary ``doctor``, in GPT-2's
-    ``Ġdoctor`` and ``ĠDoctor``, not the bare ``doctor``, which may continue another word. A word of several pieces
-    has no token.
+    A word counts through every token that is that word and begins it: in BERT's vocabulary ``doctor``, in GPT-2's ``Ġdoctor`` and
+    ``ĠDoctor``, not the bare ``doctor``, which may continue another word. A word of several pieces has no token.
 
     Args:
         tokenizer: of transformers, fast or slow.

@@ -46,10 +46,7 @@ class Point(NamedTuple):
 
 
 def tail_of(rest: Tensor) -> Tail:
-    """Every token by itself.
-
-    ``rest``: probabilities of the tokens outside all lists, ``(n, r)``, in any order.
-    """
+    """Every token by itself. ``rest``: probabilities of the tokens outside all lists, ``(n, r)``, in any order."""
     values = wide(torch.sort(rest, -1, descending=True)[0])
     zero = torch.zeros_like(values[:, :1]) if values.shape[1] > 0 else values.new_zeros([values.shape[0], 1])
     sums = torch.cat([zero, values.cumsum(1)], 1)

@@ -431,12 +431,11 @@ class ProbabilityHead(Learning):
     ) -> dict[str, Tensor]:
         """Fitted offsets as a differentiable function of ``probs``; the head does not change.
 
-        They minimise the log loss + slack \\|offsets of groups\\|_1 exactly (``fit`` to alpha stops within 2 % of the slack,
-        and does not touch what already keeps its promise). With ``noise_floor=False`` the slack is that of ``fit``, 0.95 alpha;
-        else it is 1.5 standard errors of each group's sum, which depend on ``probs`` too (``fit`` chooses among several by
-        held-out loss, and fits slopes). For ``geometry="kl"`` and ``bins=None``: with level sets the fit jumps, so train
-        through the offsets and calibrate with ``bins`` afterwards. See :mod:`torchgmc.engine.implicit`.
-        Each process uses only its own data.
+        They minimise the log loss + slack \\|offsets of groups\\|_1 exactly (``fit`` to alpha stops within 2 % of the slack, and
+        does not touch what already keeps its promise). With ``noise_floor=False`` the slack is that of ``fit``, 0.95 alpha; else it
+        is 1.5 standard errors of each group's sum, which depend on ``probs`` too (``fit`` chooses among several by held-out loss,
+        and fits slopes). For ``geometry="kl"`` and ``bins=None``: with level sets the fit jumps, so train through the offsets and
+        calibrate with ``bins`` afterwards. See :mod:`torchgmc.engine.implicit`. Each process uses only its own data.
 
         Args:
             probs, y, groups, weight: as in ``observe``.
@@ -497,10 +496,7 @@ class ProbabilityHead(Learning):
         return 0.1 * (self.high - self.low) / self.num_bins
 
     def values(self, probs: Tensor, y: Tensor, groups: Any = None, softness: float | None = None, features: Any = None) -> Values:
-        """f - y of each example in its level set (and 0 in the others), for every class.
-
-        Soft, the level sets have soft edges.
-        """
+        """f - y of each example in its level set (and 0 in the others), for every class. Soft, the level sets have soft edges."""
         checks.softness(softness)
         batch = self.check_batch(probs, y, groups, features=features)
         member, columns = batch.member if self.grouped else None, batch.features if self.learns else None

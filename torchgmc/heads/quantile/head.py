@@ -562,9 +562,7 @@ class QuantileHead(Learning):
             return hard
         gap = self.forward(groups, base, "soft", temperature, features) - wide(scores)
         found = torch.sigmoid(gap / temperature).to(scores.dtype)
-        if mode == "soft":
-            return found
-        return soft.straight_through(hard, found)
+        return found if mode == "soft" else soft.straight_through(hard, found)
 
     def solve_differentiably(
         self,
@@ -605,9 +603,7 @@ class QuantileHead(Learning):
         return Names(self.promised_groups(), self._levels())
 
     def _levels(self) -> list[str]:
-        if not self.bins:
-            return [""]
-        return [f"q in level set {k + 1} of {self.num_bins}" for k in range(self.num_bins)]
+        return [""] if not self.bins else [f"q in level set {k + 1} of {self.num_bins}" for k in range(self.num_bins)]
 
     def s_range(self) -> tuple[float, float]:
         """Covered or not, minus the target."""

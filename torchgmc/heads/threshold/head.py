@@ -63,8 +63,7 @@ class ThresholdHead(Learning):
         jitter: half-width of tie-breaking noise added to the scores, drawn from the image itself.
         noise_floor: False fits to alpha on the sample, noise included.
         finite_sample: the risk of every group is at most the target on average over calibration sets, proven for any sample
-            size (:mod:`torchgmc.heads.finite`): a table of one threshold per combination of groups. Not with weights or
-            clusters.
+            size (:mod:`torchgmc.heads.finite`): a table of one threshold per combination of groups. Not with weights or clusters.
         patterns: for ``finite_sample`` with more than 8 groups, combinations to tabulate in addition to those seen in
             calibration, as lists of group names. A combination that is not in the table gets the safe end: everything is found.
         learn: ``gmc.Trees(...)`` makes the threshold depend on ``features`` ``(n, d)`` of the images passed to every call (NaN:

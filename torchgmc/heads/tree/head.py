@@ -144,9 +144,7 @@ class TreeHead(Head):
     @property
     def promises(self) -> list[str]:
         """Name of every g: the set, or "group & set"."""
-        if not self.grouped:
-            return list(self.sets)
-        return [f"{group} & {name}" for group in self.groups for name in self.sets]
+        return list(self.sets) if not self.grouped else [f"{group} & {name}" for group in self.groups for name in self.sets]
 
     # -- statistics --------------------------------------------------------------------------------------------------
 
