@@ -1,5 +1,6 @@
 """`torchgmc observe` and `merge`: many files give the head of one."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -62,8 +63,10 @@ def test_solvers_and_what_can_be_merged_later(tmp_path: Path, capsys: pytest.Cap
     assert "without its statistics" in capsys.readouterr().err
     assert main(["merge", files[2], str(last), "--out", str(tmp_path / "c.safetensors")]) == 2
     assert "without its statistics" in capsys.readouterr().err
-    assert main(["merge", files[0], files[0], "--out", str(tmp_path / "c.safetensors")]) == 2
-    assert "would count twice" in capsys.readouterr().err and not (tmp_path / "c.safetensors").exists()
+    copy = str(shutil.copy(files[0], tmp_path / "copy.stats"))
+    for same in (files[0], copy):
+        assert main(["merge", files[0], files[1], same, "--out", str(tmp_path / "c.safetensors")]) == 2
+        assert f"{same!r} is {files[0]!r} again, or a copy" in capsys.readouterr().err and not (tmp_path / "c.safetensors").exists()
 
 
 def test_parts_with_other_groups_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

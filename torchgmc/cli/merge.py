@@ -9,6 +9,7 @@ head, which is the same as from ``calibrate`` on all rows at once. Parts must ha
 those of another part's file, whatever values occur in this one.
 """
 
+import filecmp
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,7 +20,6 @@ from torchgmc.cli import fitting, options, show
 from torchgmc.cli.calibrate import UNGATED, begin, by_task, finish
 from torchgmc.cli.source import load_head
 from torchgmc.cli.writers import check_file
-from torchgmc.engine.checks import listing
 
 STATISTICS = "Keep the statistics in the file, so that more can be merged with it later. Treat it as you treat the data."
 
@@ -58,11 +58,11 @@ def merge(
     Example: torchgmc merge part*.stats --out head.safetensors
     """
     check_file("--out", out, *parts, suffixes=(".safetensors",))
-    if len({path.resolve() for path in parts}) < len(parts):
-        raise ValueError(f"a file is named twice: its examples would count twice ({listing(map(str, parts), 4)}).")
     head, notes = _part(parts[0])
-    for path in parts[1:]:
+    for k, path in enumerate(parts[1:], 1):
         other = _part(path)[0]
+        if same := [one for one in parts[:k] if other.statistics is not None and filecmp.cmp(one, path, shallow=False)]:
+            raise ValueError(f"{str(path)!r} is {str(same[0])!r} again, or a copy: its examples would count twice.")
         try:
             head.merge(other)
         except ValueError as error:

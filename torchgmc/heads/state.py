@@ -139,13 +139,15 @@ class State(Contract):
         return ""
 
     def forget(self: _Same, factor: float) -> _Same:
-        """Let the examples observed so far count ``factor`` of what they did, above 0 and at most 1; returns the head.
+        """Let the examples observed so far count ``factor`` of what they did, from 1e-6 to 1; returns the head.
 
         The same as if they had been observed with so much less ``weight``. Call it before the examples of a new week are
-        observed, then ``calibrate``. Guarantees that need examples of equal weight (``finite_sample``) refuse them.
+        observed, then ``calibrate``. ``finite_sample`` needs examples of equal weight, so such a head forgets all or nothing.
         """
-        if isinstance(factor, bool) or not isinstance(factor, int | float) or not 0.0 < factor <= 1.0:
-            raise ValueError(f"`factor` must be above 0 and at most 1, got {factor!r}; to forget everything, call `reset`.")
+        if isinstance(factor, bool) or not isinstance(factor, int | float) or not 1e-6 <= factor <= 1.0:
+            raise ValueError(f"`factor` must be from 1e-6 to 1, got {factor!r}; to forget everything, call `reset`.")
+        if factor < 1.0 and getattr(self, "finite_sample", False):
+            raise ValueError("`finite_sample` needs examples of equal weight: none can be forgotten in part; omit it, or `reset`.")
         if self.is_fitted and self.statistics is None:
             raise ValueError("this head has no statistics to forget; save it with gmc.save(head, path, statistics=True).")
         with KEEPING:
