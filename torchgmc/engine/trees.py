@@ -2,7 +2,7 @@ r"""Boosted trees over binned columns: a level of a tree is one search over all 
 
 A is ``x >= cut``, ``x = level`` or ``x is missing``. The search counts: columns are coded (a level each for missing values and
 for categories), and those that depend on each other, or have few values, share a code. Slopes and curvatures are whole numbers
-of a unit, both in one float64: one `scatter_add` per tree sums them over leaf x code, and every split of every leaf follows.
+of a unit, both in one float64: :func:`torchgmc.engine.search.sums` adds them up over leaf x code, and every split follows.
 All sums are exact in any order, and over all ranks (:func:`torchgmc.distributed.total`): the same trees come out however the
 rows were cut or spread. Some trees are grown from the same slopes, with another first split each; the moves of their leaves are
 not, and one whose gain the others took is dropped.
@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from torchgmc.distributed import collected, scattered, total as over_ranks
+from torchgmc.engine import search
 from torchgmc.engine.folds import leading
 
 Array = npt.NDArray[Any]
@@ -239,9 +240,9 @@ def histogram(places: Array, leaf: Array | None, leaves: int, size: int, values:
         for into, v in zip(total, values[:, some], strict=True):
             if place.size < FEW:
                 into += np.bincount(place.ravel(), v.repeat(k), len(into))
-                continue
-            each = torch.from_numpy(v)[:, None].expand(-1, k).flatten()
-            torch.from_numpy(into).scatter_add_(0, torch.from_numpy(place.ravel()), each)
+            else:
+                each = torch.from_numpy(v)[:, None].expand(-1, k).reshape(-1, 1)
+                into += search.sums(torch.from_numpy(place.ravel()), each, len(into)).numpy()[:, 0]
     return total.reshape(len(values), leaves, k, size)
 
 
@@ -546,23 +547,15 @@ def _moves(loss: Loss, z: Tensor, place: Array, rows: slice, leaves: int, ridge:
     sums = np.zeros((2, z.shape[1], leaves))
     for at in range(0, len(z), AT_ONCE):
         some = slice(at, min(at + AT_ONCE, len(z)))
-        parts = (part.T.cpu().numpy() for part in loss.slopes(z[some], slice(rows.start + some.start, rows.start + some.stop)))
-        sums += [[by_leaf(place[some], (column + ROUND) - ROUND, leaves) for column in part] for part in parts]
+        parts = torch.stack(loss.slopes(z[some], slice(rows.start + some.start, rows.start + some.stop))).cpu().mT
+        whole = parts.contiguous().add_(ROUND).sub_(ROUND).flatten(0, 1)
+        sums += search.sums(torch.from_numpy(place[some]), whole.T, leaves).T.reshape(sums.shape).numpy()
     sums = _summed(sums)
     step = sums[0] / (sums[1] + ridge)
     if loss.steps is not None:
         own = loss.steps(z, torch.from_numpy(place), leaves, rows).T.cpu().numpy()
         step = own * (sums[1] / (sums[1] + ridge))
     return step, sums
-
-
-def by_leaf(place: Array, values: Array, leaves: int) -> Array:
-    """Sum of the values of each leaf."""
-    if len(place) < FEW >> 3:
-        return np.bincount(place, values, leaves)
-    total = np.zeros(leaves)
-    torch.from_numpy(total).scatter_add_(0, torch.from_numpy(place), torch.from_numpy(values))
-    return total
 
 
 def _move(z: Array, moves: Array, place: Array) -> None:

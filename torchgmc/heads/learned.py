@@ -17,7 +17,7 @@ from torchgmc.audits.audit import Audit
 from torchgmc.audits.intervals import Rows
 from torchgmc.audits.tabular import Table
 from torchgmc.distributed import alone, collected, total as over_ranks
-from torchgmc.engine import checks, folds, linear, rules, trees
+from torchgmc.engine import checks, folds, linear, rules, search, trees
 from torchgmc.engine.clusters import deal_clusters
 from torchgmc.engine.float64 import wide
 from torchgmc.engine.folds import leading, places
@@ -470,10 +470,8 @@ class Learning(Head):
         seen, unseen = (found.order[at][: leading(found.spots[at], MOST_ROWS)] for at in (slice(cut), slice(cut, None)))
         place = found.place[:, : len(seen)]  # (T, n)
         weight = (rows.weight[seen] / over_ranks(rows.weight[seen].sum()))[:, None]
-        sums = torch.cat([weight, effect[seen] * weight], 1).T.contiguous().cpu().numpy()
-        whole = (tree.astype(np.int64) for tree in place.cpu().numpy())
-        each = [[trees.by_leaf(tree, part, leaves) for part in sums] for tree in whole]
-        mass = over_ranks(torch.from_numpy(np.array(each, dtype=np.float64)).to(place.device)).mT.flatten(0, 1)
+        known = torch.cat([weight, effect[seen] * weight], 1)
+        mass = over_ranks(torch.stack([search.sums(tree.long(), known, leaves) for tree in place])).flatten(0, 1)
         size = mass[:, 1:].abs().amax(1) / mass[:, 0].clamp_min(1e-300).sqrt()  # in units of its noise, up to a factor
         chosen: dict[str, int] = {}
         for k in size.float().argsort(descending=True, stable=True)[: 20 * RULES].tolist():  # ties stay ties on any ranks
