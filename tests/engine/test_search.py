@@ -42,6 +42,7 @@ def test_cells_ids_and_dense_agree(n, a, l, seed):
     torch.testing.assert_close(gmc.violations(Cells(ids, patterns), s, weight=weight), gmc.violations(who, s, weight=weight))
     one_hot = torch.nn.functional.one_hot(ids, len(patterns))
     torch.testing.assert_close(gmc.violations(ids, s), gmc.violations(one_hot, s))
+    assert torch.equal(gmc.violations(ids, s.T.contiguous().T), gmc.violations(ids, s))  # in another order in memory
     torch.testing.assert_close(gmc.violations(ids, s, num_sets=len(patterns) + 2)[-2:], torch.zeros(2, l).double())
     torch.testing.assert_close(masses(Cells(ids, patterns), weight), masses(who, weight))
 

@@ -146,7 +146,7 @@ def sums(who: Tensor | Cells | Structured, values: Tensor, num_sets: int | None 
             num_sets = int(who.max()) + 1 if who.numel() else 0
         flat = values.T
         if flat.device.type == "cpu" and flat.is_contiguous():  # half the time
-            return values.new_zeros(len(flat), num_sets).scatter_add_(1, who.expand_as(flat), flat).T
+            return values.new_zeros(len(flat), num_sets).scatter_add_(1, who.long().expand_as(flat), flat).T
         return values.new_zeros(num_sets, values.shape[1]).index_add_(0, who, values)
     return who.to(values.dtype).T @ values
 
