@@ -249,6 +249,9 @@ def test_errors(pictures, tmp_path: Path):
     model = gmc.attach(net, fit_on(net, *pictures))
     with pytest.raises(ValueError, match="`format` must be one of"):
         model.export(tmp_path / "m", format="coreml", example_inputs=pictures)
+    for name, format, own in (("m.onnx", "torchscript", "onnx"), ("m.PT2", "onnx", "torch.export")):  # no reader took such files
+        with pytest.raises(ValueError, match=f"is of format '{own}', but '{format}' was asked for"):
+            model.export(tmp_path / name, format=format, example_inputs=pictures)
     with pytest.raises(ValueError, match="`example_inputs` is empty"):
         model.export(tmp_path / "m")
     with pytest.raises(ValueError, match="`groups` is missing"):

@@ -60,6 +60,9 @@ def export(
         The path. :func:`metadata` reads what was promised to whom back out of it.
     """
     asked.option("format", format, FORMATS)
+    suffix = Path(path).suffix.lower()
+    if format != (meant := {".onnx": "onnx", ".pt2": "torch.export"}.get(suffix, format)):
+        raise ValueError(f"a file in {suffix} is of format {meant!r}, but {format!r} was asked for; change the name or the format.")
     if asked.flag("checks", checks) and format == "onnx":
         raise ValueError("`checks` cannot be kept in ONNX, which has no operation that stops; use another format, or check before.")
     if not isinstance(model, CalibratedModel):

@@ -1,6 +1,7 @@
 """Groups that nobody named: fits, files, doors, rules in words, and errors."""
 
 import math
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -196,6 +197,11 @@ def test_wrong_features_are_named(fitted: gmc.ProbabilityHead) -> None:
         (x[:5], r"shape \(60, d\)"),
         (x / 0, "finite"),
         (torch.full_like(x, 0.5), "whole numbers"),
+        (
+            torch.full_like(x, -1.0),
+            "codes from -1 to -1, but `categorical` of gmc.Trees names the codes 0 to 3",
+        ),
+        (torch.full_like(x, 4.0), "column 2 of `features` holds codes from 4 to 4"),
     ):
         with pytest.raises(ValueError, match=text):
             make().observe(p, y, groups, features=wrong)
@@ -207,8 +213,12 @@ def test_wrong_features_are_named(fitted: gmc.ProbabilityHead) -> None:
         gmc.ProbabilityHead(0.1, learn=gmc.Trees()).fit(p, y, features=x, solver="paper")
     with pytest.raises(ValueError, match="noise_floor"):
         gmc.ProbabilityHead(0.1, noise_floor=False, learn=gmc.Trees())
-    with pytest.raises(TypeError, match=r"gmc\.Trees"):
-        gmc.ProbabilityHead(0.1, learn=3)
+    for wrong in (3, gmc.Trees):
+        with pytest.raises(TypeError, match=r"must be gmc\.Trees\(\.\.\.\), gmc"):
+            gmc.ProbabilityHead(0.1, learn=wrong)
+    assert gmc.Trees(categorical=None) == gmc.Trees()
+    with pytest.raises(ValueError, match="names a level of 'site' twice: A, A"):
+        gmc.Trees(names=["site"], categorical={"site": ["A", "A"]})
     wrong_places = [{"categorical": [place]} for place in (-1, 1.5, True, "site")]  # 1.5 was column 1; -1 the last group
     for options in ({"depth": 0}, {"depth": 9}, {"rate": 2.0}, {"bins": 256}, *wrong_places):
         with pytest.raises(ValueError, match=next(iter(options))):
@@ -221,6 +231,33 @@ def test_wrong_features_are_named(fitted: gmc.ProbabilityHead) -> None:
         with pytest.raises(ValueError, match=f"no column {place}, which `categorical`"):
             gmc.ProbabilityHead(0.1, ["a", "b"], learn=gmc.Trees(categorical=[place])).observe(p, y, groups, features=x)
     assert gmc.Trees(names=["age", "site"], categorical=[np.int64(1)]) == gmc.Trees(names=["age", "site"], categorical=["site"])
+
+
+def test_no_rule_is_told_twice() -> None:
+    """Trees that split by the same columns in another order found "a >= 1 and b >= 1", and "b >= 1 and a >= 1"."""
+    g = torch.Generator().manual_seed(0)
+    x, p = (torch.rand(4000, 4, generator=g) < 0.5).float(), torch.rand(4000, generator=g) * 0.5 + 0.2
+    y = torch.rand(4000, generator=g) < p + 0.3 * x[:, 0] * x[:, 1]
+    head = gmc.ProbabilityHead(None, learn=gmc.Trees(depth=2, names=["a", "b", "c", "d"])).fit(p, y, features=x)
+    found = gmc.find_groups(dict(zip("abcd", x.T, strict=True)), p - y.float(), depth=2, top=8, holdout=0.5)
+    for words in ([rule for rule, *_ in head.learned], found.table["group"]):
+        said = [tuple(sorted(rule.split(" and "))) for rule in words]
+        assert len(said) > 2 and len(set(said)) == len(said) and ("a >= 1", "b >= 1") in said
+
+
+@pytest.mark.parametrize("shift, warns", [(1_700_000_000, True), (1000, False)])
+def test_numbers_that_float32_cannot_tell_apart_warn(shift: int, warns: bool) -> None:
+    g = torch.Generator().manual_seed(0)
+    seconds = torch.randint(0, 100, (200, 1), generator=g)
+    plain = torch.cat([seconds.double() + shift, torch.full((200, 1), 0.1).double()], 1)
+    plain[::9, 0] = math.nan
+    for features in (shift + seconds, plain):
+        head = gmc.ProbabilityHead(None, learn=gmc.Trees())
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            head.observe(torch.full((200,), 0.5), seconds[:, 0] > 50, features=features)
+        assert ["column 0 of `features` loses" in str(one.message) for one in caught] == [True] * warns
+        assert caught == [] or caught[0].filename == __file__
 
 
 def test_large_numbers_are_told_apart_in_rules() -> None:

@@ -46,8 +46,11 @@ def task_of(kind: type[gmc.Head]) -> Task:
 
 def further_arrays() -> dict[str, str]:
     """Arrays that some task reads in addition to scores, truth and weights, and a line of help for each."""
-    found = [task_of(kind) for kind in tasks().values()]
-    return {role: f"{text.rstrip('.')} ({task.name})." for task in found for role, text in task.arrays.items()}
+    found: dict[str, list[str]] = {}
+    for task in map(task_of, tasks().values()):
+        for role, text in task.arrays.items():
+            found.setdefault(role, [text.rstrip(".")]).append(task.name)
+    return {role: f"{text} ({', '.join(names)})." for role, (text, *names) in found.items()}
 
 
 def audited_arrays() -> dict[str, str]:

@@ -128,9 +128,7 @@ class Readers:
 
     def columns(self, head: "Head | Readers") -> list[int] | None:
         """Places of a head's groups among all; None for all of them in order."""
-        if not head.grouped or head.groups == self.groups:
-            return None
-        return [self.groups.index(name) for name in head.groups]
+        return None if not head.grouped or head.groups == self.groups else [self.groups.index(name) for name in head.groups]
 
     def members_of(self, groups: Any) -> Tensor:
         """From Groups that have all names, or from columns by the Groups that each head was made with."""

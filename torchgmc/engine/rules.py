@@ -29,7 +29,7 @@ def words(
     level: Callable[[int, float], str],
     plain: Callable[[int], bool] = lambda j: False,
 ) -> str:
-    """The conditions of a leaf, joined by "and"; conditions on one column are merged.
+    """The conditions of a leaf, joined by "and", in the order of the columns; those on one column are merged.
 
     ``column``, ``cut``, ``kind``: of each split of one tree ``(N,)``, see :func:`torchgmc.engine.trees.walk`. ``leaf``: which.
     ``name``: of a column; ``level``: of a value in it; ``plain``: the column is a group, in it or not.
@@ -39,25 +39,25 @@ def words(
         path.append(((node - 1) // 2, node % 2 == 0))
         node = (node - 1) // 2
     ends: dict[int, list[Any]] = {}  # of numbers: low, high, may be missing
-    other: dict[str, None] = {}
+    other: set[tuple[int, str]] = set()
     splits = list(zip(column.tolist(), cut.tolist(), kind.tolist(), strict=True))
     for at, right in reversed(path):
         j, value, how = splits[at]
         lacking = how >= 4 and (how // 2 % 2 == 1) == right
         if math.isinf(value):
             if how // 2 % 2:  # else nobody goes right
-                other[f"{name(j)} is {'' if right else 'not '}missing"] = None
+                other.add((j, f"{name(j)} is {'' if right else 'not '}missing"))
         elif how % 2:
-            other[f"{name(j)} {'=' if right else '!='} {level(j, value)}" + " (or missing)" * lacking] = None
+            other.add((j, f"{name(j)} {'=' if right else '!='} {level(j, value)}" + " (or missing)" * lacking))
         elif plain(j):
-            other[("" if right else "not ") + name(j)] = None
+            other.add((j, ("" if right else "not ") + name(j)))
         else:
             low, high, both = ends.get(j, [-math.inf, math.inf, True])
             ends[j] = [max(low, value), high, both and lacking] if right else [low, min(high, value), both and lacking]
     parts = []
-    for j, (low, high, lacking) in ends.items():
+    for j, (low, high, lacking) in sorted(ends.items()):
         text = f"{name(j)} >= {level(j, low)}" if math.isinf(high) else f"{name(j)} < {level(j, high)}"
         if not math.isinf(low) and not math.isinf(high):
             text = f"{level(j, low)} <= {name(j)} < {level(j, high)}"
         parts.append(text + " (or missing)" * lacking)
-    return " and ".join([*parts, *other])
+    return " and ".join([*parts, *(text for _, text in sorted(other))])

@@ -139,7 +139,7 @@ def code(columns: Tensor, equal: Tensor, bins: int, few: Tensor | None = None) -
             place = np.searchsorted(kept, column).clip(0, max(len(kept) - 1, 0))
             place = np.where(kept[place] == column, place, bins - 1) if len(kept) else place
         else:
-            if (kept != kept.round()).any():  # half-way: rounding in another format turns nobody
+            if (kept != kept.round()).any():  # half-way: rounding in another format turns few
                 kept = np.concatenate([kept[:1], (kept[1:] + kept[:-1]) / 2])
             kept = kept[_spread(count, bins)] if len(kept) > bins else kept
             place = (np.searchsorted(kept, column, side="right") - 1).clip(0)
@@ -574,10 +574,10 @@ def places(columns: Tensor, column: Tensor, cut: Tensor, kind: Tensor) -> Tensor
     node = torch.zeros([columns.shape[0], column.shape[0]], dtype=torch.int64, device=column.device)
     depth = 0
     while (1 << depth) - 1 < splits:
-        at = first + node
-        x = values.take(start + which.take(at))
-        right = ((x >= low.take(at)) & (x <= high.take(at))) | (lost.take(at) & x.isnan())
-        node = 2 * node + 1 + right.to(torch.int64)
+        at = (first + node).flatten()
+        x = values.index_select(0, (start + which.index_select(0, at).view(node.shape)).flatten())
+        right = ((x >= low.index_select(0, at)) & (x <= high.index_select(0, at))) | (lost.index_select(0, at) & x.isnan())
+        node = 2 * node + 1 + right.view(node.shape).to(torch.int64)
         depth += 1
     return node - splits
 

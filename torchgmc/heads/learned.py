@@ -5,6 +5,7 @@ What the heads that learn share: the options, the buffers, the features of a bat
 
 import dataclasses
 import math
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Optional, TypeAlias
@@ -41,7 +42,7 @@ MOST_ROWS = 1 << 13
 class Trees:
     """Learn groups as leaves of boosted trees, ``learn=gmc.Trees(depth=3)``.
 
-    The first four fifths of the rows (or clusters) grow the trees, the last fifth says how many of them help.
+    Four fifths of the rows (or clusters), chosen by their content, grow the trees; the others say how many of them help.
 
     Args:
         depth: largest number of conditions of a rule, 1 to 8.
@@ -86,13 +87,15 @@ class Trees:
             raise ValueError(f"`rate` must be at most 1, the whole step of a leaf, got {self.rate:g}.")
         if self.names is not None:
             object.__setattr__(self, "names", checks.names(self.names, "names"))
-        labels = dict(self.categorical) if isinstance(self.categorical, dict) else {name: None for name in self.categorical}
+        labels = dict(self.categorical) if isinstance(self.categorical, dict) else {name: None for name in self.categorical or ()}
         found = {}
         for name, levels in labels.items():
             place = list(self.names or ()).index(name) if name in (self.names or ()) else name
             if isinstance(place, bool) or place not in range(len(self.names or ()) or 1 << 24):
                 raise ValueError(f"`categorical` must hold features among `names` = {self.names}, or their places, got {name!r}.")
             found[str(int(place))] = None if levels is None else [str(level) for level in levels]
+            if levels is not None and len(set(map(str, levels))) < len(levels):
+                raise ValueError(f"`categorical` names a level of {name!r} twice: {checks.listing(map(str, levels))}.")
         object.__setattr__(self, "categorical", found)
 
     def to_dict(self) -> dict[str, Any]:
@@ -105,8 +108,8 @@ class Linear:
     """Learn a linear function of features, such as a model's own embedding: ``learn=gmc.Linear("l2")``.
 
     The promise is then multi-accuracy over that representation: no linear function of it tells where the model is wrong, up to
-    noise. Features are standardised, missing ones count as their mean. Of the rows (or clusters) the last fifth says how many
-    steps help; :attr:`torchgmc.ProbabilityHead.learned` names the features that matter most, at or above their mean.
+    noise. Features are standardised, missing ones count as their mean. A fifth of the rows (or clusters), chosen by their content,
+    says how many steps help; :attr:`torchgmc.ProbabilityHead.learned` names the features that matter most, at or above their mean.
 
     Args:
         penalty: ``"l2"`` (ridge) or ``"l1"`` (few features, one step at a time).
@@ -146,11 +149,11 @@ def learner(value: Any) -> Trees | Linear | None:
     """From an argument, or from a file."""
     if value is None:
         return None
-    found = value if isinstance(value, dict) else getattr(value, "to_dict", dict)()
+    if not isinstance(value, Trees | Linear | dict):
+        raise TypeError(f"`learn` must be gmc.Trees(...), gmc.Linear(...) or None, got {value!r}.")
+    found = value if isinstance(value, dict) else value.to_dict()
     if "penalty" in found:
         return Linear(**found)
-    if "depth" not in found:
-        raise TypeError(f"`learn` must be gmc.Trees(...), gmc.Linear(...) or None, got {type(value).__name__}.")
     return Trees(**found | {"categorical": dict(found.get("categorical", ()))})
 
 
@@ -277,19 +280,20 @@ class Learning(Head):
             return torch.zeros(n, 0, device=device)
         if features is None:
             raise ValueError("`features` is missing: this head was made with `learn`; pass an array of shape (n, d).")
-        features = self.by_name(features).to(device) if is_frame(features) else checks.tensor_of(features)
+        framed = is_frame(features)
+        features = self.by_name(features) if framed else checks.tensor_of(features)
         if not isinstance(features, Tensor) or features.is_complex() or features.layout != torch.strided:
             raise TypeError(f"`features` must be a dense array of real numbers (n, d), got {type(features).__name__}.")
         if features.dim() != 2 or len(features) != n:
             raise ValueError(f"`features` must have shape ({n}, d), one row per example, got {tuple(features.shape)}.")
-        if features.device != device:
+        if features.device != device and not framed:
             raise ValueError(f"`features` is on {features.device} but the scores are on {device}; move them to one device.")
         known = self.statistics
         wide = self.num_features if self.is_fitted else len(self.learn.names) if self.learn.names else None
         wide = known.features.shape[1] if wide is None and known is not None else wide
         if wide is not None and features.shape[1] != wide:
             raise ValueError(f"`features` must have {wide} columns, as before, got {features.shape[1]}.")
-        found = features.detach().to(torch.float32)
+        found = features.detach().to(torch.float32).to(device)
         if bool(found.isinf().any()):
             raise ValueError("`features` must be finite as float32 (NaN where a value is missing), but it holds infinity.")
         if (last := max(map(int, self.learn.categorical), default=-1)) >= found.shape[1]:
@@ -297,6 +301,18 @@ class Learning(Head):
         codes = found[:, [int(place) for place in self.learn.categorical]]
         if codes.numel() and bool(((codes != codes.round()) | (codes.abs() >= 1 << 24)).logical_and(~codes.isnan()).any()):
             raise ValueError("`features` must hold whole numbers below 2^24 in the columns of `categorical`.")
+        for place, levels in self.learn.categorical.items():
+            column = found[:, int(place)]
+            if levels is not None and bool(((column < 0) | (column >= len(levels))).any()):
+                why = f"`categorical` of gmc.Trees names the codes 0 to {len(levels) - 1}; NaN is missing."
+                raise ValueError(f"column {place} of `features` holds codes from {column.amin():g} to {column.amax():g}, but {why}")
+        if not self.is_fitted and n >= FEWEST and features.dtype in (torch.float64, torch.int64, torch.int32):
+            exact = features[:MOST_ROWS].detach().cpu().double()
+            rounded, mean = found[:MOST_ROWS].cpu().double(), exact.nanmean(0)
+            off, spread = ((exact - other).abs().nanmean(0) for other in (rounded, mean))
+            if len(lost := ((off > 1e-3 * spread) & (spread > 1e-12 * mean.abs())).nonzero()):
+                why = "loses what tells its rows apart when rounded to float32; subtract a constant from it first, e.g. its mean."
+                warnings.warn(f"column {int(lost[0])} of `features` {why}", stacklevel=6)
         return found
 
     def by_name(self, frame: Any) -> Tensor:
@@ -317,7 +333,7 @@ class Learning(Head):
             if None in known:
                 what = "one of its levels" if levels else f"a number (for labels: gmc.Trees(categorical={{{name!r}: [levels]}}))"
                 raise ValueError(f"column `{name}` of `features` must hold {what}, got {labels[known.index(None)]!r}.")
-            found.append(torch.from_numpy((np.array(known, dtype=float)[code] if labels else column).astype(float)).float())
+            found.append(torch.from_numpy((np.array(known, dtype=float)[code] if labels else column).astype(float)))
         return torch.stack(found, 1)
 
     def check_use(self, features: Any, like: Tensor) -> None:

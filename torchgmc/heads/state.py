@@ -4,6 +4,7 @@ import copy
 import functools
 import json
 import math
+import numbers
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
@@ -144,7 +145,7 @@ class State(Contract):
         The same as if they had been observed with so much less ``weight``. Call it before the examples of a new week are
         observed, then ``calibrate``. ``finite_sample`` needs examples of equal weight, so such a head forgets all or nothing.
         """
-        if isinstance(factor, bool) or not isinstance(factor, int | float) or not 1e-6 <= factor <= 1.0:
+        if isinstance(factor, bool) or not isinstance(factor, numbers.Real) or not 1e-6 <= factor <= 1.0:
             raise ValueError(f"`factor` must be from 1e-6 to 1, got {factor!r}; to forget everything, call `reset`.")
         if factor < 1.0 and getattr(self, "finite_sample", False):
             raise ValueError("`finite_sample` needs examples of equal weight: none can be forgotten in part; omit it, or `reset`.")

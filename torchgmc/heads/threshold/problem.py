@@ -369,9 +369,7 @@ class ThresholdProblem(OneTensor):
         """Signed violations of the rising risk at any thresholds ``(c, C)``: ``(a, C)``, and a row for everyone."""
         risk = self.risk_at(thresholds)
         table = self.tabulate(risk, self.mass)
-        if not everyone:
-            return table
-        return torch.cat([table, ((risk - self.mass * self.target).sum(0) / self.total)[None]])
+        return table if not everyone else torch.cat([table, ((risk - self.mass * self.target).sum(0) / self.total)[None]])
 
     def largest_slope(self, rise: Tensor, width: float) -> float:
         """Steepest slope of the risk of all examples of equal membership, from its rise ``(c, C, k)`` over ``width``."""
