@@ -60,7 +60,8 @@ def export(
         The path. :func:`metadata` reads what was promised to whom back out of it.
     """
     asked.option("format", format, FORMATS)
-    suffix = Path(path).suffix.lower()
+    target = asked.path("path", path)
+    suffix = target.suffix.lower()
     if format != (meant := {".onnx": "onnx", ".pt2": "torch.export"}.get(suffix, format)):
         raise ValueError(f"a file in {suffix} is of format {meant!r}, but {format!r} was asked for; change the name or the format.")
     if asked.flag("checks", checks) and format == "onnx":
@@ -71,7 +72,6 @@ def export(
     for name, head in model.heads().items():
         if not head.is_fitted:
             raise RuntimeError(f"the head{' ' + repr(name) if name else ''} is not fitted; fit it before exporting.")
-    target = asked.path("path", path)
     flat, tensors = flatten(model, example_inputs)
     if checks:
         flat.guard()
