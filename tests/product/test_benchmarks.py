@@ -4,7 +4,9 @@ import json
 import math
 import os
 import re
+import subprocess
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,7 +14,7 @@ from rich.console import Console
 
 import torchgmc as gmc
 from benchmarks import audit, calibrate, fnr, multicalibration, processes, search, soak, text, timing
-from benchmarks.__main__ import BENCHMARKS, collect, main
+from benchmarks.__main__ import BENCHMARKS, KEPT, collect, main
 from benchmarks.rows import Row, as_markdown, as_text, number
 
 #: What needs no other process and no large package.
@@ -147,11 +149,21 @@ def test_command_writes_page_and_json(tmp_path, capsys):
     assert header in page and "passes over the scores" in page
 
 
-def test_a_second_run_keeps_its_memory(tmp_path, capsys):
-    file = tmp_path / "a.md"
+def test_a_second_run_keeps_its_memory(tmp_path, capsys, monkeypatch):
+    file, seen, run = tmp_path / "a.md", [], subprocess.run
+
+    def watched(command, env, **options):
+        done = run(command, env=env, **options)
+        rows = json.loads(Path(command[command.index("--json") + 1]).read_text())["rows"]
+        seen.append((command, env, number(rows[0]["ours"])))
+        return done
+
+    monkeypatch.setattr(subprocess, "run", watched)
     assert main(["--tiny", "--only", "calibrate", "--kept", "--markdown", str(file)]) == 0
+    ((command, env, kept),) = seen
+    assert env.items() >= {**os.environ, **KEPT}.items() and "--kept" not in command
     row = re.search(r"^\| (calibrate.*) \| (\S+) \| (\S+) \| x the time of 16 \|$", file.read_text(), re.MULTILINE)
-    assert float(row[2]) > 0 and float(row[3]) > 0 and row[2] != row[3] and row[0] in capsys.readouterr().out
+    assert float(row[2]) > 0 and row[3] == kept and row[0] in capsys.readouterr().out
 
 
 def test_ratios_take_turns():
