@@ -125,6 +125,16 @@ def test_classes_and_other_options(options: dict[str, object]) -> None:
     assert head.learned and ("class" in head.learned[0][0]) == ("num_classes" in options)
 
 
+def test_trees_under_vmap_are_as_in_a_batch(fitted: gmc.ProbabilityHead) -> None:
+    batch, _ = people(20, 3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # an operation without a batching rule warns, and takes ten times as long
+        rows = torch.func.vmap(lambda p, g, x: fitted(p[None], g[None], features=x[None])[0])(
+            batch["probs"], batch["groups"], batch["features"]
+        )
+    torch.testing.assert_close(rows, output(fitted, batch), rtol=0, atol=1e-12)
+
+
 def test_labels_have_trees_of_their_own(tmp_path: Path) -> None:
     """Each label is biased in hidden groups of its own; a tree moves one label."""
     batch, second = people(1500, 0)
