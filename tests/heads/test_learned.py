@@ -207,11 +207,8 @@ def test_wrong_features_are_named(fitted: gmc.ProbabilityHead) -> None:
         (x[:5], r"shape \(60, d\)"),
         (x / 0, "finite"),
         (torch.full_like(x, 0.5), "whole numbers"),
-        (
-            torch.full_like(x, -1.0),
-            "codes from -1 to -1, but `categorical` of gmc.Trees names the codes 0 to 3",
-        ),
-        (torch.full_like(x, 4.0), "column 2 of `features` holds codes from 4 to 4"),
+        (torch.full_like(x, -1.0), "the code -1, but `categorical` of gmc.Trees names the codes 0 to 3"),
+        (torch.full_like(x, math.nan).index_fill(0, torch.tensor(5), 4.0), "column 2 of `features` holds the code 4, but"),
     ):
         with pytest.raises(ValueError, match=text):
             make().observe(p, y, groups, features=wrong)
@@ -223,7 +220,7 @@ def test_wrong_features_are_named(fitted: gmc.ProbabilityHead) -> None:
         gmc.ProbabilityHead(0.1, learn=gmc.Trees()).fit(p, y, features=x, solver="paper")
     with pytest.raises(ValueError, match="noise_floor"):
         gmc.ProbabilityHead(0.1, noise_floor=False, learn=gmc.Trees())
-    for wrong in (3, gmc.Trees):
+    for wrong in (3, gmc.Trees, {}):
         with pytest.raises(TypeError, match=r"must be gmc\.Trees\(\.\.\.\), gmc"):
             gmc.ProbabilityHead(0.1, learn=wrong)
     assert gmc.Trees(categorical=None) == gmc.Trees()

@@ -149,9 +149,9 @@ def learner(value: Any) -> Trees | Linear | None:
     """From an argument, or from a file."""
     if value is None:
         return None
-    if not isinstance(value, Trees | Linear | dict):
+    found = value.to_dict() if isinstance(value, Trees | Linear) else value
+    if not isinstance(found, dict) or not {"penalty", "depth"} & found.keys():
         raise TypeError(f"`learn` must be gmc.Trees(...), gmc.Linear(...) or None, got {value!r}.")
-    found = value if isinstance(value, dict) else value.to_dict()
     if "penalty" in found:
         return Linear(**found)
     return Trees(**found | {"categorical": dict(found.get("categorical", ()))})
@@ -303,9 +303,9 @@ class Learning(Head):
             raise ValueError("`features` must hold whole numbers below 2^24 in the columns of `categorical`.")
         for place, levels in self.learn.categorical.items():
             column = found[:, int(place)]
-            if levels is not None and bool(((column < 0) | (column >= len(levels))).any()):
+            if levels is not None and len(odd := column[(column < 0) | (column >= len(levels))]):
                 why = f"`categorical` of gmc.Trees names the codes 0 to {len(levels) - 1}; NaN is missing."
-                raise ValueError(f"column {place} of `features` holds codes from {column.amin():g} to {column.amax():g}, but {why}")
+                raise ValueError(f"column {place} of `features` holds the code {odd[0]:g}, but {why}")
         if not self.is_fitted and n >= FEWEST and features.dtype in (torch.float64, torch.int64, torch.int32):
             exact = features[:MOST_ROWS].detach().cpu().double()
             rounded, mean = found[:MOST_ROWS].cpu().double(), exact.nanmean(0)
