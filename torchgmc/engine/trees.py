@@ -10,7 +10,7 @@ not, and one whose gain the others took is dropped.
 
 import functools
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -34,8 +34,6 @@ BATCH = 4
 STALE, LEAST = 0.8, 1e-9
 #: Entries that are counted at once: what the caches like; rows that say which half of a leaf looks smaller.
 AT_ONCE, LOOK = 1 << 17, 1 << 10
-#: Trees and rows whose leaves are found at a time, in a fit.
-TREES, ROWS = 16, 1 << 13
 #: Fewer are counted by numpy, more by torch: a call of it costs more, an entry less.
 FEW = 1 << 15
 #: Codes of columns that are counted together, unless a column has more.
@@ -350,10 +348,14 @@ def _turns(coded: Coded, split: Array) -> Array:
 
 def leaves_of(coded: Coded, tree: Grown) -> Array:
     """Leaf of every row, uint8 ``(n,)``."""
-    turns = _turns(coded, np.stack(tree[:3], 1))[None]
+    return _descended(_turns(coded, np.stack(tree[:3], 1)))
+
+
+def _descended(turns: Array) -> Array:
+    """Leaf of every row, uint8 ``(n,)``, from the way that each split of a tree sends it, 0 or 1, uint8 ``(N, n)``."""
     bits: list[Array] = []
-    while (first := (1 << len(bits)) - 1) < len(tree.column):
-        bits.append(_select(turns[:, first : 2 * first + 1], bits))
+    while (first := (1 << len(bits)) - 1) < len(turns):
+        bits.append(_select(turns[None, first : 2 * first + 1], bits))
     return np.asarray(_leaf(bits)[0])
 
 
@@ -420,7 +422,7 @@ def boost(
         parts = [coded.pick(slice(k, k + JUDGES)) for k in range(0, n, JUDGES)]
         places = [np.concatenate([leaves_of(part, tree) for part in parts]) for tree in trees[:best]]
     kept = np.stack(places[:best]) if best else np.zeros((0, n), dtype=np.uint8)
-    moves, moved = _fitted(kept, best, final, loss, leaves, rate, ridge)
+    moves, moved = _fitted(kept.__getitem__, best, final, loss, leaves, rate, ridge)
     steps, rows_moved, leaf_of_rows = (torch.from_numpy(part).to(device) for part in (moves, -moved, kept))
     return Boosted(trees[:best], steps, history[: best + 1], other.to(device), rows_moved, leaf_of_rows)
 
@@ -505,26 +507,35 @@ def refit(
     ``columns``: ``(n, q)``; ``splits``: column, cut and kind of each, as of :func:`walk`; ``leaf``: other moves of the leaves.
     ``z``, ``loss``, ``rate``, ``ridge``: as for :func:`boost`.
     """
+    table, trees = np.ascontiguousarray(columns.T.cpu().numpy()), tuple(part.cpu().numpy() for part in splits)
 
-    def leaves() -> Iterator[Array]:
-        for trees in zip(*(torch.split(part, TREES) for part in splits), strict=True):  # rows in blocks: they stay in the cache
-            parts = [places(part, *trees).to(torch.uint8) for part in torch.split(columns, ROWS)]
-            yield from torch.cat(parts).T.contiguous().cpu().numpy()
+    def place_of(t: int) -> Array:
+        column, cut, kind = (part[t] for part in trees)
+        each, (equal, lost) = cut.astype(np.float32)[:, None], (np.flatnonzero(kind & bit) for bit in (1, 2))
+        found = np.empty(len(z), dtype=np.uint8)
+        for at in range(0, len(z), AT_ONCE):
+            x = table[:, at : at + AT_ONCE][column]
+            right = x >= each
+            right[equal] = x[equal] == each[equal]
+            right[lost] |= np.isnan(x[lost])
+            found[at : at + AT_ONCE] = _descended(right.view(np.uint8))
+        return found
 
-    moves, moved = map(torch.from_numpy, _fitted(leaves(), len(leaf), z, loss, leaf.shape[1], rate, ridge))
+    moves, moved = map(torch.from_numpy, _fitted(place_of, len(leaf), z, loss, leaf.shape[1], rate, ridge))
     return moves.to(z.device), z + moved.to(z.device)
 
 
 def _fitted(
-    places: Iterable[Array], count: int, z: Tensor, loss: Loss, leaves: int, rate: float, ridge: float
+    place_of: Callable[[int], Array], count: int, z: Tensor, loss: Loss, leaves: int, rate: float, ridge: float
 ) -> tuple[Array, Array]:
     """Moves of the leaves of some trees ``(T, leaves, C)``, fitted tree by tree from z ``(n, C)`` on, and what they add to z.
 
-    ``places``: leaf of each row in each of ``count`` trees, uint8 ``(n,)``.
+    ``place_of``: leaf of each row in a tree, uint8 ``(n,)``.
     """
     start = z.cpu()
     moves, moved, now = np.zeros((count, leaves, z.shape[1])), np.zeros(start.shape), start.clone()
-    for t, place in enumerate(part.astype(np.int64) for part in places):
+    for t in range(count):
+        place = place_of(t).astype(np.int64)
         step, _ = _moves(loss, torch.add(start, torch.from_numpy(moved), out=now), place, slice(0, len(z)), leaves, ridge)
         moves[t] = (np.rint((rate * step).clip(-LARGEST, LARGEST) / UNIT) * UNIT).T
         _move(moved, moves[t].T, place)

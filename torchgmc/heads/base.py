@@ -152,7 +152,7 @@ class Head(State):
         if isinstance(value, Tensor | str | int | float | None):
             return value
         if isinstance(value, Groups) or (name in COLUMNS and is_frame(value)):
-            found = self.by_name(value) if name == "features" else self.members_of(value)
+            found = self.by_name(value).float() if name == "features" else self.members_of(value)
             return found.to(self.fitted.device)
         return checks.tensor_of(value)
 
