@@ -128,9 +128,7 @@ def share(seen: Sketch, audited: Sketch) -> float:
     chance = float(twice[twice > 1].sum()) / len(old)
     part = found / len(new)
     spread = (chance * (1.0 - chance) / len(new)) ** 0.5
-    if chance > 0.5 or part <= chance + 0.02 + 4.0 * spread:
-        return 0.0
-    return (part - chance) / (1.0 - chance)
+    return 0.0 if chance > 0.5 or part <= chance + 0.02 + 4.0 * spread else (part - chance) / (1.0 - chance)
 
 
 def warning_text(seen: Sketch, audited: Sketch) -> str:

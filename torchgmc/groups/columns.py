@@ -372,9 +372,8 @@ def _bin_names(name: str, edges: list[float], exact: bool) -> list[str]:
 
 
 def _show_edge(edge: float, exact: bool) -> str:
-    if edge.is_integer() and abs(edge) < 1e15:
-        return str(int(edge))
-    return repr(edge) if exact else f"{edge:.6g}"
+    whole = edge.is_integer() and abs(edge) < 1e15
+    return str(int(edge)) if whole else repr(edge) if exact else f"{edge:.6g}"
 
 
 def _show_label(label: Any) -> str:

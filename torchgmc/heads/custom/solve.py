@@ -281,9 +281,7 @@ def _num_sets(who: Sets) -> int:
         return len(who)
     if who.dim() == 0 or who.layout != torch.strided or who.device.type == "meta":
         raise ValueError(f"`who` must be a dense table (n, a) with values, got {who.layout}, {tuple(who.shape)}, {who.device}.")
-    if who.dim() == 1:
-        return int(who.max()) + 1 if who.numel() else 0
-    return who.shape[1]
+    return (int(who.max()) + 1 if who.numel() else 0) if who.dim() == 1 else who.shape[1]
 
 
 def _test_function(who: Sets, index: Tensor, direction: Tensor, what: Tensor | None, scale: Tensor, f: Tensor) -> Tensor:
