@@ -317,3 +317,22 @@ def test_a_fit_ends_once_the_search_finds_nothing_but_its_own_rounding(depth: in
         found = trees.boost(coded, z, z, loss, 240, depth, 400, 0.2, 10.0, 3.0, stop=stop)
         gap = (torch.sigmoid(found.z) - y[960:])[column[960:] > 0].mean()
         assert len(calls) < 500 and abs(float(gap)) < 0.1
+
+
+@pytest.mark.parametrize("depth", [1, 3])
+def test_refitted_leaves_are_those_of_use(depth: int) -> None:
+    """What a split's kind means is known to `places` and to `refit`: NaN, equality, and cuts that nobody reaches."""
+    g = torch.Generator().manual_seed(depth)
+    columns = torch.randint(0, 4, (500, 5), generator=g).float()
+    columns[torch.rand(500, 5, generator=g) < 0.2] = float("nan")
+    shape = (20, (1 << depth) - 1)
+    cut = torch.randint(0, 4, shape, generator=g).double()
+    cut[torch.rand(shape, generator=g) < 0.2] = float("inf")
+    splits = (torch.randint(5, shape, generator=g), cut, torch.randint(8, shape, generator=g))
+    slope, z = torch.randn(500, 2, generator=g).double(), torch.randn(500, 2, generator=g).double()
+    loss = trees.Loss(lambda z, rows: (slope[rows], torch.ones_like(z)), lambda z, rows: z.sum(1))
+    moves, after = trees.refit(columns, splits, torch.zeros(20, 1 << depth, 2).double(), z, loss, 0.5, 1.0)
+    place = trees.places(columns, *splits)
+    assert len(place.unique()) == 1 << depth
+    assert len(moves.unique()) > 20
+    torch.testing.assert_close(after, z - moves[torch.arange(20), place].sum(1), rtol=0, atol=1e-12)
