@@ -157,11 +157,6 @@ def row_keys(*parts: Tensor, coarse: bool = False) -> Tensor:
     return mix64(total)
 
 
-def product(a: Tensor, b: Tensor) -> Tensor:
-    """a @ b of two tables of one type; numpy takes half the time where one is narrow."""
-    return torch.from_numpy(a.numpy() @ b.numpy()) if a.device.type == "cpu" else a @ b
-
-
 @functools.lru_cache(maxsize=8)  # the same ones for every batch
 def _weights(place: int, count: int, coarse: bool, device: torch.device, packed: bool) -> tuple[Tensor, np.ndarray | None]:
     """What a row is multiplied by from this place on; if ``packed``, the keys of each eight bool too, 256 of them."""

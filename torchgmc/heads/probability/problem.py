@@ -16,7 +16,6 @@ from torch import Tensor
 from torchgmc.distributed import total as over_ranks
 from torchgmc.engine.clusters import adder
 from torchgmc.engine.folds import EXACT, Places, places
-from torchgmc.engine.hashing import product
 from torchgmc.engine.lasso import solve_lasso
 from torchgmc.heads.levelsets import steps as levelsets
 from torchgmc.heads.levelsets.steps import LARGEST, ROWS, Members, Membership, blocks
@@ -180,9 +179,9 @@ class Columns:
         if self.last is not None and torch.equal(theta, self.last[0]):  # a fit ends where what follows it begins
             return self.last[1:]
         if (design := self.design()) is not None:
-            moved = self.z - product(design, theta.flatten(0, 1))
+            moved = self.z - design @ theta.flatten(0, 1)
             f = levelsets.probabilities(moved, self.euclidean, self.apart)
-            found = product(design.T, (f - self.y) * self.share)
+            found = design.T @ ((f - self.y) * self.share)
             value = (loss(moved, f, self.y, self.euclidean, self.apart) * self.share).sum() if valued else found[0, 0]
         else:
             total = torch.zeros(self.shape[1], self.shape[0] * self.shape[2], dtype=torch.float64, device=self.z.device)
@@ -231,12 +230,12 @@ class Columns:
         total = torch.zeros(columns, p * size, p * size, dtype=torch.float64, device=theta.device)
         whole = self.design() if columns == 1 else None
         for member, z, _, share in self.parts():
-            moved = self.at(theta, member, z) if whole is None else z - product(whole, theta.flatten(0, 1))
+            moved = self.at(theta, member, z) if whole is None else z - whole @ theta.flatten(0, 1)
             f = levelsets.probabilities(moved, self.euclidean, self.apart)
             weight = curvature(moved, f, self.euclidean, self.apart) * share
             for column in range(columns):
                 design = self._wide(member, z[:, column % z.shape[1], None]) if whole is None else whole
-                total[column] += product(design.T, design * weight[:, column : column + 1])
+                total[column] += design.T @ (design * weight[:, column : column + 1])
         total = over_ranks(total)
         return total if self.ridge is None else total + torch.diag_embed(flattened(self.ridge))
 
@@ -246,7 +245,7 @@ class Columns:
         weight = curvature(moved, levelsets.probabilities(moved, self.euclidean), self.euclidean) * self.share
         for rows in torch.split(fold.argsort(stable=True), torch.bincount(fold, minlength=parts).tolist()):
             design = self._wide(self.member[rows], self.z[rows])
-            found.append(product(design.T, design * weight[rows]))
+            found.append(design.T @ (design * weight[rows]))
         return over_ranks(torch.stack(found))
 
     def squares(self, theta: Tensor, cluster: Tensor) -> Tensor:
