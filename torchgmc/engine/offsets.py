@@ -11,7 +11,7 @@ from torch import Tensor
 
 from torchgmc.distributed import collected, extremes, from_first, total as over_ranks, totals
 from torchgmc.engine import folds, noise
-from torchgmc.engine.pinball import LIMIT, Array, Pinball, solve
+from torchgmc.engine.pinball import LIMIT, Array, Pinball, product, solve
 
 #: Scores from which k is chosen; of more, neighbours become one. Buckets that scores are counted in.
 BUCKETS = 512
@@ -189,7 +189,7 @@ class Curves(Folded):
         """
         size, (low, unit), left = len(self.scores), self.line, left[:, :1]
         near = self._approach(*(t.cpu().numpy() for t in (design, left[0, 0], linear[0], price[0], start[0])))
-        place = np.rint((design.cpu().numpy() @ near - low) / unit).clip(0, size - 1)[:, None].astype(np.int64)
+        place = np.rint((product(design.cpu().numpy(), near) - low) / unit).clip(0, size - 1)[:, None].astype(np.int64)
         ends = place + np.concatenate([[-2 * size], np.arange(-WINDOW, WINDOW + 1), [2 * size]])
         begin = torch.from_numpy(near[None]).to(start.device)
         few, theta = self.between(ends).optimum(design, left, linear, price, begin)
@@ -203,11 +203,11 @@ class Curves(Folded):
         size, (low, unit), theta, eye = len(self.scores), self.line, start, np.eye(len(start))
         for power in range(size.bit_length() - 3, 0, -1):
             width, reach = unit * (1 << power), 1 << power
-            place = np.rint((design @ theta - low) / unit).astype(np.int64)
+            place = np.rint((product(design, theta) - low) / unit).astype(np.int64)
             first, middle, last = part * self.at(place[:, None] + [-reach, 0, reach]).T
             side = np.minimum(np.maximum(theta / width, -1.0), 1.0)
-            slope = (first + 4 * middle + last) / 6 @ design + price * side - linear
-            bend = (design.T * (last - first)) @ design / 2 + eye * (price * (np.abs(side) < 1))  # times the width
+            slope = product((first + 4 * middle + last) / 6, design) + price * side - linear
+            bend = product(design.T * (last - first), design) / 2 + eye * (price * (np.abs(side) < 1))  # times the width
             step = width * np.linalg.solve(bend + (1e-9 * bend.trace() + 1e-300) * eye, slope)
             theta = theta - step * min(1.0, 4 * width / max(float(np.abs(design @ step).max()), 1e-300))
         return theta if np.isfinite(theta).all() else start

@@ -19,6 +19,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from torchgmc.engine.modes import one_thread
+
 Array = npt.NDArray[Any]
 #: Scores in one problem; of more, those near their threshold are kept and the rest is added to the linear part.
 LIMIT = 1024
@@ -29,6 +31,8 @@ GAP = 1e-10
 MEETS = 1e-6
 #: A step goes so far towards the nearest bound.
 REACH = 0.99995
+#: Products with a design of up to so many numbers take one thread.
+ONE_THREAD = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -146,7 +150,8 @@ def _interior(
     design = torch.cat([design, torch.eye(count, dtype=torch.float64, device=weight.device)])
     cell, h = torch.cat([cell, own], 1), torch.cat([scores, scores.new_zeros(many, count)], 1)
     w, b = torch.cat([weight, 2.0 * slack], 1), linear + slack
-    theta, gap, steps = _steps(enough, *(t.cpu().numpy() for t in (design, h, cell, w, b, start)))
+    with one_thread(design.numel() <= ONE_THREAD):
+        theta, gap, steps = _steps(enough, *(t.cpu().numpy() for t in (design, h, cell, w, b, start)))
     return Solution(torch.from_numpy(theta).to(weight.device), torch.from_numpy(gap).to(weight.device), steps)
 
 
@@ -159,7 +164,7 @@ def _steps(enough: float, design: Array, h: Array, cell: Array, w: Array, b: Arr
     pairs = 2.0 * used.sum(1, keepdims=True)
 
     def spread(theta: Array) -> Array:
-        return (theta @ design.T).take(place)
+        return product(theta, design.T).take(place)
 
     def gather(values: Array) -> Array:
         return np.bincount(place.ravel(), values.ravel(), len(values) * len(design)).reshape(len(values), -1)
@@ -175,7 +180,7 @@ def _steps(enough: float, design: Array, h: Array, cell: Array, w: Array, b: Arr
         steps += 1
         gap = ((x * z).sum(0) * used).sum(1, keepdims=True)
         inside = x[0] * used
-        short = b - gather(inside) @ design
+        short = b - product(gather(inside), design)
         gap_size = gap / (1.0 + np.abs((h * inside).sum(1, keepdims=True)))
         miss = np.abs(short).max(1, keepdims=True) / (1.0 + np.abs(b).max(1, keepdims=True))
         better = gap_size[:, 0] < ended[todo]  # rounding can end the progress: keep the best
@@ -191,8 +196,8 @@ def _steps(enough: float, design: Array, h: Array, cell: Array, w: Array, b: Arr
             place = cell + len(design) * np.arange(len(todo))[:, None]
         ratio = z / x
         scale = used / ratio.sum(0)
-        system = _system(np.stack([(design.T * mass) @ design for mass in gather(scale)]))
-        turn = _solve(system, short + gather(scale * rest) @ design)
+        system = _system(np.stack([product(design.T * mass, design) for mass in gather(scale)]))
+        turn = _solve(system, short + product(gather(scale * rest), design))
         dx = sides * (scale * (spread(turn) - rest))
         dz = -z - ratio * dx
         primal, dual = _step(x, dx), _step(z, dz)
@@ -200,7 +205,7 @@ def _steps(enough: float, design: Array, h: Array, cell: Array, w: Array, b: Arr
         aim = (ahead / gap) ** 3 * (gap / pairs)
         push = (aim - dx * dz) / x
         away = rest - push[0] + push[1]
-        turn = _solve(system, short + gather(scale * away) @ design)
+        turn = _solve(system, short + product(gather(scale * away), design))
         swing = spread(turn)
         dx = sides * (scale * (swing - away))
         dz = (push - z - ratio * dx) * used
@@ -208,6 +213,11 @@ def _steps(enough: float, design: Array, h: Array, cell: Array, w: Array, b: Arr
         x, z = x + primal * dx, z + dual * dz
         theta, rest = theta + dual * turn, rest - dual * swing
     return found, ended, steps
+
+
+def product(a: Array, b: Array) -> Array:
+    """a @ b by torch, whose threads can be limited: numpy's are as many as cores, and wait for one another on a busy machine."""
+    return (torch.from_numpy(a) @ torch.from_numpy(b)).numpy()
 
 
 def _system(matrix: Array) -> Array:
