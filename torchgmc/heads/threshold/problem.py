@@ -34,14 +34,6 @@ def coarse(size: int, device: torch.device) -> tuple[Tensor, Tensor]:
     return found, torch.searchsorted(found, torch.arange(size + 1, device=device)).int()
 
 
-def powers(risk: Any) -> Any:
-    """R, R^2, R^3 and R^LARGE of a tensor or an array, one after the other: the next takes the room of those before."""
-    square = risk * risk
-    yield from (risk, square)
-    yield risk.__imul__(square)
-    yield square.__imul__(square).__imul__(square).__imul__(square)
-
-
 @dataclass
 class ClusterSums:
     """Sums of the risk over the members of each group in each cluster, at a few thresholds.

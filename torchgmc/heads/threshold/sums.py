@@ -2,7 +2,7 @@
 
 import math
 import sys
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -40,6 +40,8 @@ class Batch(NamedTuple):
 
     def part(self, start: int, rows: int) -> "Batch":
         """So many examples from this one on."""
+        if rows >= len(self.scores):
+            return self
         return Batch(*(None if t is None else t[start : start + rows] for t in self))  # type: ignore[arg-type]
 
 
@@ -139,11 +141,15 @@ def _of_curves(head: "ThresholdHead", batch: Batch, lattice: risks.Lattice, slot
 
 def _moments(risen: Tensor, part: Tensor, sets: Tensor) -> Tensor:
     """Sums of w^2 R^p over sets, ``(5, C, a + 1, POINTS)``, from R = risen part and w^2 of members ``(a + 1, n)``."""
-    cast: Any = Tensor.numpy if risen.device.type == "cpu" else Tensor.detach  # numpy takes half of the time
-    rows, sums = max(1, RISKS // (POINTS * risen.shape[1])), [(sets @ (part > 0).double()).T[..., None].expand(-1, -1, POINTS)]
-    sums += [torch.zeros_like(sums[0]) for _ in range(4)]
-    for at in (slice(start, start + rows) for start in range(0, len(risen), rows)):
-        risk, by = cast(risen[at].to(torch.float64, copy=True).mul_(part[at, :, None])), cast(sets[:, at])
-        for into, power in zip(sums[1:], curves.powers(risk), strict=True):
-            into += torch.as_tensor(by @ power.swapaxes(0, 1))
-    return torch.stack(sums)
+    n, columns, _ = risen.shape
+    rows = max(1, RISKS // (POINTS * columns))
+    room, sums = sets.new_empty(min(rows, n), 4, columns, POINTS), sets.new_zeros(len(sets), 4 * columns * POINTS)
+    for start in range(0, n, rows):
+        at, some = slice(start, start + rows), room[: n - start]
+        risk, square, cube, large = some.unbind(1)
+        torch.mul(risk.copy_(risen[at]), part[at, :, None], out=risk)
+        torch.mul(torch.mul(risk, risk, out=square), risk, out=cube)
+        torch.mul(square, square, out=large).square_().square_()  # R^LARGE
+        sums += sets[:, at] @ some.flatten(1)
+    known = (sets @ (part > 0).double()).T[..., None].expand(-1, -1, POINTS)  # (C, a + 1, POINTS)
+    return torch.cat([known[None], sums.view(-1, 4, columns, POINTS).permute(1, 2, 0, 3)])
