@@ -354,3 +354,42 @@ def test_a_large_sample_needs_no_table_of_floats(monkeypatch):
             head.calibrate()
     assert largest <= 16 * n
     assert len(heads[0].rounds) and all(a.equal(b) for a, b in zip(heads[0].buffers(), heads[1].buffers(), strict=True))
+
+
+@pytest.mark.parametrize("outcome", [0, 1])
+@pytest.mark.parametrize("more", [{}, {"bins": None}, {"weight": True}, {"learn": gmc.Trees()}, {"noise_floor": False}])
+def test_an_outcome_that_no_example_has_keeps_a_probability(outcome, more):
+    (probs, _, member, _), g = events(300), torch.Generator().manual_seed(0)
+    y, options = torch.full((300,), outcome), {"alpha": 1e-3 if "noise_floor" in more else None, "groups": NAMES} | more
+    weight = torch.rand(300, generator=g).double() if options.pop("weight", False) else torch.ones(300).double()
+    x = {"features": torch.randn(300, 2, generator=g)} if "learn" in more else {}
+    head = gmc.ProbabilityHead(**options).fit(probs, y, member, weight=weight, **x)
+    away = (head(probs, member, **x) - outcome).abs()  # f of the other outcome
+    share = weight / weight.sum()
+    size = 1 / float(share.square().sum())  # examples, after weighting
+    if options["alpha"] is None:
+        assert float(share @ away) == pytest.approx(0.5 / (size + 0.5), rel=0.01)
+    else:  # a smaller alpha is kept on the sample
+        assert 5e-4 < float(share @ away) <= 1e-3
+    assert float(away.min()) > 1e-6
+    told = head.report.violations_after[-1, -1].abs()  # everyone, all levels: of the y that came
+    assert float(told) == pytest.approx(float(share @ away), rel=1e-6)
+    assert head.report.reached == ("alpha" if options["alpha"] else "noise")
+    assert f"No example has y = {1 - outcome}: " in head.report.message
+
+
+def test_classes_and_labels_that_no_example_has_keep_a_probability():
+    probs, y, member, _ = classes(400)
+    y = y.clamp_max(1)
+    head = gmc.ProbabilityHead(None, NAMES, num_classes=3).fit(probs, y, member)
+    f = head(probs, member)
+    assert float(f[:, 2].mean()) == pytest.approx(0.5 / 400.5, rel=0.01) and float(f[:, 2].min()) > 1e-6
+    torch.testing.assert_close(head.report.violations_after[-1, -3:], f.mean(0) - torch.bincount(y, minlength=3) / 400)
+    assert "No example has y = 2: " in head.report.message
+    rare = torch.cat([1e-6 * probs[:, :1], probs[:, 1:] + (1 - 1e-6) * probs[:, :1] / 2], 1)  # f0 expects less than half a one
+    f = gmc.ProbabilityHead(None, num_classes=3).fit(rare, y.clamp_min(1))(rare)
+    assert float(f[:, 0].mean()) == pytest.approx(float(rare[:, 0].mean()), rel=0.01)
+    tags = torch.stack([y, 0 * y, 1 + 0 * y], 1)
+    head = gmc.ProbabilityHead(None, num_classes=3, multilabel=True).fit(probs, tags)
+    torch.testing.assert_close(head(probs)[:, 1:].mean(0), torch.tensor([0.5, 400.0]).double() / 400.5, rtol=1e-4, atol=0)
+    assert "All examples have the same y of the labels 1, 2." in head.report.message

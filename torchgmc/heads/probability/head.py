@@ -317,7 +317,7 @@ class ProbabilityHead(Learning):
 
     def _known(self, examples: ProbabilityStatistics, sample: probabilities.Sample, _: Any, z: Tensor) -> TreesFound:
         """What some of the rows taught; see :meth:`_learn_from_some`."""
-        loss = probabilities.tree_loss(examples.y, sample.share * sample.count, self.euclidean)
+        loss = probabilities.tree_loss(sample.supposed, sample.share * sample.count, self.euclidean)
         return self._known_trees(z, examples, loss)
 
     def _grow(
@@ -334,7 +334,7 @@ class ProbabilityHead(Learning):
         weight = sample.share * sample.count
 
         def loss(rows: Tensor) -> trees.Loss:
-            return probabilities.tree_loss(examples.y[rows], weight[rows], self.euclidean)
+            return probabilities.tree_loss(sample.supposed[rows], weight[rows], self.euclidean)
 
         with torch.inference_mode():  # a tenth faster
             start = probabilities.start_of_trees(examples, sample, found, divided.order[: -divided.held or None])

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from torchgmc.distributed import total as over_ranks
-from torchgmc.engine import folds, noise
+from torchgmc.engine import checks, folds, noise
 from torchgmc.engine.folds import Places, places_of
 from torchgmc.engine.hashing import row_keys
 from torchgmc.engine.lasso import solve_lasso
@@ -152,7 +152,22 @@ class Sample:
         self.count, self.share = n, (examples.weight / over_ranks(examples.weight.sum()))[:, None]  # (n, 1)
         self.kish = 1.0 / float(over_ranks(self.share.square().sum())) if n else 1.0  # sums of squared shares into examples
         self.mass = over_ranks(cell_sums(self.member, self.share)[:, 0, 0])  # (1 + a,): P(A)
+        self.supposed, self.unseen = self._suppose() if promise.events and not promise.euclidean and n else (self.y, [])
         self.scale = (self.mass if promise.conditional else torch.ones_like(self.mass))[:, None, None]
+
+    def _suppose(self) -> tuple[Tensor, list[int]]:
+        """The y that is fitted, and outcomes that no example has: half an example of each is added, or what f0 expects.
+
+        A free offset would take their logit to minus infinity. Violations and Brier scores are those of y itself.
+        """
+        one = self.y.shape[1] == 1  # an event: "no" and "yes"
+        gone = over_ranks((self.share.T @ (torch.cat([1.0 - self.y, self.y], 1) if one else self.y))[0]) <= 0
+        if not bool(gone.any()):
+            return self.y, []
+        f = levelsets.probabilities(self.z, False)
+        most = over_ranks((self.share.T @ (torch.cat([1.0 - f, f], 1) if one else f))[0])
+        share = gone * most.clamp_max(0.5 / (self.kish + 0.5 * float(gone.sum())))
+        return self.y * (1.0 - share.sum()) + share[-self.y.shape[1] :], gone.nonzero()[:, 0].tolist()
 
     @functools.cached_property
     def places(self) -> Places:
@@ -163,7 +178,7 @@ class Sample:
     def columns(self) -> Columns:
         """The static problem."""
         euclidean = self.promise.euclidean
-        return Columns(self.member, self.z, self.y, self.share, euclidean, not euclidean, self.places)
+        return Columns(self.member, self.z, self.supposed, self.share, euclidean, not euclidean, self.places)
 
     def apply(self, theta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """z after offsets and slopes, which are put on the grid; what ``forward`` computes, to the bit."""
@@ -322,6 +337,8 @@ def fit_each(examples: ProbabilityStatistics, promise: Promise, max_iter: int, n
     before, after = side_by_side("violations_before"), side_by_side("violations_after")
     history, seconds = torch.stack(ends).amax(0), sum(r.seconds for r in reports)
     message = f"{count} labels, each fitted by itself; the worst: {reports[worst].message}"
+    if alike := [k for k, r in enumerate(reports) if r.details["unseen"]]:
+        message += f" All examples have the same y of the labels {checks.listing(alike)}."
     within = all(r.converged for r in reports)
     report = Report(within, steps, before, after, history, seconds, message, details, reports[worst].reached)
     offsets, slopes, z = (torch.cat([getattr(part, name) for part in found], 1) for name in ("offsets", "slopes", "z"))
@@ -536,6 +553,8 @@ def _report(
     asked = "as small as the sample can resolve" if alpha is None else f"alpha = {alpha:.4g}"
     text = f"asked {asked}, met {met:.4g} on the sample (in {names.label(*divmod(largest, last.shape[1]))})."
     text += (f" {_how(static)}" if promise.noise_floor else "") + noise.too_small(small)
+    if sample.unseen and static is not None:
+        text += f" No example has y = {checks.listing(sample.unseen)}: the fit (not the violations) adds half an example at most."
     above = 0 if alpha is None or not promise.noise_floor else int((last.abs() > alpha).sum())
     if above and state == "noise":
         text += f" {above} of {last.numel()} cells lie above alpha but within their own noise (noise_floor=False chases them)."
@@ -550,6 +569,7 @@ def _report(
     limited = 0 if alpha is None else int(((last.abs() > alpha) & (last.abs() <= tolerance)).sum())
     variance, alike = sample.count * _rows(width * after.error, sample).square(), math.nan if static is None else static.alike
     details: dict[str, Any] = {"examples": sample.count, "alpha_asked": alpha, "alpha_met": met, "slack": k, "small": small}
+    details["unseen"] = sample.unseen
     details |= {"noise_limited": limited, "tolerance": tolerance, "variance": variance, "alike": alike}
     details |= {"brier_before": before.brier * width**2, "brier_after": after.brier * width**2}
     values = torch.tensor(found.history, dtype=torch.float64) * width
