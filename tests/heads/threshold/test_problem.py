@@ -1,9 +1,12 @@
 """Curves of many combinations of groups: the points at which they rise, against tables and plain loops."""
 
+import math
+
 import pytest
 import torch
 
 import torchgmc as gmc
+from torchgmc.groups.cells import shared_patterns
 from torchgmc.heads.threshold.problem import CurveStatistics, RiseStatistics
 
 NAMES = ["a", "b", "c", "d"]
@@ -109,3 +112,63 @@ def test_memory_of_many_combinations_grows_with_scores_not_with_tables():
     head = parts(gmc.ThresholdHead(0.1, 0.05, names), torch.rand(n, 8, generator=g), masks, groups, size=200)
     kept = sum(getattr(head.statistics, name).nbytes for name in ("member", "steps", "mass", "place"))
     assert len(head.statistics.member) == n and kept <= n * (50 + 5 * 8 + 16 * 8)  # a table has 164 kB an image
+
+
+def scattered(n, classes, dtype, seed=0):
+    """Scores with ties and ends at infinity; an image without a pixel, one of many; a combination and a class without scores."""
+    g = torch.Generator().manual_seed(seed)
+    scores = torch.randint(-4, 5, (n, classes, 6), generator=g).to(dtype) / 4
+    scores[0, :, 0], scores[1, :, :2] = 8.0, -8.0  # see `endless`
+    masks = torch.rand(n, classes, 6, generator=g) < 0.5
+    masks[2], masks[:, -1] = False, masks[:, -1] & (torch.arange(n) > n - 4)[:, None]
+    groups = torch.rand(n, 2, generator=g) < 0.5
+    groups[2], groups[groups.all(1)] = True, torch.tensor([True, False])  # nobody else is in both
+    return scores, masks, groups, torch.rand(n, generator=g).double()
+
+
+def endless(statistics):
+    """With infinity in place of 8, in place: heads check that scores are finite."""
+    statistics.scores[statistics.scores.abs() == 8] *= math.inf
+    return statistics
+
+
+@pytest.mark.parametrize(("dtype", "apart"), [(torch.float64, False), (torch.float32, False), (torch.float64, True)])
+def test_risks_of_every_score_are_those_of_plain_loops(dtype, apart, monkeypatch):
+    scores, masks, groups, weight = scattered(40, 2, dtype)
+    data, options = (scores, masks, groups, weight), {"num_classes": 2, "resolution": "exact", "range": (-9.0, 9.0)}
+    head = gmc.ThresholdHead(0.3, 0.05, ["a", "b"], **options)
+    head.observe(*data)
+    cell, patterns = (torch.arange(40), groups) if apart else shared_patterns(groups)
+    head.keeps_apart = apart
+    problem = head.problem_of(endless(head.statistics))
+    scores = torch.where(scores.abs() == 8, scores * math.inf, scores)
+    tables = [torch.full((len(patterns), 2), at, dtype=torch.float64) for at in (-math.inf, -1.0, 0.1, 0.25, 1.0, math.inf)]
+    tables.append(torch.arange(2.0 * len(patterns)).double().view(-1, 2).remainder(9).sub(4) / 4)
+    for at in tables:
+        want = torch.zeros(len(patterns), 2).double()
+        for i in range(40):
+            for k in range(2):
+                mine = [float(h) for h, positive in zip(scores[i, k], masks[i, k], strict=True) if positive]
+                below = sum(h <= float(at[cell[i], k]) for h in mine)
+                want[cell[i], k] += float(weight[i]) * below / max(len(mine), 1)
+        torch.testing.assert_close(problem.risk_at(at), want, rtol=0, atol=1e-12)
+    if not apart:  # sums of ranks, one of which has no score
+        total = torch.zeros_like(want)
+        for rows in (slice(0, 2), slice(2, 3), slice(3, 40)):
+            part = gmc.ThresholdHead(0.3, 0.05, ["a", "b"], **options)
+            part.observe(*(t[rows] for t in data))
+            monkeypatch.setattr("torchgmc.heads.threshold.problem.shared_patterns", lambda _, rows=rows: (cell[rows], patterns))
+            total += part.problem_of(endless(part.statistics)).risk_at(tables[-1])
+        torch.testing.assert_close(total, want, rtol=0, atol=1e-12)
+
+
+def test_one_large_image_does_not_make_the_cells_of_all_others_large():
+    groups = torch.arange(500)[:, None] >> torch.arange(9) & 1 > 0  # 500 combinations
+    head = gmc.ThresholdHead(0.1, 0.05, [f"g{k}" for k in range(9)], resolution="exact")
+    for pixels in (3, 20_000):  # the last of them once more, larger
+        rows = slice(0 if pixels == 3 else 499, 500)
+        scores = torch.rand(len(groups[rows]), pixels, generator=torch.Generator().manual_seed(0))
+        head.observe(scores, torch.ones_like(scores) > 0, groups[rows])
+    problem = head.problem_of(head.statistics)
+    kept = sum(part.nbytes for part in vars(problem).values() if isinstance(part, torch.Tensor))
+    assert kept < 1e6  # a table of cells x pixels has 80 MB, twice

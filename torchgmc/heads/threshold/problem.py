@@ -301,24 +301,17 @@ class SampleStatistics:
         """Membership and weight of each example."""
         return self.member, self.mass.sum(1)
 
-    def curves(self, cells: Tensor, num_cells: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Sorted scores ``(c, C, k)`` padded with +inf, cumulative shares ``(c, C, k + 1)`` and masses ``(c, C)``.
+    def curves(self, cells: Tensor, num_cells: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Different scores, ascending; of each score its row (cell and class) and place among these, ``row * (number + 1) +
+        place``, ascending, and the sum of the shares before it; masses ``(c, C)``.
 
         ``cells``: cell of each example, ``(n,)``. ``num_cells``: number of cells.
         """
-        num_classes, scores, share = self.mass.shape[1], self.scores, self.share
-        mass = self.mass.new_zeros(num_cells, num_classes).index_add_(0, cells, self.mass)
-        row, order = cells[self.example] * num_classes + self.label, scores.argsort()
-        order = order[row[order].argsort(stable=True)]
-        scores, share, row = scores[order], share[order], row[order]
-        counts = torch.bincount(row, minlength=num_cells * num_classes)
-        width = int(counts.max()) if len(counts) else 0
-        place = torch.arange(len(row), device=row.device) - (counts.cumsum(0) - counts)[row]
-        table = scores.new_full((num_cells * num_classes, width), math.inf)
-        weights = scores.new_zeros(num_cells * num_classes, width + 1)
-        table[row, place], weights[row, place + 1] = scores, share
-        shape = (num_cells, num_classes, -1)
-        return table.view(shape), weights.cumsum(-1).view(shape), mass
+        mass = self.mass.new_zeros(num_cells, self.mass.shape[1]).index_add_(0, cells, self.mass)
+        scores, place = torch.unique(self.scores, return_inverse=True)
+        row = cells[self.example] * mass.shape[1] + self.label
+        key, order = (row * (len(scores) + 1) + place).sort()
+        return scores, key, torch.cat([mass.new_zeros(1), self.share[order].cumsum(0)]), mass
 
 
 class ThresholdProblem(OneTensor):
@@ -500,7 +493,7 @@ class SampleProblem(ThresholdProblem):
         cells, patterns = self.patterns = shared_patterns(statistics.member)
         if apart:
             cells, patterns = torch.arange(len(cells), device=cells.device), statistics.member
-        self.scores, self.weights, mass = statistics.curves(cells, len(patterns))
+        self.scores, self.key, self.sums, mass = statistics.curves(cells, len(patterns))
         super().__init__(patterns, over_ranks(mass), *common)
         self.origin, self.dtype = origin, statistics.dtype
         self.offsets = torch.zeros_like(self.share)
@@ -512,9 +505,14 @@ class SampleProblem(ThresholdProblem):
 
     def risk_at(self, thresholds: Tensor) -> Tensor:
         """Sum of the weighted rising risk of each cell at any thresholds, ``(c, C)``."""
-        met = thresholds.to(self.dtype).double().contiguous()  # as the head compares them
-        place = torch.searchsorted(self.scores, met[..., None], side="right")
-        return over_ranks(self.weights.gather(-1, place)[..., 0])
+        return over_ranks(self._rise(thresholds.to(self.dtype).double()[..., None])[..., 0])  # as the head compares them
+
+    def _rise(self, thresholds: Tensor) -> Tensor:
+        """The rising risk of each cell and class at thresholds ``(c, C, k)``, or ``(1, 1, k)``, of this rank."""
+        start = torch.arange(self.mass.numel(), device=self.mass.device).view(*self.mass.shape, 1) * (len(self.scores) + 1)
+        place = torch.searchsorted(self.scores, thresholds.contiguous(), side="right")
+        low, high = torch.searchsorted(self.key, start), torch.searchsorted(self.key, start + place)
+        return self.sums[high] - self.sums[low]
 
     def move(self, who: Tensor, what: Tensor, step: Tensor) -> None:
         """Take ``step / scale`` off the thresholds of the group."""
@@ -527,5 +525,4 @@ class SampleProblem(ThresholdProblem):
         finite = self.scores[self.scores.isfinite()]
         low, high = (float(v) for v in finite.aminmax()) if len(finite) else (0.0, 1.0)
         points = torch.linspace(low, high, 65, dtype=torch.float64, device=self.scores.device)
-        place = torch.searchsorted(self.scores, points.expand(*self.mass.shape, -1).contiguous(), side="right")
-        return self.largest_slope(self.weights.gather(-1, place).diff(dim=-1), max(high - low, 1e-12) / 64)
+        return self.largest_slope(self._rise(points[None, None]).diff(dim=-1), max(high - low, 1e-12) / 64)
