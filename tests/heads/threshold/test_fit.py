@@ -64,3 +64,21 @@ def test_what_trees_see_of_an_image_does_not_depend_on_the_others():
         head.observe(scores[some], masks[some], weight=torch.linspace(0, 1, 20_000)[some].double())
         found.append([part[-500:] for part in head.statistics.sketch(32)])
     assert torch.equal(found[0][0], found[1][0]) and torch.equal(found[0][1], found[1][1])
+
+
+@pytest.mark.parametrize("resolution", [None, "exact"])
+def test_the_variance_told_to_audits_counts_images_that_have_a_risk_whatever_they_weigh(resolution):
+    data = images(600, 0)
+    masks, groups, options = data["masks"], data["groups"] > 0, {"num_classes": 2, "resolution": resolution}
+    masks[:200] = False  # these have none
+    heads = {}
+    for weight in (1.0, 100.0, 0.01):
+        heads[weight] = gmc.ThresholdHead(0.2, 0.01, ["a", "b", "c"], **options)
+        heads[weight].fit(data["scores"], masks, groups, torch.full((600,), weight))
+        torch.testing.assert_close(heads[weight].variance, heads[1.0].variance, rtol=1e-5, atol=0)
+    seen = masks.any(2)
+    missed = (data["scores"] <= heads[1.0].threshold(groups)[..., None]) & masks
+    s = missed.sum(2).double() / masks.sum(2) - 0.2
+    want = [[float((s[:, k].square() * inside)[seen[:, k]].mean()) for k in range(2)] for inside in (*groups.T, torch.ones(600))]
+    torch.testing.assert_close(heads[1.0].variance, torch.tensor(want).double().flatten(), rtol=0.25, atol=0)
+    torch.testing.assert_close(heads[1.0].forget(0.5).calibrate().variance, heads[0.01].variance, rtol=1e-5, atol=0)

@@ -114,7 +114,8 @@ def fit_thresholds(
     if state == "no" or not (head.noise_floor or state == "alpha"):
         text += f" {problem.explain(*place, lam, name)}"
     slack = [o.k for o in found] if head.per_class else found[0].k
-    variance = torch.stack([s.error for s in spreads], 1).square() * problem.total  # (a + 1, C)
+    counted = over_ranks(statistics.examples - statistics.excluded)
+    variance = torch.stack([s.error for s in spreads], 1).square() * counted  # (a + 1, C)
     details = {"slack": slack, "noise": bound, "small": small, "variance": variance[: len(after)]}
     details |= {"tail": problem.tail(lam)} if isinstance(problem, CurveProblem) else {}
     report = Report(state == "alpha", 1, before, after, history, time.perf_counter() - began, text, details, state)
