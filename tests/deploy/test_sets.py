@@ -201,3 +201,18 @@ def test_errors():
     ):
         with pytest.raises((TypeError, ValueError, RuntimeError), match=message):
             make()
+
+
+def test_clusters_of_classes_whose_rows_are_equal(monkeypatch):
+    """A quarter of the equal rows of a class finds the clusters, the others the thresholds; their order does not matter."""
+    labels = torch.arange(12).repeat_interleave(100)
+    probs = (3.0 * torch.nn.functional.one_hot(labels, 12)).softmax(1)
+    groups, order = torch.arange(1200)[:, None] % 7 < torch.tensor([3, 5]), torch.arange(1200).flip(0)
+    seen = []
+    monkeypatch.setattr("torchgmc.deploy.sets.similar_classes", lambda *a: seen.append(a[1]) or similar_classes(*a))
+    sets, again = (gmc.PredictionSets(None, head(), score="lac", class_conditional=True, clusters=3) for _ in range(2))
+    sets.fit(probs, labels, groups)
+    counts = torch.bincount(seen[0], minlength=12)
+    assert int(counts.sum()) == 300 and int(counts.min()) >= 12 and int(counts.max()) <= 38  # 25, and three of its deviations
+    again.fit(probs[order], labels[order], groups[order])
+    assert again.head.groups == sets.head.groups and torch.equal(again.by_class.table, sets.by_class.table)

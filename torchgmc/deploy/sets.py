@@ -13,8 +13,7 @@ from torchgmc.audits.audit import Audit
 from torchgmc.deploy.adapters import Adapter, adapt, gives_logits
 from torchgmc.deploy.attach import CalibratedModel
 from torchgmc.engine import checks
-from torchgmc.engine.clusters import parts_of
-from torchgmc.engine.hashing import row_keys
+from torchgmc.engine.folds import deal
 from torchgmc.engine.modes import evaluating
 from torchgmc.groups.cells import pattern_ids
 from torchgmc.heads import finite
@@ -313,7 +312,7 @@ class PredictionSets(_Conformal):
         if isinstance(self.clusters, int):
             if distributed.active():
                 raise ValueError("`clusters` is a number, which one process finds; pass the cluster of each class.")
-            first = parts_of(row_keys(scores, labels), SPLIT) == 0
+            first = deal(SPLIT, *(part for part in (scores, labels, member) if part is not None)) == 0
             cluster = similar_classes(scores[first], labels[first], self.num_classes, self.clusters)
             scores, labels, member = scores[~first], labels[~first], None if member is None else member[~first]
         elif self.clusters is not None:
