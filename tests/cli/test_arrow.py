@@ -136,3 +136,29 @@ def test_lists_in_a_parquet_file(tmp_path: Path) -> None:
         list(write([[1, 2], [3]]).blocks(["x"]))
     with pytest.raises(ValueError, match="'x' has no value in row 1"):
         list(write([1.0, None]).blocks(["x"]))
+
+
+def test_a_wrong_row_is_told_whatever_its_text_and_wherever_it_is(tmp_path: Path) -> None:
+    odd = "Row #9: Expected 3 columns; got 7 straddling"
+    found = table(tmp_path, "x,y\n" + f"1.25,{odd}\n" * 60_000 + f"2,{odd},Row #9: Expected 3 columns, got 7\n" + "3,4\n" * 300_000)
+    with pytest.raises(ValueError, match="d.csv' has 4 cells in row 60000, but 2 columns"):
+        found.count(["x"])
+
+
+def test_csv_files_are_read_without_a_callback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What reads ahead may still hold one when Python exits, which ends the process: "terminate called ..."."""
+    import pyarrow
+    import pyarrow.csv
+
+    options = []
+    opened = pyarrow.csv.open_csv
+    monkeypatch.setattr(pyarrow.csv, "open_csv", lambda *parts: options.append(parts[2]) or opened(*parts))
+    assert table(tmp_path, "x,y\n1,2\n").count(["x"]) == 1
+    assert [one.invalid_row_handler for one in options] == [None]
+
+    def fails(*_: Any) -> None:
+        raise pyarrow.ArrowInvalid("CSV parse error: Expected 2 columns, got 1: 5")  # no row is told
+
+    monkeypatch.setattr(pyarrow.csv, "open_csv", fails)
+    with pytest.raises(ValueError, match="d.csv' cannot be read .truncated or damaged.*Expected 2 columns, got 1"):
+        table(tmp_path, "x,y\n1,2\n").count(["x"])

@@ -1,6 +1,7 @@
 """Tables of columns, read by pyarrow in batches of rows (extra ``tables``): ``.parquet`` and ``.csv``."""
 
 import csv
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import closing
@@ -142,23 +143,18 @@ class CsvTable(ArrowTable):
         if self._empty:
             return
         arrow, reader = require("pyarrow", extra="tables"), require("pyarrow.csv", extra="tables")
-        wrong = []
-
-        def note(row: Any) -> str:
-            wrong.append(f"has {row.actual_columns} cells in row {row.number - self._skip - 1}, but {row.expected_columns} columns")
-            return "error"
-
         lines = reader.ReadOptions(use_threads=False, block_size=self._block, column_names=self.header, skip_rows=self._skip)
         cells = reader.ConvertOptions(
             column_types=dict.fromkeys(columns, arrow.string()), include_columns=columns, null_values=[""], strings_can_be_null=True
         )
-        how = reader.ParseOptions(newlines_in_values=True, invalid_row_handler=note)
+        how = reader.ParseOptions(newlines_in_values=True)  # a handler of bad rows may end the process when Python exits
         try:
             with closing(reader.open_csv(self.path, lines, how, cells)) as batches:
                 yield from batches
         except arrow.ArrowInvalid as error:
-            if "straddling" in str(error):
-                wrong.append(f"has a line longer than {self._block} bytes; write .parquet or .npz")
+            wrong = f"has a line longer than {self._block} bytes; write .parquet or .npz" if "straddling" in str(error) else ""
+            if row := re.match(r"CSV parse error: Row #(\d+): Expected (\d+) columns, got (\d+)", str(error)):
+                wrong = f"has {row[3]} cells in row {int(row[1]) - self._skip - 1}, but {row[2]} columns"
             if not wrong:
                 raise
-            raise ValueError(f"{str(self.path)!r} {wrong[0]}.") from error
+            raise ValueError(f"{str(self.path)!r} {wrong}.") from error
