@@ -156,9 +156,8 @@ class Sample:
         self.scale = (self.mass if promise.conditional else torch.ones_like(self.mass))[:, None, None]
 
     def _suppose(self) -> tuple[Tensor, list[int]]:
-        """The y that is fitted, and outcomes that no example has: half an example of each is added, or what f0 expects.
-
-        A free offset would take their logit to minus infinity. Violations and Brier scores are those of y itself.
+        """The y that is fitted, and outcomes that no example has: half an example of each is added, or what f0 expects of it,
+        as a free offset would take their logit to minus infinity. Violations and Brier scores are those of y itself.
         """
         one = self.y.shape[1] == 1  # an event: "no" and "yes"
         gone = over_ranks((self.share.T @ (torch.cat([1.0 - self.y, self.y], 1) if one else self.y))[0]) <= 0
@@ -310,8 +309,7 @@ def fit(examples: ProbabilityStatistics, promise: Promise, max_iter: int, names:
     offsets, tables = found.offsets, found.tables
     if promise.bins == 1 and not promise.euclidean:  # one level set and no projection: the rounds are offsets too
         offsets, tables = offsets + tables.sum(0)[:, 0], tables[:0]
-    seconds = time.perf_counter() - started
-    report = _report(sample, before, found, static, max_iter, names, seconds)
+    report = _report(sample, before, found, static, max_iter, names, time.perf_counter() - started)
     return Solution(offsets, found.slopes, tables, found.z, report, found.trees)
 
 
@@ -332,7 +330,7 @@ def fit_each(examples: ProbabilityStatistics, promise: Promise, max_iter: int, n
     ends = [torch.cat([r.history, r.history[-1:].expand(steps + 1 - len(r.history))]) for r in reports]
     details = {key: reports[worst].details[key] for key in ("examples", "alpha_asked", "alpha_met", "small")}
     details |= {key: sum(r.details[key] for r in reports) for key in ("noise_limited", "brier_before", "brier_after")}
-    details |= {key: [r.details[key] for r in reports] for key in ("slack", "alike")}
+    details |= {key: [r.details[key] for r in reports] for key in ("slack", "alike", "unseen")}
     details |= {key: torch.stack([r.details[key] for r in reports], -1).flatten(1) for key in ("tolerance", "variance")}
     before, after = side_by_side("violations_before"), side_by_side("violations_after")
     history, seconds = torch.stack(ends).amax(0), sum(r.seconds for r in reports)
@@ -524,8 +522,7 @@ class _Rounds:
 
 
 def _worst(sample: Sample, measure: Measure) -> float:
-    scaled = measure.violation / sample.scale
-    scaled = scaled if sample.promise.everyone else scaled[1:]
+    scaled = (measure.violation / sample.scale)[0 if sample.promise.everyone else 1 :]
     return float(scaled.abs().max()) if scaled.numel() else 0.0
 
 
@@ -569,8 +566,7 @@ def _report(
     limited = 0 if alpha is None else int(((last.abs() > alpha) & (last.abs() <= tolerance)).sum())
     variance, alike = sample.count * _rows(width * after.error, sample).square(), math.nan if static is None else static.alike
     details: dict[str, Any] = {"examples": sample.count, "alpha_asked": alpha, "alpha_met": met, "slack": k, "small": small}
-    details["unseen"] = sample.unseen
-    details |= {"noise_limited": limited, "tolerance": tolerance, "variance": variance, "alike": alike}
+    details |= {"noise_limited": limited, "tolerance": tolerance, "variance": variance, "alike": alike, "unseen": sample.unseen}
     details |= {"brier_before": before.brier * width**2, "brier_after": after.brier * width**2}
     values = torch.tensor(found.history, dtype=torch.float64) * width
     return Report(state == "alpha", len(found.history) - 1, first, last, values, seconds, text, details, state)

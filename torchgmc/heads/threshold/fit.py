@@ -102,8 +102,7 @@ def fit_thresholds(
     lam = base + problem.member @ offsets  # (c, C)
     before, after = (problem.violations_at(at, everyone) for at in (torch.full_like(lam, head.init), lam))
     bound = torch.stack([noise.bound(o.k, s.error, s.sizes, s.skewness) for o, s in zip(found, spreads, strict=True)], 1)
-    scale = torch.cat([problem.scale, torch.ones_like(problem.scale[:1])])
-    bound = (bound / scale)[: len(after)]
+    bound = (bound / torch.cat([problem.scale, torch.ones_like(problem.scale[:1])]))[: len(after)]
     state = reached(after, head.alpha, bound)
     sizes = torch.stack([s.sizes[:-1] for s in spreads], 1).amin(1)
     small = small_groups(head.groups, sizes, 0.5)
@@ -114,9 +113,8 @@ def fit_thresholds(
     if state == "no" or not (head.noise_floor or state == "alpha"):
         text += f" {problem.explain(*place, lam, name)}"
     slack = [o.k for o in found] if head.per_class else found[0].k
-    counted = over_ranks(statistics.examples - statistics.excluded)
-    variance = torch.stack([s.error for s in spreads], 1).square() * counted  # (a + 1, C)
-    details = {"slack": slack, "noise": bound, "small": small, "variance": variance[: len(after)]}
+    variance = torch.stack([s.error for s in spreads], 1).square() * over_ranks(statistics.examples - statistics.excluded)
+    details = {"slack": slack, "noise": bound, "small": small, "variance": variance[: len(after)]}  # (a + 1, C)
     details |= {"tail": problem.tail(lam)} if isinstance(problem, CurveProblem) else {}
     report = Report(state == "alpha", 1, before, after, history, time.perf_counter() - began, text, details, state)
     return Fitted(base, offsets, report, everyone)

@@ -301,18 +301,6 @@ class SampleStatistics:
         """Membership and weight of each example."""
         return self.member, self.mass.sum(1)
 
-    def curves(self, cells: Tensor, num_cells: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Different scores, ascending; of each score its row (cell and class) and place among these, ``row * (number + 1) +
-        place``, ascending, and the sum of the shares before it; masses ``(c, C)``.
-
-        ``cells``: cell of each example, ``(n,)``. ``num_cells``: number of cells.
-        """
-        mass = self.mass.new_zeros(num_cells, self.mass.shape[1]).index_add_(0, cells, self.mass)
-        scores, place = torch.unique(self.scores, return_inverse=True)
-        row = cells[self.example] * mass.shape[1] + self.label
-        key, order = (row * (len(scores) + 1) + place).sort()
-        return scores, key, torch.cat([mass.new_zeros(1), self.share[order].cumsum(0)]), mass
-
 
 class ThresholdProblem(OneTensor):
     """Thresholds lambda(x) = f0 - sum of the offsets of x's groups, on statistics per cell of equal membership.
@@ -493,7 +481,12 @@ class SampleProblem(ThresholdProblem):
         cells, patterns = self.patterns = shared_patterns(statistics.member)
         if apart:
             cells, patterns = torch.arange(len(cells), device=cells.device), statistics.member
-        self.scores, self.key, self.sums, mass = statistics.curves(cells, len(patterns))
+        mass = statistics.mass.new_zeros(len(patterns), statistics.mass.shape[1]).index_add_(0, cells, statistics.mass)
+        self.scores, place = torch.unique(statistics.scores, return_inverse=True)
+        row = cells[statistics.example] * mass.shape[1] + statistics.label
+        #: Row (cell and class) and place among different scores, ``row * (number + 1) + place``, ascending; sums before each.
+        self.key, order = (row * (len(self.scores) + 1) + place).sort()
+        self.sums = torch.cat([mass.new_zeros(1), statistics.share[order].cumsum(0)])
         super().__init__(patterns, over_ranks(mass), *common)
         self.origin, self.dtype = origin, statistics.dtype
         self.offsets = torch.zeros_like(self.share)
