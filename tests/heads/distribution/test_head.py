@@ -160,6 +160,40 @@ def test_adjust_keeps_the_normaliser_and_is_the_identity_without_offsets():
         assert torch.equal(idle.adjust(logits.float(), member), logits.float())
 
 
+def by_hand(head, logits, member):
+    """Log-probabilities in plain steps: softmax at the temperature, then the tilt, or every step with its projection."""
+    p = (logits.double() / head.temperature).softmax(1)
+    lists = [torch.zeros(p.shape[1], dtype=torch.float64).index_fill(0, torch.tensor(ids), 1.0) for ids in head.attributes.values()]
+    if head.geometry == "kl":
+        p = p * torch.exp(-(member.double() - head.mean_membership) @ head.offsets @ torch.stack(lists))
+        return (p / p.sum(1, keepdim=True)).log()
+    for who, what, size in zip(head.log_who, head.log_what, head.log_step, strict=True):
+        p = gmc.projections.simplex(p - size * member[:, who, None] * lists[what])
+    return p.log()
+
+
+@pytest.mark.parametrize("geometry", ["kl", "euclidean"])
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
+def test_every_way_to_ask_against_plain_steps(geometry, temperature):
+    """`forward` normalises, `adjust` keeps the log-sum-exp that the scores had (of beams: 0), `adjust_` keeps the softmax."""
+    logits, member, lists = draw()
+    head = make(lists, 0.003, geometry=geometry, temperature=temperature, noise_floor=False).fit(logits, member)
+    scripted = torch.jit.script(head)
+    for dtype, atol in ((torch.float64, 1e-9), (torch.float32, 1e-4), (torch.float16, 0.05)):
+        for asked in (logits.to(dtype), logits.log_softmax(1).to(dtype)):
+            want, close = by_hand(head, asked, member), {"rtol": 0.0, "atol": atol}
+            finite = want.exp() > 1e-4  # a token next to 0 has any logarithm
+            for found in (head(asked, member), scripted(asked, member), head.adjust_(asked.clone(), member).log_softmax(1)):
+                assert found.dtype == dtype
+                torch.testing.assert_close(found[finite].double(), want[finite], **close)
+            found, level = head.adjust(asked, member), asked.double().logsumexp(1, keepdim=True)
+            assert found.dtype == dtype
+            torch.testing.assert_close(found[finite].double(), (want + level)[finite], **close)
+            torch.testing.assert_close(found.double().logsumexp(1, keepdim=True), level, **close)
+            plain = gmc.text.GMCLogitsProcessor(head, member)(torch.zeros(len(asked), 3, dtype=torch.int64), asked)
+            assert torch.equal(plain, found)
+
+
 @pytest.mark.parametrize("geometry", ["kl", "euclidean"])
 @pytest.mark.parametrize("temperature", [1.0, 1.7])
 def test_adjusted_in_place_the_softmax_is_calibrated_at_every_position(geometry, temperature):

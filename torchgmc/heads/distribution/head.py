@@ -333,10 +333,9 @@ class DistributionHead(Head):
         if not is_scripting():
             self.check_input("logits", logits, groups)
         shift = self.shift(groups)
-        if logits.dim() < 2 or logits.shape[0] != groups.shape[0]:
-            raise ValueError(f"`logits` must have shape (n, ..., vocabulary) with n = {groups.shape[0]}, got {logits.shape}")
-        if logits.shape[-1] <= self.largest:
-            raise ValueError(f"`logits` have {logits.shape[-1]} tokens, but `attributes` name token {self.largest}")
+        n = groups.shape[0]
+        if logits.dim() < 2 or logits.shape[0] != n or logits.shape[-1] <= self.largest:
+            raise ValueError(f"`logits` must have shape ({n}, ..., tokens), lists name token {self.largest}, got {logits.shape}")
         x = logits if self.temperature == 1.0 else logits / self.temperature
         if self.euclidean:
             return self._replay(x, groups).to(logits.dtype)
@@ -359,17 +358,19 @@ class DistributionHead(Head):
 
     def adjusted(self, scores: Tensor, groups: Tensor) -> Tensor:
         """:meth:`adjust` of scores that are known to be numbers: none is looked at, for which a GPU would wait."""
-        if scores.dim() != 2 or scores.shape[1] <= self.largest:
-            raise ValueError(f"`scores` must have shape (n, vocabulary) with token {self.largest}, got {scores.shape}")
-        x = scores if self.temperature == 1.0 else scores / self.temperature
+        if scores.dim() != 2 or scores.shape[1] <= self.largest or len(scores) != len(groups):
+            raise ValueError(f"`scores` must have shape ({len(groups)}, vocabulary) with token {self.largest}, got {scores.shape}")
+        plain = self.temperature == 1.0
+        x = scores if plain else scores / self.temperature
         if self.euclidean:
-            return scores if self.log_step.shape[0] == 0 and self.temperature == 1.0 else self._replay(x, groups).to(scores.dtype)
+            same = plain and self.log_step.shape[0] == 0
+            return scores if same else (self._replay(x, groups) + scores.logsumexp(1, keepdim=True)).to(scores.dtype)
         change = (self.shift(groups) @ self.directions).to(x.dtype)  # (n, J)
         # Only the listed tokens move: one sum over the others serves before and after. All by logarithms: a change of more than
         # 700, after a model that is very sure, has no exponential.
         listed = x.index_select(1, self.ids)
         others = torch.logsumexp(x.index_fill(1, self.ids, -float("inf")), 1)
-        before = torch.logaddexp(others, torch.logsumexp(listed, 1))
+        before = torch.logaddexp(others, torch.logsumexp(listed, 1)) if plain else scores.logsumexp(1)
         after = torch.logaddexp(others, torch.logsumexp(listed - change, 1))
         return (x - (after - before)[:, None]).index_add(1, self.ids, change, alpha=-1)
 
@@ -396,8 +397,7 @@ class DistributionHead(Head):
         member = self.check_member(groups)
         if not logits.is_floating_point() or logits.dim() < 2 or logits.shape[-1] <= self.largest:
             raise ValueError(
-                f"`logits` must be floating point of shape (n, ..., vocabulary) with token {self.largest}, got {logits.dtype} "
-                f"of shape {tuple(logits.shape)}."
+                f"`logits` must be floating, (n, ..., vocabulary) with token {self.largest}, got {logits.dtype}, {logits.shape}."
             )
         if len(logits) != len(member):
             raise ValueError(f"`groups` must have {len(logits)} rows, one per text, got shape {tuple(member.shape)}.")
