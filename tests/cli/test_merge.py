@@ -33,7 +33,7 @@ def test_parts_give_the_head_of_the_whole_file(name: str, tmp_path: Path, capsys
     for place, part in enumerate(cut(arrays, 3)):
         path = write(tmp_path / f"{place}.parquet", part)
         files.append(str(tmp_path / f"{place}.stats"))
-        like = ["--like", files[0]] if place and name != "text" else words  # `text` asks for --groups
+        like = ["--like", files[0]] if place else words
         assert main(["observe", *more, *like, str(path), "--out", files[-1], "--chunk", "30"]) == 0
     capsys.readouterr()
     assert main(["merge", *files[::-1], "--out", str(tmp_path / "head.safetensors"), "--json"]) == 0
@@ -84,5 +84,12 @@ def test_parts_with_other_groups_are_refused(tmp_path: Path, capsys: pytest.Capt
     assert error.rstrip().endswith("; observe all parts with --like one of them.")  # not "`Groups`.; observe"
     assert main(["observe", *FNR, "--like", files[0], str(tmp_path / "1.npz"), "--out", files[1]]) == 0
     assert main(["merge", *files, *out]) == 0
+    assert main(["observe", *FNR, "--like", files[0], "--groups", "sex", str(tmp_path / "1.npz"), "--out", files[1]]) == 2
+    assert "--like takes the groups from the other part; omit --groups" in capsys.readouterr().err
+    assert main(["observe", *FNR, "--like", files[1], str(tmp_path / "0.npz"), "--out", str(tmp_path / "x.stats")]) == 0
+    few = [str(tmp_path / "few.stats"), str(tmp_path / "x.stats")]
+    assert main(["observe", *FNR, "--groups", "site", str(tmp_path / "1.npz"), "--out", few[0]]) == 0
+    assert main(["observe", *FNR, "--like", few[0], str(tmp_path / "0.npz"), "--out", few[1]]) == 2
+    assert "not of `observe`: its --like must know all values" in capsys.readouterr().err
     assert main(["observe", *FNR, "--groups", "site", str(tmp_path / "1.npz"), "--out", str(tmp_path / "x.npz")]) == 2
     assert "must end in .stats" in capsys.readouterr().err

@@ -81,6 +81,8 @@ def begin(
     roles = {role: own[role] for role in roles_of(kind)}
     arrays = find_arrays(table, task, roles, {}, ("scores", "labels") if kind.truth else ("scores",))
     if like is not None:
+        if grouping != options.Grouping():
+            raise ValueError("--like takes the groups from the other part; omit --groups and what belongs to it.")
         member = membership_of(*load_head(like, fitted=False), table, [])
     else:
         member = Membership.learn(table, grouping, chunk)
@@ -157,7 +159,7 @@ def by_task(function: Callable[..., None], help: str, text: Callable[[Task], str
     for name, kind in tasks().items():
         task = task_of(kind)
         own = [options.option(o.argument, o.flag, o.help, o.kind.metavar, o.required) for o in task.options]
-        if task.groups_required:
+        if task.groups_required and "like" not in function.__annotations__:
             own.append(options.option("groups", "--groups", "Group columns.", "NAME[,...]", True, "Groups"))
         made = options.command(function, own + options.arrays(roles_of(kind)), kind=kind)
         app.command(name, cls=options.Command, help=text(task), short_help=task.promise)(made)
