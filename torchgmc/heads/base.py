@@ -162,9 +162,8 @@ class Head(State):
             return torch.ones(n, 1, dtype=torch.float64 if self.fractional else torch.bool, device=device)
         if groups is None:
             raise ValueError(
-                f"`groups` is missing: this head was made for {self.num_groups} groups "
-                f"({checks.listing(self.groups, 4)}); pass a membership of shape "
-                f"(n, {self.num_groups})."
+                f"`groups` is missing: this head was made for {self.num_groups} groups ({checks.listing(self.groups, 4)}); pass a "
+                f"membership of shape (n, {self.num_groups})."
             )
         if is_frame(groups):
             groups = self.transform(groups).to(device)
@@ -201,8 +200,8 @@ class Head(State):
             return wide(torch.ones([n, 1], device=like.device))
         if not is_scripting():
             groups = self.check_member(groups)
-        if groups.dim() != 2 or groups.shape[1] != self.num_groups:
-            raise ValueError(f"`groups` must have shape (n, {self.num_groups}), got {groups.shape}")
+        if groups.dim() != 2 or groups.shape[1] != self.num_groups or groups.shape[0] != n:
+            raise ValueError(f"`groups` must have shape ({n}, {self.num_groups}), got {groups.shape}")
         return wide(groups)
 
     def check_input(self, name: str, value: Any, rows: Any = None, hint: str = "", features: Any = None) -> None:

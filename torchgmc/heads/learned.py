@@ -274,9 +274,7 @@ class Learning(Head):
         """Features of a batch, float32 ``(n, d)``; ``(n, 0)`` for a head that does not learn."""
         if self.learn is None:
             if features is not None:
-                raise ValueError(
-                    "`features` came, but this head does not use them; make it with learn=gmc.Trees() or gmc.Linear()."
-                )
+                raise ValueError("`features` came, but this head does not use them; make it with learn=gmc.Trees() or Linear().")
             return torch.zeros(n, 0, device=device)
         if features is None:
             raise ValueError("`features` is missing: this head was made with `learn`; pass an array of shape (n, d).")
@@ -349,8 +347,8 @@ class Learning(Head):
         """
         if features is None:
             raise ValueError("`features` is missing: this head was fitted with them; pass an array of shape (n, d)")
-        if features.dim() != 2 or features.shape[1] != self.num_features:
-            raise ValueError(f"`features` must have shape (n, {self.num_features}), got {features.shape}")
+        if features.dim() != 2 or features.shape[1] != self.num_features or features.shape[0] != member.shape[0]:
+            raise ValueError(f"`features` must have shape ({member.shape[0]}, {self.num_features}), got {features.shape}")
         if self.linear:
             if self.line_center.shape[0] == 0:
                 return wide(torch.zeros_like(z))

@@ -193,14 +193,12 @@ class GMCHead(Head):
         f0 = f0[:, None] if f0.dim() == 1 else f0
         y = checks.numbers("y", y)
         y = y[:, None] if y.dim() == 1 else y
-        if y.dim() == 0 or len(y) != len(f0):
-            raise ValueError(f"`y` must have {len(f0)} rows, one per example, got shape {tuple(y.shape)}.")
         if self.static:
             x = self.check_groups(x, len(f0), f0.device) if self.grouped or x is None else x
         x = f0 if x is None else checks.numbers("x", x)
-        if x.dim() == 0 or len(x) != len(f0):
-            raise ValueError(f"`x` must have {len(f0)} rows, one per example, got shape {tuple(x.shape)}.")
         for name, value in (("y", y), ("x", x)):
+            if value.dim() == 0 or len(value) != len(f0):
+                raise ValueError(f"`{name}` must have {len(f0)} rows, one per example, got shape {tuple(value.shape)}.")
             if value.device != f0.device:
                 raise ValueError(f"`{name}` is on {value.device} but `f0` is on {f0.device}; move them to one device.")
         if self.directed and self.directions.shape[1] != f0.shape[1]:
@@ -293,15 +291,13 @@ class GMCHead(Head):
             raise RuntimeError("this head is not fitted; call `fit`, or `observe` and `calibrate`, or load its state.")
         if not is_scripting():
             self.check_input("f0", f0, x)
-            if self.static and x is not None and (x.dim() != 2 or x.shape[1] != self.scale.shape[0]):
-                raise ValueError(f"`x` must be the membership (n, {self.scale.shape[0]}) of the sets, got {tuple(x.shape)}.")
             if self.static and x is not None:
                 x = self.check_member(x)
-        if f0.dim() > 2:
-            raise ValueError(f"`f0` must have shape (n,) or (n, l), got {f0.shape}")
-        f = wide(f0)
-        if f.dim() == 1:
-            f = f[:, None]
+        if f0.dim() > 2 or (x is not None and x.shape[0] != f0.shape[0]):
+            raise ValueError(f"`f0` must have shape (n,) or (n, l), with as many rows as `x`, got {f0.shape}")
+        if self.static and x is not None and (x.dim() != 2 or x.shape[1] != self.scale.shape[0]):
+            raise ValueError(f"`x` must be the membership (n, {self.scale.shape[0]}) of the sets, got {x.shape}.")
+        f = wide(f0 if f0.dim() == 2 else f0.unsqueeze(1))
         if x is None:
             if self.static and self.grouped:
                 raise ValueError("`x` is missing: this head needs the membership of its sets, shape (n, a).")

@@ -493,15 +493,9 @@ class QuantileHead(Learning):
             groups = self.check_member(groups)
         if not is_scripting() and base is not None:
             self.check_input("base", base, groups)
-        n = 1
-        if groups is not None:
-            n = groups.shape[0]
-        elif base is not None:
-            n = base.shape[0]
-        elif features is not None:
-            n = features.shape[0]
-        member = self.membership(groups, n, self.base)
-        start = self.base.expand([n])
+        rows = base if base is not None else groups if groups is not None else features
+        member = self.membership(groups, 1 if rows is None else rows.shape[0], self.base)
+        start = self.base.expand([member.shape[0]])
         if base is not None:
             start = wide(base)
             free = torch.where(start.isfinite(), start, torch.zeros_like(start))  # rounding has the derivative 1
@@ -553,10 +547,11 @@ class QuantileHead(Learning):
             True
         """
         if not is_scripting():
-            self.check_input("scores", scores, groups)
-        if scores.dim() != 1:
-            raise ValueError(f"`scores` must have shape (n,), one conformity score per example, got {scores.shape}")
+            self.check_input("scores", scores, groups, features=features)
         soft.check(mode, temperature)
+        rows = base if base is not None else groups if groups is not None else features
+        if scores.dim() != 1 or (rows is not None and rows.shape[0] != scores.shape[0]):
+            raise ValueError(f"`scores` must have shape (n,), one conformity score per example, got {scores.shape}")
         hard = wide(scores) <= self.forward(groups, base, "hard", temperature, features)
         if mode == "hard":
             return hard

@@ -489,9 +489,8 @@ class ThresholdHead(Learning):
 
         ``n`` is the number of rows when the head has no groups; ``features``: where it was made with ``learn``.
         """
-        if features is not None and groups is None:
-            n = features.shape[0]
-        member = self.membership(groups, n, self.base)
+        rows = groups if groups is not None else features
+        member = self.membership(groups, n if rows is None else rows.shape[0], self.base)
         if self.finite_sample:
             lam = finite.look_up(member, self.known, self.table, self.safe_end)
         else:
@@ -524,6 +523,8 @@ class ThresholdHead(Learning):
         if not is_scripting():
             self.check_input("scores", scores, groups, "this head was fitted on probabilities", features)
         lam = self.threshold(groups, scores.shape[0], features)
+        if lam.shape[0] != scores.shape[0]:
+            raise ValueError(f"`scores` has {scores.shape[0]} rows, but `groups` or `features` {lam.shape[0]}")
         values = hashing.add(scores, self.jitter, self.noise_version)
         for _ in range(scores.dim() - lam.dim()):
             lam = lam.unsqueeze(-1)
