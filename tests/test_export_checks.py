@@ -17,6 +17,7 @@ from torchgmc import export
 
 pytestmark = pytest.mark.usefixtures("operators_read_once")
 OPEN = {"torchscript": export.open_torchscript, "torch.export": export._open_export}
+READ = OPEN | {"onnx": export._open_onnx}
 NAMES = ["threshold", "probability-bins", "quantile", "distribution", "tree-groups", "tree", "gmc"]
 
 
@@ -27,7 +28,7 @@ def written(name: str, path: Path, format: str, checks: bool) -> tuple[object, t
     inputs = tuple(t.to(torch.uint8) if t.dtype == torch.bool else t for t in inputs)  # as a program without bool would
     model = gmc.attach(nn.Identity(), head, adapter=gmc.Adapter(activation="none"))
     model.export(path, format=format, example_inputs=inputs, checks=checks)
-    return OPEN[format](path), inputs
+    return READ[format](path), inputs
 
 
 @pytest.mark.parametrize("format", OPEN)
@@ -66,6 +67,17 @@ def test_onnx_cannot_stop(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="`checks` cannot be kept in ONNX"):
         model.export(tmp_path / "f", format="onnx", example_inputs=ENTRIES["threshold"].data(4, 1).inputs, checks=True)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("format", ["torchscript", "onnx"])  # torch.export looks at sizes itself
+@pytest.mark.parametrize("name", ["threshold", "quantile", "gmc"])
+def test_files_refuse_another_number_of_rows(name: str, format: str, tmp_path: Path) -> None:
+    """One row of groups is not for all: a file says so as the eager model does, ONNX too."""
+    program, (scores, member) = written(name, tmp_path / "f", format, False)
+    program(scores[:4], member[:4])
+    for groups in (member[:1], member[:-1], torch.cat([member, member[:1]])):
+        with pytest.raises(Exception, match="(?i)size|shape|dimension"):
+            program(scores, groups)
 
 
 # -- metadata -----------------------------------------------------------------------------------------------------------------

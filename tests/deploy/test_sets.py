@@ -179,6 +179,19 @@ def test_intervals(format, tmp_path):
     assert gmc.export.metadata(path)["outputs"] == ["interval"]
 
 
+@pytest.mark.parametrize("by_class", [False, True])
+def test_one_row_of_groups_for_each_output(by_class):
+    logits, labels, groups = classes(400, 3)
+    probs = logits.softmax(1)
+    sets = gmc.PredictionSets(None, head(), class_conditional=by_class).fit(probs, labels, groups)
+    ends = gmc.Intervals(None, head()).fit(logits[:, 0], labels, groups)
+    beside = gmc.attach(torch.nn.Identity(), head().fit(probs[:, 0], groups))
+    for model, given in ((sets, probs), (ends, logits[:, 0]), (beside, probs[:, 0])):
+        for wrong in (groups[:1], groups[:-1], torch.cat([groups, groups[:1]])):
+            with pytest.raises(ValueError, match=f"`groups` has {len(wrong)} rows"):
+                model(given, wrong)
+
+
 def test_errors():
     logits, labels, groups = classes(50, 5)
     probs = logits.softmax(1)

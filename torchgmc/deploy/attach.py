@@ -245,20 +245,24 @@ class CalibratedModel(nn.Module):
         more |= {"features": features} if self.takes_features else {}
         member = some(member, self.columns) if self.head.needs_groups or self.head.may_take_groups else None
         scores = self.adapter.scores(output)
+        self._look(scores)
+        member = self.placed(member, scores)
         if self.wants == "groups":
             return scores, beside(scores, self.head(member, **more))
-        self._look(scores)
-        if member is not None and member.dim() == 0:
-            raise ValueError("`groups` must have one row per example, (n, a), got a single number.")
-        if member is not None and member.shape[0] != scores.shape[0]:
-            raise ValueError(
-                f"`groups` has {member.shape[0]} rows, but the model returned scores for {scores.shape[0]} examples "
-                f"(shape {tuple(scores.shape)}); pass one row per example."
-            )
-        if member is not None and member.device.type == "meta" and scores.device.type != "meta":
-            raise ValueError("`groups` is on the meta device, where tensors have no values; move it to a real one.")
-        member = None if member is None else member.to(scores.device)
         return self.adapter.apply(self.head, scores, member, inputs, **more)
+
+    def placed(self, member: Tensor | None, scores: Tensor) -> Tensor | None:
+        """A membership where the scores are; an error if it does not have one row for each of them."""
+        if member is None:
+            return None
+        if member.dim() == 0 or member.shape[0] != scores.shape[0]:
+            raise ValueError(
+                f"`groups` has {member.shape[0] if member.dim() else 'no'} rows, but the model returned scores for "
+                f"{scores.shape[0]} examples (shape {tuple(scores.shape)}); pass one row per example."
+            )
+        if member.device.type == "meta" and scores.device.type != "meta":
+            raise ValueError("`groups` is on the meta device, where tensors have no values; move it to a real one.")
+        return member.to(scores.device)
 
     def divide(
         self, inputs: tuple[Any, ...], groups: Any, kwargs: dict[str, Any]

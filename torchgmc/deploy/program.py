@@ -131,10 +131,10 @@ class Flat(nn.Module):
 
     def finish(self, scores: Tensor, member: Tensor | None, inputs: tuple[Tensor, ...], features: Tensor | None = None) -> Any:
         """The head's result."""
-        more = {} if features is None else {"features": features}
+        more = {} if features is None else {"features": _beside(scores, features)}
         scores = self.of_scores(scores)
         member = some(member, self.columns) if self.takes_member else None
-        member = None if member is None else self.of_groups(member)
+        member = None if member is None else self.of_groups(_beside(scores, member))
         if self.ending is not None:
             if self.by_class is None:
                 return self.ending(scores, self.head(member).expand(scores.shape[0]))
@@ -142,6 +142,13 @@ class Flat(nn.Module):
         if self.threshold_only:
             return scores, beside(scores, self.head(member, **more))
         return self.adapter.apply(self.head, scores, member, dict(zip(self.names, inputs, strict=False)), **more)
+
+
+def _beside(scores: Tensor, rows: Tensor) -> Tensor:
+    """``rows`` as they are: joined to scores and cut off again, which stops where there are more or fewer, in every format."""
+    while scores.dim() > 1:
+        scores = scores[:, 0]
+    return torch.cat([scores.unsqueeze(1).to(rows.dtype), rows], 1)[:, 1:]
 
 
 def flatten(model: CalibratedModel, example: Any) -> tuple[Flat, tuple[Tensor, ...]]:

@@ -127,8 +127,7 @@ class _Conformal(CalibratedModel):
         args, kwargs, member = self.divide(inputs, groups, kwargs)
         found = self._output(args, kwargs)
         self.check_output(found)
-        answer: Tensor = self.ending(found, self.thresholds(None if member is None else member.to(found.device), len(found)))
-        return answer
+        return self.ending(found, self.thresholds(self.placed(member, found), len(found)))  # type: ignore[no-any-return]
 
     def _output(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
         """What scores are computed from; without a model it may come as an array or a frame."""
