@@ -31,8 +31,6 @@ GAP = 1e-10
 MEETS = 1e-6
 #: A step goes so far towards the nearest bound.
 REACH = 0.99995
-#: Products with a design of up to so many numbers take one thread.
-ONE_THREAD = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -150,7 +148,7 @@ def _interior(
     design = torch.cat([design, torch.eye(count, dtype=torch.float64, device=weight.device)])
     cell, h = torch.cat([cell, own], 1), torch.cat([scores, scores.new_zeros(many, count)], 1)
     w, b = torch.cat([weight, 2.0 * slack], 1), linear + slack
-    with one_thread(design.numel() <= ONE_THREAD):
+    with one_thread():
         theta, gap, steps = _steps(enough, *(t.cpu().numpy() for t in (design, h, cell, w, b, start)))
     return Solution(torch.from_numpy(theta).to(weight.device), torch.from_numpy(gap).to(weight.device), steps)
 
