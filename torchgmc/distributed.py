@@ -21,6 +21,8 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import torch
 from torch import Tensor, distributed as dist
 
+from torchgmc.engine.modes import calm
+
 if TYPE_CHECKING:
     from torchgmc.heads.base import Head
 
@@ -222,7 +224,7 @@ def pooled(calibrate: Method) -> Method:
                 twin.observed = reduce(self.observed, "", self.fitted.device)
             # A calibrate that calls another's must not add the ranks up twice.
             stays = stays or _SCATTERED.get()  # or the rows of the one that calls stay
-            with together() if stays else contextlib.nullcontext(), local(), _being(_SCATTERED, stays):
+            with together() if stays else contextlib.nullcontext(), local(), _being(_SCATTERED, stays), calm(twin.statistics):
                 calibrate(twin, *args, **kwargs)
         # What was observed stays the head's own: another thread may have added to it meanwhile.
         self.__dict__.update({name: value for name, value in twin.__dict__.items() if name not in ("_parts", "observed")})

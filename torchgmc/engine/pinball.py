@@ -19,7 +19,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from torchgmc.engine.modes import one_thread
+from torchgmc.engine.modes import calm
 
 Array = npt.NDArray[Any]
 #: Scores in one problem; of more, those near their threshold are kept and the rest is added to the linear part.
@@ -148,7 +148,7 @@ def _interior(
     design = torch.cat([design, torch.eye(count, dtype=torch.float64, device=weight.device)])
     cell, h = torch.cat([cell, own], 1), torch.cat([scores, scores.new_zeros(many, count)], 1)
     w, b = torch.cat([weight, 2.0 * slack], 1), linear + slack
-    with one_thread():
+    with calm():
         theta, gap, steps = _steps(enough, *(t.cpu().numpy() for t in (design, h, cell, w, b, start)))
     return Solution(torch.from_numpy(theta).to(weight.device), torch.from_numpy(gap).to(weight.device), steps)
 

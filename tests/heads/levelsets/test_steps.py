@@ -1,6 +1,5 @@
 """Level sets: the incremental search, merged logs, exact sums, and the small lasso."""
 
-import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
@@ -87,18 +86,3 @@ def test_level_sets_are_closed_below():
     probs = torch.tensor([[0.0], [0.1], [0.25], [0.5], [0.7], [1.0]], dtype=torch.float64)
     assert levels(levelsets.coordinates(probs, False), edges, False)[:, 0].tolist() == [0, 1, 2, 5, 7, 9]
     assert levels(levelsets.coordinates(probs, True), equal_width(10, True, True), True)[:, 0].tolist() == [0, 1, 2, 5, 7, 9]
-
-
-def test_calm_gives_the_threads_back():
-    before = torch.get_num_threads()
-    try:
-        torch.set_num_threads(2)
-        with levelsets.calm(torch.ones(3, 2)):
-            assert torch.get_num_threads() == 1
-        with pytest.raises(ValueError, match="inside"), levelsets.calm(torch.ones(3, 2)):
-            raise ValueError("inside")
-        assert torch.get_num_threads() == 2
-        with levelsets.calm(torch.ones(1, 1).expand(levelsets.ONE_THREAD + 1, 1)):
-            assert torch.get_num_threads() == 2
-    finally:
-        torch.set_num_threads(before)

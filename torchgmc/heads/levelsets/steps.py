@@ -7,9 +7,7 @@ any order, and an example ends in the same level set in any batch, format or pre
 """
 
 import functools
-import math
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from typing import TypeAlias
 
 import torch
@@ -17,7 +15,6 @@ from torch import Tensor
 
 from torchgmc import projections
 from torchgmc.engine.float64 import wide
-from torchgmc.engine.modes import one_thread
 from torchgmc.engine.statistics import Bits
 
 #: Unit of the coordinates z of a probability, and of the steps taken in it.
@@ -28,8 +25,6 @@ LARGEST = 512.0
 TINY = 2.0**-40
 #: Rows handled at a time, so that temporaries stay in a core's cache.
 ROWS = 1 << 13
-#: Entries of a membership up to which one thread is as fast as two.
-ONE_THREAD = 1 << 23
 
 
 def snap(x: Tensor, unit: float = FINE) -> Tensor:
@@ -272,11 +267,6 @@ def blocks(count: int, rows: int = ROWS) -> list[slice]:
 
 
 Members: TypeAlias = Tensor | Membership
-
-
-def calm(member: Tensor | Bits) -> AbstractContextManager[None]:
-    """One thread inside, for a small problem on the CPU."""
-    return one_thread(member.device.type == "cpu" and math.prod(member.shape) <= ONE_THREAD)
 
 
 def cell_sums(member: Members, values: Tensor, level: Tensor | None = None, bins: int = 1, start: int = 0) -> Tensor:

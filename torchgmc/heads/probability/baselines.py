@@ -11,7 +11,6 @@ from torch import Tensor
 from torchgmc.distributed import pooled
 from torchgmc.engine.values import Names
 from torchgmc.heads.contract import EVERYONE
-from torchgmc.heads.levelsets import steps as levelsets
 from torchgmc.heads.levelsets.problem import check_masses
 from torchgmc.heads.probability import solver as probabilities
 from torchgmc.heads.probability.head import ProbabilityHead
@@ -54,24 +53,23 @@ class Scaling(ProbabilityHead):
         """Find slope and offset; accepts the options of a head's ``calibrate`` and ignores them."""
         examples = self.seen().unpacked(self.num_groups)
         began = time.perf_counter()
-        with levelsets.calm(examples.member):
-            everyone = self.lacks_everyone(examples.member)
-            sample = probabilities.Sample(examples, self._promise(examples.z.device, everyone))
-            check_masses(sample.mass[1:], self.groups)
-            columns = Columns(sample.member, sample.z, sample.y, sample.share, False, True)
-            none = torch.full(columns.shape, math.inf, dtype=torch.float64, device=sample.z.device)
-            price = self._price(sample.member[:], none)
-            theta = minimise(columns, torch.zeros_like(price), price, None, 50, 1e-6)
-            before = sample.measure(sample.z)
-            z, offsets, slopes = sample.apply(theta)
-            after = sample.measure(z)
-            history = [float(m.violation[1:].abs().max()) for m in (before, after)]
-            tables = offsets.new_zeros(0, len(offsets), self.num_bins, self.columns)
-            found = probabilities._Attempt(1.0, offsets, slopes, tables, z, after, history, "converged")
-            static = Found(theta, math.nan, torch.zeros(0), True)
-            names = Names([*self.groups, EVERYONE] if everyone else self.groups, self._cells(True))
-            report = probabilities._report(sample, before, found, static, 1, names, time.perf_counter() - began)
-            report = dataclasses.replace(report, message=f"{self.fitted_in_words}; level sets are not fitted.")
+        everyone = self.lacks_everyone(examples.member)
+        sample = probabilities.Sample(examples, self._promise(examples.z.device, everyone))
+        check_masses(sample.mass[1:], self.groups)
+        columns = Columns(sample.member, sample.z, sample.y, sample.share, False, True)
+        none = torch.full(columns.shape, math.inf, dtype=torch.float64, device=sample.z.device)
+        price = self._price(sample.member[:], none)
+        theta = minimise(columns, torch.zeros_like(price), price, None, 50, 1e-6)
+        before = sample.measure(sample.z)
+        z, offsets, slopes = sample.apply(theta)
+        after = sample.measure(z)
+        history = [float(m.violation[1:].abs().max()) for m in (before, after)]
+        tables = offsets.new_zeros(0, len(offsets), self.num_bins, self.columns)
+        found = probabilities._Attempt(1.0, offsets, slopes, tables, z, after, history, "converged")
+        static = Found(theta, math.nan, torch.zeros(0), True)
+        names = Names([*self.groups, EVERYONE] if everyone else self.groups, self._cells(True))
+        report = probabilities._report(sample, before, found, static, 1, names, time.perf_counter() - began)
+        report = dataclasses.replace(report, message=f"{self.fitted_in_words}; level sets are not fitted.")
         self._write(offsets, None, None)
         self.slopes.copy_(slopes)
         self.mark_fitted(report, everyone)

@@ -269,25 +269,24 @@ class ProbabilityHead(Learning):
         """
         self.check_solver(solver, eta, max_iter)
         examples = self.seen().unpacked(self.num_groups, self.learns or solver != "exact")
-        with levelsets.calm(examples.member):
-            if solver == "exact":
-                everyone = self.lacks_everyone(examples.member)
-                promise, width = self._promise(examples.z.device, everyone), self.high - self.low
-                names = Names([*self.groups, EVERYONE] if everyone else self.groups, self._cells(True))
-                fit = probabilities.fit_each if self.multilabel else probabilities.fit
-                known = self.learns and not self.multilabel and self._learn_from_some(examples)
-                grow = self._known if known else self._grow if self.learns else None
-                found = fit(examples, promise, max_iter or 100, names, grow)
-                self._write(found.offsets, found.tables, None)
-                self.slopes.copy_(found.slopes)
-                self.write_trees(found.trees, examples.features.shape[1], known)
-                if found.trees is not None and not known:
-                    before, after = (self._f(z) for z in (examples.z, found.z))
-                    values = [width * part for part in (after - before, before - examples.y, after - examples.y)]
-                    self.write_rules(found.trees, values, examples, (-width, width))
-                self.mark_fitted(found.report, everyone)
-            else:
-                self._take_fixed_steps(examples, solver, eta, max_iter)
+        if solver == "exact":
+            everyone = self.lacks_everyone(examples.member)
+            promise, width = self._promise(examples.z.device, everyone), self.high - self.low
+            names = Names([*self.groups, EVERYONE] if everyone else self.groups, self._cells(True))
+            fit = probabilities.fit_each if self.multilabel else probabilities.fit
+            known = self.learns and not self.multilabel and self._learn_from_some(examples)
+            grow = self._known if known else self._grow if self.learns else None
+            found = fit(examples, promise, max_iter or 100, names, grow)
+            self._write(found.offsets, found.tables, None)
+            self.slopes.copy_(found.slopes)
+            self.write_trees(found.trees, examples.features.shape[1], known)
+            if found.trees is not None and not known:
+                before, after = (self._f(z) for z in (examples.z, found.z))
+                values = [width * part for part in (after - before, before - examples.y, after - examples.y)]
+                self.write_rules(found.trees, values, examples, (-width, width))
+            self.mark_fitted(found.report, everyone)
+        else:
+            self._take_fixed_steps(examples, solver, eta, max_iter)
         return self
 
     def _take_fixed_steps(self, examples: ProbabilityStatistics, solver: str, eta: float | None, max_iter: int | None) -> None:

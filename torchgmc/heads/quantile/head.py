@@ -222,8 +222,7 @@ class QuantileHead(Learning):
         seen: QuantileStatistics = self.seen("score")
         examples = seen
         if self.finite_sample:
-            with levelsets.calm(examples.member):
-                return self._tabulate(examples, solver)
+            return self._tabulate(examples, solver)
         unit = quantiles.grid_unit(examples.scores)
         if self.learns:
             if solver != "exact":
@@ -236,11 +235,10 @@ class QuantileHead(Learning):
         low, high = self.range or (extremes(examples.scores) if self.num_bins > 1 else (0.0, 1.0))
         edges = low + (high - low) * torch.arange(1, self.num_bins, dtype=torch.float64) / self.num_bins
         edges = levelsets.snap(edges.to(examples.scores.device), unit)
-        with levelsets.calm(examples.member):
-            if solver == "exact":
-                report, everyone = self._exact(examples, seen, edges, unit, max_iter or EXACT_STEPS)
-            else:
-                report, everyone = self._fixed(examples, edges, unit, solver, eta, max_iter), False
+        if solver == "exact":
+            report, everyone = self._exact(examples, seen, edges, unit, max_iter or EXACT_STEPS)
+        else:
+            report, everyone = self._fixed(examples, edges, unit, solver, eta, max_iter), False
         self.unit.fill_(unit)
         self.edges.copy_(edges)
         if self.learns and found is not None:
