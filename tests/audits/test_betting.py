@@ -186,3 +186,39 @@ def test_shares_make_the_sum_of_powers_of_lengths_least_and_depend_on_nothing_of
             moved[a], moved[b] = moved[a] + 0.02 * (a != b), moved[b] - 0.02 * (a != b)
             if bool((moved > 0).all()):
                 assert worst(moved.view(2, 3)) >= least - 2e-3
+
+
+@pytest.mark.parametrize("rest", [0.0, 0.1, 0.9, 1.0])
+@pytest.mark.parametrize("n", [30, 300])
+def test_jumps_are_bet_on_up_to_the_ends_of_the_range(n: int, rest: float, monkeypatch):
+    """Of two values, seen never, sometimes or always: no capital is NaN, and what is rejected is what lies far enough away."""
+    plain, found = torch.log1p, []
+
+    def watched(x: torch.Tensor) -> torch.Tensor:
+        found.append(plain(x))
+        return found[-1]
+
+    monkeypatch.setattr(torch, "log1p", watched)
+    y = (torch.arange(n)[:, None] * 7 % n < torch.tensor([0, n // 10, n // 2, n])).double()
+    units, near = units_of(y, rest=rest, jumps=True), torch.tensor([0.0, 1e-12, 1e-9, 1e-7, 1e-5, 1e-3, 0.1]).double()
+    mean = torch.cat([near, torch.linspace(0.2, 0.8, 13).double(), 1 - near.flip(0)]).expand(4, -1)
+    for up in (True, False):
+        rejected = units.rejects(mean, torch.full((mean.shape[1],), up), torch.full((mean.shape[1],), 0.05))
+        rejected = rejected if up else rejected.flip(1)
+        assert bool((rejected.long().diff(dim=1) <= 0).all())  # from the far end on, then no more
+        assert bool(rejected[2, 0]) and not bool(rejected[0 if up else 3].any())
+    low, high = units.ends(torch.tensor([0.05]))[..., 0]
+    assert float(high[2]) < 0.8 and float(low[2]) > 0.2 and float(high[0]) < 0.13 and float(low[3]) > 0.87
+    assert not any(bool(part.isnan().any()) for part in found)
+
+
+@pytest.mark.parametrize("up", [True, False])
+def test_no_bet_is_on_the_hypothesis(up: bool, monkeypatch):
+    """Capital that was nearly lost, where H is true by far, is not won back by bets on H: then it could grow under H."""
+    plain, bets = torch.log1p, []
+    monkeypatch.setattr(torch, "log1p", lambda x: (bets.append(x.double()), plain(x))[1])
+    y = (torch.rand(3000, 50, generator=torch.Generator().manual_seed(0)) < 0.1).double()
+    units = units_of(1.0 - y if up else y, rest=float(up), jumps=True)  # most units are at the rest, which is what H denies
+    units.rejects(torch.full((50, 1), 0.95 if up else 0.05).double(), torch.tensor([up]), torch.tensor([0.05]))
+    of_rest = [x for x in bets if x.shape == (50, 1)]
+    assert len(of_rest) >= betting.BLOCKS and all(bool((x >= 0).all()) for x in of_rest)

@@ -171,8 +171,8 @@ class Units:
                 q = torch.special.ndtri(price.exp())
                 after = q - shift[k]
                 if lost is not None:
-                    after = torch.where(lost, _after_jump(q, jumps[k], bottom / skew.abs()), after)
-                bet = (torch.expm1(torch.special.log_ndtr(after) - price) * share[k]).clamp_(-most, most)
+                    after = torch.where(lost, _after_jump(q, jumps[k], loss[k] / skew.abs()), after)
+                bet = (torch.expm1(torch.special.log_ndtr(after) - price).clamp_max_(0.0) * share[k]).clamp_(-most, most)
                 # log1p is concave: log(1 + b U) >= U log(1 + b), with equality where U is 1
                 capital = capital + self.others[1, first + k][:, None] * torch.log1p(bet * rest)
                 if odds is not None:

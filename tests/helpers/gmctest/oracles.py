@@ -115,9 +115,9 @@ def bet(
             skew = math.copysign(max(abs(1 - 2 * rest), 0.05), 1 - 2 * rest)
             sums = [sum(part) for part in zip(*units[:place], strict=True)] or [0.0, 0.0]
             more = skew * (mean * (prior + sums[1]) - prior * rest - sums[0]) / (prior + len(seen)) * max(n - place, 1)
-            after = after_jump(normal.inv_cdf(price), (spread**2 + max(more, 0.0)) / skew**2, bottom / abs(skew))
+            after = after_jump(normal.inv_cdf(price), (spread**2 + max(more, 0.0)) / skew**2, loss / abs(skew))
         share = (1 - normal.cdf(after) / price) / loss
-        share = min(share, most / bottom)
+        share = min(max(share, 0.0), most / bottom)
         while place < (1 - (1 - (block + 1) / blocks) ** 2) * n - 1e-9 and place < n:
             a, u, event = units[place]
             sign = share if up else -share
