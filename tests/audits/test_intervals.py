@@ -253,3 +253,43 @@ def test_few_units_lose_little_by_few_blocks(n: int) -> None:
     ends = tests.quick().ends(torch.full((2, 6, 1), 0.05 / 6, dtype=torch.float64))
     many = ((most - least)[:, None] * (ends[1] - ends[0])).view_as(estimate)
     assert bool(((high - low) <= 1.06 * many).all())
+
+
+def scaled(factor, known=False, equal=False, n=300, clustered=False, two=False, **options):
+    """Rows whose weights are multiplied by this; ``known``: variances of other data."""
+    who, s, cluster, weight = draw(n, 3, 1, holes=not options.get("relative"))
+    who[:20] = True
+    s = torch.where(s > 0, 0.6, torch.where(s <= 0, -0.4, s)) if two else s
+    weight = torch.ones_like(weight) if equal else weight
+    more = {"variance": torch.tensor([[0.03], [0.02]]).double(), "tail": torch.tensor([0.5]).double()} if known else {}
+    return rows_of(who, s, (-0.4, 0.6), factor * weight, cluster if clustered else None, two_valued=two, **more, **options)
+
+
+def same(one, two):
+    for first, second in zip(vars(one).values(), vars(two).values(), strict=True):
+        torch.testing.assert_close(first, second, atol=1e-9, rtol=0)
+
+
+@pytest.mark.parametrize("conditional", [False, True])
+@pytest.mark.parametrize("known", [False, True])
+@pytest.mark.parametrize("equal", [False, True])
+def test_weights_count_relative_to_their_mean(equal, known, conditional):
+    """Three times the weights, or a tenth, are the same weights: intervals, bounds and verdicts do not change."""
+    for kind in ({}, {"two": True}, {"relative": True}, {"clustered": True}):
+        for factor, method in ((3.0, "exact"), (0.1, "asymptotic")):
+            same(*(scaled(f, known, equal, 120, **kind).judge(0.1, 0.05, conditional, method) for f in (1.0, factor)))
+
+
+@pytest.mark.parametrize("conditional", [False, True])
+def test_histograms_do_not_depend_on_the_scale_of_weights(conditional, monkeypatch):
+    monkeypatch.setattr(intervals, "MOST_ROWS", 250)
+    plain = scaled(1.0, True, True).judge(0.1, 0.05, conditional)
+    for factor in (3.0, 0.1):
+        same(plain, scaled(factor, True, True).judge(0.1, 0.05, conditional))
+    rows = scaled(1.0, True, True)
+    without = torch.cat([rows.weight.new_zeros(1), rows.weight])  # an example of weight 0, which is none
+    s, who = (torch.cat([part[:1], part]) for part in (rows.s.masked_fill(~rows.counts, math.nan), rows.who))
+    none, tail = torch.zeros(len(s), 0, dtype=torch.int64), {"variance": rows.variance, "tail": rows.tail}
+    for order in (torch.arange(301), torch.arange(301).flip(0)):
+        found = intervals.Rows.of(s, who, without, none, (-0.4, 0.6), order=order, **tail)
+        same(plain, found.judge(0.1, 0.05, conditional))

@@ -105,3 +105,18 @@ def test_the_largest_cluster_of_calibration_bounds_those_of_an_audit():
     assert gmc.Monitor(head).cluster_size == 3.0
     samples = gmc.ProbabilityHead(0.05, bins=None).fit(torch.rand(90), torch.rand(90) < 0.5, clusters=torch.arange(90) // 5)
     assert float(samples.largest_cluster) == 5.0
+
+
+@pytest.mark.parametrize("name", ["threshold", "threshold-exact", "probability", "quantile"])
+def test_three_times_the_weights_are_the_same_weights(name):
+    """In the calibration data or in the audit, whose bets follow the variances of the first."""
+    entry = {e.name: e for e in ZOO}[name]
+    weight = torch.rand(200, generator=torch.Generator().manual_seed(5)).double() + 0.2
+    first, second = (entry.make().fit(*entry.data(200, 0).observe, weight=factor * weight) for factor in (1.0, 3.0))
+    torch.testing.assert_close(first.variance, second.variance, rtol=1e-6, atol=0)
+    fresh = entry.data(200, 1).observe
+    for head, factor in ((first, 3.0), (first, 0.1), (second, 0.1)):
+        one, two = first.audit(*fresh, weight=weight).table, head.audit(*fresh, weight=factor * weight).table
+        assert one["verdict"] == two["verdict"]
+        for key in ("estimate", "low", "high", "bound"):
+            assert two[key] == pytest.approx(one[key], abs=1e-6)

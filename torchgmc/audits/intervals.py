@@ -75,22 +75,22 @@ class Rows:
     @classmethod
     def of(cls, s: Tensor, who: Tensor, weight: Tensor, cluster: Tensor, bounds: Bounds, **options: Any) -> "Rows":
         """From rows in any order, or with an ``order`` that does not depend on s; s is NaN where an example has none."""
-        s = s.double()
+        s, weight = s.double(), weight.double()
         counts = ~s.isnan() & (weight > 0)[:, None]
         s = torch.where(counts, s, torch.zeros((), dtype=s.dtype, device=s.device))
         if options.get("relative"):
             counts = counts.all(1, keepdim=True).expand_as(counts)
         low, high = (torch.as_tensor(b, dtype=torch.float64, device=s.device).expand(s.shape[1]) for b in bounds)
         scale = (high - low).clamp_min(1e-300)
-        # Numbers that differ by rounding, as they do between sizes of batches, are the same content.
-        content = ((s / scale) * 2.0**36).round(), counts, who, weight.float(), cluster
+        # Numbers that differ by rounding, as they do between sizes of batches, are the same content, whatever weights add up to.
+        content = ((s / scale) * 2.0**36).round(), counts, who, (weight / weight.mean()).float(), cluster
         soft = who.is_floating_point() and bool(((who > 0) & (who < 1)).any())
         many = len(s) > MOST_ROWS and cluster.shape[1] == 0 and not options.get("relative") and not soft
         many = many and bool((weight == weight[0]).all())
         order = options.pop("order", None)
         if order is None:
             order = torch.arange(len(s), device=s.device) if many else shuffled(*content)
-        member, weight = who.double() if soft else who > 0, weight.double()
+        member = who.double() if soft else who > 0
         if cluster.shape[1]:  # in the order of their ids, permuted
             place, count = codes(cluster)
             cluster = shuffled(torch.arange(count, device=place.device))[place][:, None]
@@ -211,8 +211,9 @@ class Rows:
         a = torch.minimum(a.clamp_min(0.0), sizes[row, which[g]])
         spread = None
         if self.variance is not None and not (self.relative and self.weighted):
-            # The estimate is a sum over units, divided by the total of the view: its variance times the square of that.
-            spread = self.variance.flatten() * (self.total / (2 if self.relative else 1)).repeat(self.who.shape[1])
+            # Of n units of mean weight w (n / 2 pairs: of w^2); the estimate is their sum, divided by that of their weights.
+            n, power = self.counts.double().sum(0).clamp_min(1.0), 2 if self.relative else 1
+            spread = self.variance.flatten() * (n / power * (self.total / n) ** (2 * power)).repeat(self.who.shape[1])
             spread = spread / (most * (high - low)).square()
             spread = steady(spread.view(-1, self.s.shape[1])).flatten() if self.levels else spread
         inside = total(self.counts.any(1, keepdim=True).double(), self.cluster) > 0 if everybody else None
@@ -275,8 +276,7 @@ class Rows:
             least = torch.where(sure[2], least, least.clamp_max(alpha))
             most = torch.where(sure[2], most, most.clamp_min(-alpha))
         verdict = torch.where(sure[2], 2, torch.where(sure[1], 1, 0))
-        parts = (middle, least, most, bound, verdict)
-        return Judged(*(part.view(shape) for part in parts))
+        return Judged(*(part.view(shape) for part in (middle, least, most, bound, verdict)))
 
     def table(self, alpha: float | None, delta: float, conditional: bool, method: str = "exact") -> dict[str, Tensor]:
         """Share of all weight, examples and mean s of each g, and what :meth:`judge` knows, by name, ``(a, u)`` each."""
@@ -376,13 +376,13 @@ class Rows:
             rows = slice(start, start + step)
             inside = self.who[rows, None, :] & self.counts[rows, :, None]
             add((self.s[rows] - low) / (high - low), inside.double())
-        size = self.count if conditional else self.total.expand(count, -1) / self.weight[0]
+        size = self.count if conditional else self.counts.sum(0).expand(count, -1)
         if not conditional:  # the others, whose 1_A s is 0
             add((-low / (high - low))[None], (size - self.count).T[None].contiguous())
         low, high = low.repeat(count), high.repeat(count)
         variance = torch.zeros_like(low)
         if self.variance is not None:
-            variance = self.variance.flatten() * self.total.repeat(count) / (size.flatten() * (high - low).square())
+            variance = self.variance.flatten() * self.counts.sum(0).repeat(count) / (size.flatten() * (high - low).square())
         table = table.view(nodes + 1, columns, count).transpose(1, 2).flatten(1)
         return betting.Histogram(table, variance.nan_to_num(0.0)), low, high
 
