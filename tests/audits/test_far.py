@@ -46,7 +46,7 @@ def planned(seed: int, conditional: bool) -> tuple[Units, far.Plan]:
 
 def test_the_ends_are_the_farthest_over_all_shares_of_far_values():
     """Mass-weighted: a plain loop over e, with the mean of near units on their own range, and what far ones can add to it."""
-    units, plan = planned(1, False)
+    units, plan = planned(6, False)
     low, high = plan.near
     width, found = high - low, plan.ends(units)
     near = Units(

@@ -30,3 +30,13 @@ def test_small_sets_are_dealt_as_ever():
     x = torch.rand(101, 3, generator=torch.Generator().manual_seed(0))
     assert torch.equal(folds.places(x).place % 5, folds.deal(5, x))
     assert len(folds.places(x[:0]).place) == 0
+
+
+def test_a_permutation_by_content_is_one_of_the_rows_as_a_set():
+    x = torch.randint(0, 3, (500, 2), generator=torch.Generator().manual_seed(0)).double()
+    other = x[torch.randperm(500, generator=torch.Generator().manual_seed(1))]
+    assert torch.equal(x[folds.shuffled(x, seed=None)], other[folds.shuffled(other, seed=None)])
+    assert folds.shuffled(x, seed=None).unique().equal(torch.arange(500))
+    ones = [(torch.arange(500)[:, None] < k).double() for k in (200, 201)]  # one row differs
+    first, second = (rows[folds.shuffled(rows, seed=None)] for rows in ones)
+    assert int((first != second).sum()) > 100

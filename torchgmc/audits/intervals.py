@@ -89,7 +89,7 @@ class Rows:
         many = many and bool((weight == weight[0]).all())
         order = options.pop("order", None)
         if order is None:
-            order = torch.arange(len(s), device=s.device) if many else shuffled(*content)
+            order = torch.arange(len(s), device=s.device) if many else shuffled(*content, seed=None)
         member = who.double() if soft else who > 0
         if cluster.shape[1]:  # in the order of their ids, permuted
             place, count = codes(cluster)

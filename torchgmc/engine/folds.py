@@ -22,17 +22,17 @@ EQUAL, ALIKE = 1 << 12, 16
 RANGE = 1 << 40
 
 
-def shuffled(*parts: Tensor, seed: int = 0) -> Tensor:
+def shuffled(*parts: Tensor, seed: int | None = 0) -> Tensor:
     """The order in which examples are taken: by content, then permuted; a function of the set of rows only.
 
-    ``parts``: tensors with one row per example, ``(n, ...)``. ``seed``: of the permutation.
+    ``parts``: tensors with one row per example, ``(n, ...)``. ``seed``: of the permutation; None: the content decides.
 
     Example:
         >>> x = torch.tensor([3.0, 1.0, 2.0, 1.0])
         >>> torch.equal(x[shuffled(x)], x.flip(0)[shuffled(x.flip(0))])
         True
     """
-    return permuted(hashing.row_keys(*parts), seed)
+    return permuted(keys := hashing.row_keys(*parts), int(keys.sum() >> 32) if seed is None else seed)
 
 
 def permuted(keys: Tensor, seed: int = 0) -> Tensor:
