@@ -63,3 +63,17 @@ def test_how_often_all_hold(relative):
         found = rows_of(who, s, (0.0, 1.0), relative=relative).judge(None, 0.05, False, "asymptotic")
         held += bool(((found.low <= truth) & (truth <= found.high)).all())
     assert 0.9 * 200 <= held <= 199
+
+
+@pytest.mark.parametrize("levels", [False, True])
+def test_of_two_values_the_rarer_one_counts(levels):
+    """20 misses among 400 values that are all other than 0 are few, whatever their skewness; 45 are enough."""
+    miss = torch.tensor([20, 45]) > torch.arange(400)[:, None]  # a group each
+    s = torch.cat([miss[:, 0], miss[:, 1]]).double() - 0.1
+    who = torch.eye(2).bool().repeat_interleave(400, 0)
+    rows = rows_of(who, s, (-0.1, 0.9), two_valued=not levels, levels=levels)
+    normal = rows._normal(True, rows.estimates(True))
+    assert bool((normal.skew.abs() < 0.3).all()) and normal.fits.tolist() == [False, True]
+    exact, found = (rows.judge(None, 0.05, True, method) for method in ("exact", "asymptotic"))
+    assert torch.equal(exact.low[0], found.low[0]) and torch.equal(exact.high[0], found.high[0])
+    assert not torch.equal(exact.low[1], found.low[1])

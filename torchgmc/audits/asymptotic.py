@@ -24,7 +24,7 @@ class Normal:
     """Standard errors, skewness and joint law of G estimates.
 
     ``influence``: what each unit adds to each estimate, ``(m, G)``, of mean about 0. ``estimate``: ``(G,)``. ``values``: how
-    many s of each are not 0, ``(G,)``.
+    many s of each are not 0, or have the rarer sign, ``(G,)``.
     """
 
     def __init__(self, influence: Tensor, estimate: Tensor, values: Tensor) -> None:

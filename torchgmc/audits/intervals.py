@@ -399,7 +399,8 @@ class Rows:
         else:
             part = part / self.total - share[:, None] * (estimate / self.total)
         values = total(part.flatten(1).nan_to_num(0.0), self.cluster)
-        count = ((self.who > 0).double().T @ (self.s != 0).double()).flatten()
+        above, below = ((self.who > 0).double().T @ sign.double() for sign in (self.s > 0, self.s < 0))
+        count = (torch.minimum(above, below) if self.two_valued or self.levels else above + below).flatten()
         return asymptotic.Normal(values * len(values), estimate.flatten().nan_to_num(0.0), count)
 
 

@@ -114,7 +114,7 @@ def audit(
         conditional: judge each group's own deviation (True) or the mass-weighted one (False); by default like the head.
         method: ``"exact"`` holds for every number of examples and every distribution; ``"asymptotic"`` holds for many examples
             and is narrower, above all for small probabilities as in text. Groups that it does not fit (fewer than 30 values
-            other than 0, or skewed) keep the exact intervals. The certificate names it.
+            other than 0, or 30 misses, or skewed) keep the exact intervals. The certificate names it.
         cluster_size: largest number of examples (or weight) of a cluster, known in advance; only with ``clusters`` in the
             batches, which say which examples belong together: a cluster counts as one independent draw.
 
