@@ -68,7 +68,7 @@ def phantom_thresholds(data: Folded, target: float, patterns: Tensor, covers: bo
     scores, cell, weight, mass = data.scores[order], data.cell[order], data.weight.sum(0)[order], data.mass.sum(0)
     design, rows = (torch.cat([torch.ones_like(m[:, :1]), m], 1).double() for m in (data.member, patterns))
     low, high = float(scores[0]), float(scores[-1])
-    width = max(high - low, abs(high) * 1e-9, 1e-12)
+    width = max(high - low, abs(high) * 1e-9, 1e-290)
     problem = Pinball(scores, cell, design)
     linear = target * (mass @ design)
     start = torch.zeros(1, design.shape[1], dtype=torch.float64, device=design.device)
