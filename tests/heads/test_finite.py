@@ -24,6 +24,34 @@ def draw(n, seed):
     return torch.randn(n, generator=rng).abs().double() * torch.exp(groups[:, 0].double() - 0.5 * groups[:, 1]), groups
 
 
+def test_a_score_at_its_threshold_over_a_start_is_covered():
+    """-3 + (0.3 + 3) is below 0.3: all scores of 0.3 were lost, and with them the guarantee (0.65 for 0.8)."""
+    covered = []
+    for seed in range(100):
+        scores = (
+            torch.where(torch.rand(340, generator=torch.Generator().manual_seed(seed)) < 0.3, 0.3, -0.7).double().round(decimals=1)
+        )
+        base = torch.full_like(scores, -3.0)
+        head = gmc.QuantileHead(0.8, None, finite_sample=True).fit(scores[:40], base=base[:40])
+        assert torch.equal(
+            head.covers(scores, None, base), scores <= gmc.QuantileHead(0.8, None, finite_sample=True).fit(scores[:40])()
+        )
+        covered.append(float(head.covers(scores[40:], None, base[40:]).double().mean()))
+    assert sum(covered) / 100 > 0.8
+
+
+@pytest.mark.parametrize("power", [-100, 100])
+def test_the_unit_of_scores_does_not_matter(power):
+    """Densities of 1e-30 are scores too: a pattern that no finite threshold serves has none there either."""
+    scores, groups = draw(60, 1)
+    for target in (0.8, 0.96):
+        head, other = (
+            gmc.QuantileHead(target, None, ["a", "b"], finite_sample=True).fit(scores * s, groups) for s in (1, 2.0**power)
+        )
+        assert torch.equal(other.table, head.table * 2.0**power)
+    assert 0 < int(head.table.isinf().sum()) < 4
+
+
 def test_each_pattern_is_the_fit_with_a_phantom():
     """Solve n + 1 examples from scratch for each pattern; thresholds differ by less than the next score."""
     scores, groups = draw(150, 0)

@@ -386,13 +386,12 @@ class QuantileHead(Learning):
         own = examples.has_base()
         residual = examples.scores - examples.base if own else examples.scores
         cell, patterns = pattern_ids(examples.member)
-        weight = examples.weight[None]
-        mass = weight.new_zeros(1, len(patterns)).index_add_(1, cell, weight)
-        data = Folded(residual, cell, weight, mass, patterns, float(examples.rows))
+        mass = torch.bincount(cell, examples.weight, len(patterns))[None]
+        data = Folded(residual, cell, examples.weight[None], mass, patterns, float(examples.rows))
         known = finite.wanted_patterns(self.groups, patterns, self.patterns)
-        table = finite.phantom_thresholds(data, self.target, known, covers=True)
-        self.known, self.table = known.to(self.offsets.device), table[:, None].to(self.offsets.device)
         unit = quantiles.grid_unit(examples.scores)
+        table = finite.phantom_thresholds(data, self.target, known, covers=True) + 2.0 * unit * own  # rounding loses no score
+        self.known, self.table = known.to(self.offsets.device), table[:, None].to(self.offsets.device)
         everyone = self.lacks_everyone(examples.member)
         z = self._begin(examples, unit)[1]
         before = self._problem(examples, z, self.edges[:0].to(z.device), unit, everyone)
