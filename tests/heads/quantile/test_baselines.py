@@ -85,3 +85,19 @@ def test_a_tree_in_place_of_the_target_is_the_conformal_of_trees(tmp_path):
     gmc.save(gmc.baselines.SplitConformal(0.9).fit(scores), tmp_path / "head.safetensors")
     loaded = gmc.load(tmp_path / "head.safetensors")
     assert isinstance(loaded, gmc.baselines.SplitConformal) and float(loaded()) == 18.0
+
+
+def test_weights_and_clusters_count_in_the_rank():
+    """A row of weight 2 is that row twice in one cluster, the unit of weights is nothing, and a weight of 0 is no row."""
+    rng = torch.Generator().manual_seed(3)
+    scores, groups = torch.randn(120, generator=rng).double(), torch.rand(120, 2, generator=rng) < 0.6
+    weight, ids = torch.randint(0, 4, (120,), generator=rng), torch.arange(120) // 2
+    seen = weight > 0
+    groups[:2], rows = torch.tensor([[True, False], [False, True]]), torch.arange(120).repeat_interleave(weight)
+    for kind in (gmc.baselines.SplitConformal, gmc.baselines.MondrianConformal):
+        head, again = (kind(0.7, groups=["a", "b"]) for _ in range(2))
+        head.fit(scores, groups, weight=weight.double() * 0.3, clusters=ids)
+        again.fit(scores[rows], groups[rows], clusters=ids[rows])
+        assert torch.equal(head(groups[seen]), again(groups[seen]))
+        each = again.fit(scores[rows], groups[rows])(groups[seen])
+        assert bool((head(groups[seen]) >= each).all() & (head(groups[seen]) > each).any())  # fewer count, higher ranks

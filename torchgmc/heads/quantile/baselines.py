@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from torchgmc.distributed import pooled
+from torchgmc.engine.clusters import codes, total as total_of
 from torchgmc.engine.offsets import crossing
 from torchgmc.engine.solver import Report, reached
 from torchgmc.groups.cells import pattern_ids
@@ -58,7 +59,8 @@ class SplitConformal(QuantileHead):
     def calibrate(self, solver: str = "exact", eta: float | None = None, max_iter: int | None = None) -> "SplitConformal":
         """Find the threshold; accepts the options of a head's ``calibrate`` and ignores them."""
         examples, residual = _residuals(self)
-        number = float(examples.weight.sum().square() / examples.weight.square().sum())
+        whole = total_of(examples.weight[:, None], examples.cluster)  # of clusters
+        number = float(whole.sum().square() / whole.square().sum())
         rank = int(finite.conformal_rank(torch.tensor(number), self.target))
         if rank > number + 1e-9:
             raise ValueError(
@@ -100,10 +102,15 @@ class MondrianConformal(QuantileHead):
         cell, patterns = pattern_ids(examples.member)
         order = residual.argsort()
         order = order[cell[order].argsort(stable=True)]
-        count = torch.bincount(cell, minlength=len(patterns))
-        rank = finite.conformal_rank(count, self.target)
-        place = (count.cumsum(0) - count + rank - 1).clamp_max(len(order) - 1)
-        table = _above(torch.where(rank <= count, residual[order][place], math.inf), examples)
+        code, many = codes(examples.cluster)
+        pair, place = torch.unique(cell * many + code, return_inverse=True)
+        whole = torch.bincount(place, examples.weight)  # of the clusters of each combination
+        total, squares = (torch.bincount(pair // many, part, len(patterns)) for part in (whole, whole.square()))
+        count = total.square() / squares.clamp_min(1e-300)
+        rank, covered = finite.conformal_rank(count, self.target), examples.weight[order].cumsum(0)
+        goal = total.cumsum(0) - total + (rank / count.clamp_min(1e-300) - 1e-12) * total
+        place = torch.searchsorted(covered, goal).clamp_max(len(order) - 1)
+        table = _above(torch.where(rank <= count + 1e-9, residual[order][place], math.inf), examples)
         self.known, self.table = patterns.to(self.offsets.device), table[:, None].to(self.offsets.device)
         infinite = int(table.isinf().sum())
         message = f"{len(table)} combinations of groups, each fitted separately; {infinite} are too small for a finite threshold."
