@@ -1,5 +1,6 @@
 """Which prompts choose how far groups move."""
 
+import dataclasses
 import math
 
 import pytest
@@ -59,3 +60,24 @@ def test_standard_errors_are_those_of_a_plain_loop():
             own = sum(float(tilt[i, a] * centred[i, u]) ** 2 for i in range(200))
             alike = float(tilt[:, a].square().mean()) * sum(float(centred[i, u]) ** 2 for i in range(200))
             assert math.isclose(float(fit.spread_of(dual, rows).error[a, u]), math.sqrt(max(own, alike)) / 200, rel_tol=1e-9)
+
+
+@pytest.mark.parametrize("geometry", ["kl", "euclidean"])
+@pytest.mark.parametrize("effect", [0.0, 3.0])
+def test_a_promise_that_always_holds_is_no_violation(geometry: str, effect: float):
+    """Of everyone, and of a list of all words, there is only rounding: it was more than its own noise, and moved groups."""
+    rng = torch.Generator().manual_seed(3)
+    logits, member = 2 * torch.randn(200, 12, generator=rng), torch.rand(200, 2, generator=rng) < 0.5
+    member[:, 1], words = True, {"a": [0, 1], "b": [3]}
+    logits[:, 1] += effect * member[:, 0]
+    plain = gmc.DistributionHead(words, None, ["x"], geometry).fit(logits, member[:, :1])
+    head = gmc.DistributionHead(words | {"every word": [*range(12)]}, None, ["x", "everyone"], geometry).fit(logits, member)
+    assert plain.report.reached == head.report.reached == "noise" and head.report.iterations < 20
+    same = bool(torch.isclose(head(logits, member), plain(logits, member[:, :1]), rtol=0, atol=1e-4).all())
+    assert same or geometry == "euclidean"  # which projects words in lists apart
+
+
+def test_the_unit_of_weights_does_not_deal_prompts_to_other_folds():
+    rows = problem(300)[1]
+    half = dataclasses.replace(rows, weight=0.37 * rows.weight)
+    assert torch.equal(fit._folds(half), fit._folds(rows))

@@ -26,7 +26,7 @@ class Spread(NamedTuple):
 
 
 def spread_of(dual: Dual, statistics: MassStatistics) -> Spread:
-    """Noise of the violations of the model as it is: the mean of (1_A - P(A)) (p(U) - E p(U)) over prompts."""
+    """Noise (of rounding at least) of the violations of the model as it is, means of (1_A - P(A)) (p(U) - E p(U)) over prompts."""
     p = dual.at(dual.log_mass.new_zeros(dual.shape)).memory @ dual.lists
     away = (p - over_ranks(dual.weight @ p)) * dual.weight[:, None]  # (n, u), times the weight
     powers = cell_sums(torch.cat([away, dual.weight[:, None]], 1).square(), dual.cell, dual.tilt)  # (c, u + 1)
@@ -36,7 +36,7 @@ def spread_of(dual: Dual, statistics: MassStatistics) -> Spread:
         values = (dual.tilt[dual.cell][:, :, None] * away[:, None]).flatten(1)  # (n, a u)
         squares = over_ranks(total(values, statistics.cluster).square().sum(0)).view(dual.shape)
         pooled = over_ranks(total(away, statistics.cluster).square().sum(0))
-    return Spread(torch.maximum(squares, mine * pooled).sqrt(), statistics.group_sizes()[:, None])
+    return Spread(torch.maximum(squares, mine * pooled).sqrt().clamp_min(1e-9), statistics.group_sizes()[:, None])
 
 
 def fit_tilt(dual: Dual, statistics: MassStatistics, lists: Tensor, spread: Spread, max_iter: int) -> tuple[Projection, float]:

@@ -255,9 +255,8 @@ class DistributionHead(Head):
             eta = eta or theory.step_size(self.goal(), smoothness, bound, finite_sample=solver == "fresh")
         steps = max_iter or (EXACT_STEPS if solver == "exact" else FIXED_STEPS)
         splits = fresh_splits(max_iter, *statistics.content()) if solver == "fresh" else None
-        tolerance = None
-        if solver == "exact" and self.noise_floor:
-            tolerance = noise.slacks(noise.among(spread.error.numel()), spread.error, spread.sizes).clamp_min(1e-12)
+        floor = noise.slacks(noise.among(spread.error.numel()), spread.error, spread.sizes)
+        tolerance = floor if solver == "exact" and self.noise_floor else None
         report, log = run(problem, self.alpha or 0.0, solver, eta, steps, tolerance, splits=splits)
         if tolerance is not None:
             report = replace(report, reached=reached(report.violations_after, self.alpha, tolerance))

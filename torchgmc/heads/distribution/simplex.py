@@ -73,7 +73,7 @@ def tail_from_cells(counts: Tensor, masses: Tensor) -> Tail:
     values = torch.where(counts > 0, masses / counts.clamp_min(1), torch.zeros_like(masses))
     # An empty cell takes the value of the next one, which keeps the order; it has no tokens and no mass.
     values = values.flip(1).cummax(1).values.flip(1)
-    zero = torch.zeros_like(masses[:, :1])
+    zero = masses.new_zeros(len(masses), 1)
     return Tail(values, torch.cat([zero, counts.cumsum(1)], 1), torch.cat([zero, masses.cumsum(1)], 1))
 
 

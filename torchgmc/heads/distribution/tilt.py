@@ -181,7 +181,7 @@ def project(dual: Dual, slack: float | Tensor, max_iter: int = 100) -> Projectio
     """
     start = dual.log_mass.new_zeros(dual.shape)
     slack = torch.as_tensor(slack, dtype=start.dtype, device=start.device).expand(dual.shape)
-    bar = PRECISION * float(slack.min())
+    bar = max(PRECISION * float(slack.min()), 1e-14)  # sums are no more exact
 
     def hessian(p: Tensor) -> Tensor:
         return over_ranks(dual.assemble(dual.covariance(p)))
