@@ -96,6 +96,11 @@ def places_of(keys: Tensor) -> Places:
     return Places((code >> 20).bitwise_and_(RANGE - 1), RANGE, count)
 
 
+def relative(weight: Tensor) -> Tensor:
+    """Weights over the largest of all ranks, but for last bits: to tell rows apart whatever the unit and the order of a sum."""
+    return (weight / distributed.extremes(weight.flatten())[1]).float().double()
+
+
 def leading(spots: Tensor, rows: int) -> int:
     """How many of this rank's rows, by ascending spots from 0 to 1 ``(n,)``, are among about the first ``rows`` of all ranks."""
     count = int(distributed.total(torch.tensor(len(spots))))

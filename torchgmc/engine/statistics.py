@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from torchgmc import distributed
-from torchgmc.engine import hashing
+from torchgmc.engine import folds, hashing
 from torchgmc.engine.clusters import total
 
 _Same = TypeVar("_Same", bound="PerExample")
@@ -131,8 +131,8 @@ class PerExample:
         return hashing.row_keys(*self.content()).argsort(stable=True)
 
     def content(self) -> tuple[Tensor, ...]:
-        """What tells examples apart."""
-        return tuple(vars(self).values())
+        """What tells examples apart, whatever the unit of their weights."""
+        return tuple((vars(self) | {"weight": folds.relative(self.weight)}).values())
 
     @property
     def rows(self) -> int:

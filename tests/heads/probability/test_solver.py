@@ -257,6 +257,21 @@ def test_order_and_batches_do_not_matter():
     torch.testing.assert_close(shuffled(probs, member), whole(probs, member), rtol=0, atol=1e-9)
 
 
+@pytest.mark.parametrize(("geometry", "count"), [("kl", None), ("euclidean", 3)])
+def test_equal_rows_of_other_weights_may_come_in_any_order(geometry, count):
+    """Which fold a row is in follows from its weight too, relative to the largest: nor does the unit of weights matter."""
+    probs, y, member, _ = events(400) if count is None else classes(400)
+    kind = torch.arange(400) % 40
+    probs, y, member = probs[kind], y[kind], member[kind]
+    weight = torch.randint(1, 4, (400,), generator=torch.Generator().manual_seed(5)).double()
+    order = torch.randperm(400, generator=torch.Generator().manual_seed(0))
+    options = {"alpha": None, "groups": NAMES, "bins": 4, "geometry": geometry, "num_classes": count}
+    head = gmc.ProbabilityHead(**options).fit(probs, y, member, weight)
+    for unit in (1.0, 0.37, 1e-6):
+        again = gmc.ProbabilityHead(**options).fit(probs[order], y[order], member[order], unit * weight[order])
+        torch.testing.assert_close(again(probs, member), head(probs, member), rtol=0, atol=1e-9)
+
+
 @pytest.mark.parametrize(("n", "a", "seed", "choices"), [(50_641, 5, 2, 1 << 17), (40_000, 30, 0, 1 << 17), (80_000, 5, 1, 20_000)])
 def test_many_rows_may_come_in_any_order(n: int, a: int, seed: int, choices: int, monkeypatch):
     """Sums in float32 depend on the order, up to 6e-8 here, and 4e-6 where a row passes the edge of a level set by that."""

@@ -154,6 +154,17 @@ def test_weights_and_batches():
     torch.testing.assert_close(weighted(member), plain(member))
 
 
+@pytest.mark.parametrize("own", [False, True])
+def test_the_unit_of_weights_does_not_matter(own):
+    scores, member = scores_of(400)
+    weight = torch.randint(1, 4, (400,), generator=torch.Generator().manual_seed(1)).double()
+    base = 0.1 * scores.sin() if own else None
+    first, *others = (gmc.QuantileHead(0.8, None, NAMES).fit(scores, member, weight * unit, base) for unit in (1, 4, 0.37, 1e-9))
+    assert not math.isinf(first.report.details["slack"])  # folds have a say
+    for head in others:
+        torch.testing.assert_close(head(member, base), first(member, base), rtol=1e-9, atol=1e-9)
+
+
 def test_a_base_of_ones_own():
     """Start from thresholds per example, e.g. of a quantile regressor; level sets are those of q itself."""
     g = torch.Generator().manual_seed(0)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from torchgmc.distributed import total as over_ranks
 from torchgmc.engine.clusters import adder
-from torchgmc.engine.folds import EXACT, Places, places
+from torchgmc.engine.folds import EXACT, Places, places, relative
 from torchgmc.engine.lasso import solve_lasso
 from torchgmc.heads.levelsets import steps as levelsets
 from torchgmc.heads.levelsets.steps import LARGEST, ROWS, Members, Membership, blocks
@@ -129,7 +129,7 @@ class Columns:
 
     def places(self) -> Places:
         """Of the examples."""
-        self.spots = self.spots or places(self.z, self.y, self.member[:])
+        self.spots = self.spots or places(self.z, self.y, self.member[:], relative(self.share) - 1.0)
         return self.spots
 
     def thin(self, rows: int) -> "Columns":

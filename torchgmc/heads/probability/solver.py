@@ -171,8 +171,9 @@ class Sample:
     @functools.cached_property
     def places(self) -> Places:
         """Of the examples: they say how some of them are chosen."""
-        keys = [row_keys(self.z[one], self.y[one], self.member[one]) for one in self._blocks(ROWS)]
-        return places_of(torch.cat(keys) if keys else row_keys(self.z, self.y, self.member[:]))
+        rest = folds.relative(self.share) - 1.0  # keys of equal weights are those of rows without
+        keys = [row_keys(self.z[one], self.y[one], self.member[one], rest[one]) for one in self._blocks(ROWS)]
+        return places_of(torch.cat(keys) if keys else row_keys(self.z, self.y, self.member[:], rest))
 
     def columns(self) -> Columns:
         """The static problem."""

@@ -101,7 +101,7 @@ class TreeProblem(OneTensor):
         #: Of many examples, those whose breakpoints place the shifts of all moves; of several ranks, copies without weight on each.
         self.some = None if few is None else few.nonzero()[:, 0]
         if self.some is not None:
-            copies = TreeStatistics(*(collected(part)[0] for part in statistics.pick(self.some).content()))
+            copies = TreeStatistics(*(collected(part)[0] for part in vars(statistics.pick(self.some)).values()))
             if copies.rows > len(self.some):
                 self.some = torch.arange(statistics.rows, statistics.rows + copies.rows, device=device)
                 self.stats = statistics = statistics.joined([copies.forget(0.0)])
