@@ -272,6 +272,28 @@ def test_equal_rows_of_other_weights_may_come_in_any_order(geometry, count):
         torch.testing.assert_close(again(probs, member), head(probs, member), rtol=0, atol=1e-9)
 
 
+@pytest.mark.parametrize(("count", "bins"), [(None, None), (None, 4), (3, 2)])
+def test_the_size_of_a_cell_is_its_number_of_clusters(count, bins):
+    """By counting; a tolerance trusts few clusters of many examples no more than few examples."""
+    from torchgmc.heads.probability import solver as probabilities
+
+    probs, y, member, _ = events(300) if count is None else classes(300)
+    ids = torch.randint(0, 25, (300,), generator=torch.Generator().manual_seed(1))
+    weight = (torch.arange(300) % 3).double()
+    head = gmc.ProbabilityHead(None, NAMES, bins=bins, num_classes=count)
+    head.observe(probs, y, member, weight, ids)
+    sample = probabilities.Sample(head.statistics.unpacked(3), head._promise(head.fitted.device))
+    found = sample.measure(sample.z)
+    f = probs if count else probs[:, None]
+    who = torch.cat([torch.ones(300, 1).bool(), member], 1)
+    for k in range(found.sizes.shape[1]):
+        inside = torch.ones_like(f).bool() if k == (bins or 0) else (f * (bins or 1)).floor().long() == k
+        for j in range(4):
+            for c in range(f.shape[1]):
+                rows = who[:, j] & inside[:, c] & (weight > 0)
+                assert int(found.sizes[j, k, c]) == len(ids[rows].unique())
+
+
 @pytest.mark.parametrize(("n", "a", "seed", "choices"), [(50_641, 5, 2, 1 << 17), (40_000, 30, 0, 1 << 17), (80_000, 5, 1, 20_000)])
 def test_many_rows_may_come_in_any_order(n: int, a: int, seed: int, choices: int, monkeypatch):
     """Sums in float32 depend on the order, up to 6e-8 here, and 4e-6 where a row passes the edge of a level set by that."""

@@ -8,7 +8,7 @@ from torchgmc.engine.folds import Pair
 from torchgmc.engine.solver import entry
 from torchgmc.engine.values import Names
 from torchgmc.heads.levelsets import steps as levelsets
-from torchgmc.heads.levelsets.steps import Table, cell_sums, levels, project
+from torchgmc.heads.levelsets.steps import Table, cell_sums, levels_of, project
 
 #: A membership of up to so many entries is also kept in float64 (32 MB), so that no step converts it.
 WIDE = 1 << 22
@@ -59,10 +59,6 @@ class LevelProblem:
         """s of the rows at z, ``(m, C)``."""
         raise NotImplementedError  # abstract
 
-    def check_groups(self) -> None:
-        """Every group has examples."""
-        check_masses(self.mass, self.names.who)
-
     def read(self, rows: Tensor | slice) -> tuple[Tensor, Tensor]:
         """w s and level set of the rows at the current f."""
         return self.mapping(self.z[rows], rows) * self.share[rows, None], self.place[rows]
@@ -71,9 +67,7 @@ class LevelProblem:
         """Level set of each coordinate."""
         if self.bins == 1:
             return torch.zeros(1, 1, dtype=torch.int64, device=z.device).expand(z.shape)
-        if z.shape[1] == 1 and z.device.type == "cpu":
-            return torch.bucketize(z.contiguous(), self.edges, right=True)
-        return levels(z, self.edges, bool(self.euclidean), self.apart)
+        return levels_of(z, self.edges, bool(self.euclidean), self.apart)
 
     def violations(self, split: Pair | None = None) -> Tensor:
         """Signed violations at the current f, ``(a, b C)``; column k C + c is level set k of class c."""

@@ -68,6 +68,12 @@ def levels(z: Tensor, edges: Tensor, euclidean: bool, apart: bool = False) -> Te
     return (x.unsqueeze(-1) >= edges).to(torch.int64).sum(-1)
 
 
+def levels_of(z: Tensor, edges: Tensor, euclidean: bool, apart: bool = False) -> Tensor:
+    """:func:`levels`, faster for one event; not for scripts."""
+    fast = z.shape[1] == 1 and z.device.type == "cpu"
+    return torch.bucketize(z.contiguous(), edges, right=True) if fast else levels(z, edges, euclidean, apart)
+
+
 def level_sets(x: Tensor, edges: Tensor, temperature: float) -> Tensor:
     r"""Soft membership in each level set, :math:`\sigma((x - e_k) / T) - \sigma((x - e_{k+1}) / T)`.
 

@@ -23,7 +23,7 @@ from torchgmc.heads.base import Head
 from torchgmc.heads.contract import EVERYONE
 from torchgmc.heads.learned import Found as TreesFound, Learning, looked_at
 from torchgmc.heads.levelsets import steps as levelsets
-from torchgmc.heads.levelsets.problem import ResidualProblem
+from torchgmc.heads.levelsets.problem import ResidualProblem, check_masses
 from torchgmc.heads.probability import problem as potential, solver as probabilities, static, training
 from torchgmc.heads.probability.solver import ProbabilityStatistics
 from torchgmc.heads.probability.task import TASK
@@ -294,7 +294,7 @@ class ProbabilityHead(Learning):
         if self.learns:
             raise ValueError(f"solver={solver!r} takes steps on named groups only; use solver='exact' with `learn`.")
         width, problem = self.high - self.low, self._problem(examples)
-        problem.check_groups()
+        check_masses(problem.mass, problem.names.who)
         alpha = self.goal() / width
         norm = float((problem.mass / problem.scale.square()).max())  # E||g||^2 is at most P(A) / scale^2
         start = potential.loss(problem.z, self._f(problem.z), problem.y, self.euclidean, self.multilabel).sum(1)
@@ -303,10 +303,13 @@ class ProbabilityHead(Learning):
         eta, steps = eta or theory.step_size(alpha, problem.smoothness, norm), max_iter or min(MAX_FIXED_STEPS, max(1, bound))
         splits = fresh_splits(max_iter, *examples.content()) if solver == "fresh" else None
         report, log = run(problem, alpha, solver, eta, steps, splits=splits)
-        report = dataclasses.replace(report, details={"examples": len(examples.z), "eta": eta})
+        changed: dict[str, Any] = {"details": {"examples": len(examples.z), "eta": eta}}
+        if width != 1.0:
+            changed |= {name: getattr(report, name) * width for name in ("violations_before", "violations_after", "history")}
+            changed["message"] = f"{report.message} (Values in this message are relative to the width of `range`.)"
         step, level, column = problem.length(log.who, log.step), log.what // self.columns, log.what % self.columns
         self._write(None, None, levelsets.merge_log(log.who, level, column, step, problem.edges, self.columns))
-        self.mark_fitted(probabilities.in_units(report, width))
+        self.mark_fitted(dataclasses.replace(report, **changed))
 
     def shown_output(self, value: float) -> float:
         """A probability (or mean) instead of a coordinate."""

@@ -7,7 +7,7 @@ price. All sums are over the examples of all ranks.
 
 import copy
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -255,7 +255,7 @@ class Columns:
         if cluster.shape[1] == 0:
             total = over_ranks((self.member[:].square().T @ values.square().to(self.member.dtype)).double())
         else:
-            total = squares_of_clusters(self.member[:], values, cluster)
+            total = over_clusters(torch.square, values, self.member[:], cluster)
         return total.view(self.shape[1], self.shape[0], -1).transpose(0, 1).contiguous()
 
     def squares_of_columns(self) -> Tensor:
@@ -267,10 +267,10 @@ class Columns:
         return total if self.ridge is None else total + self.ridge
 
 
-def squares_of_clusters(member: Tensor, values: Tensor, cluster: Tensor) -> Tensor:
-    """Sum over clusters of the squares of their sums of values ``(n, k)`` in each group, ``(1 + a, k)``."""
+def over_clusters(measure: Callable[[Tensor], Tensor], values: Tensor, member: Tensor, cluster: Tensor) -> Tensor:
+    """A measure (square, sign) of each cluster's sum of values ``(n, k)`` in each group, summed over clusters, ``(1 + a, k)``."""
     add, member = adder(cluster), member.double()
-    return over_ranks(torch.stack([add(member * v[:, None]).square().sum(0) for v in values.T], 1))
+    return over_ranks(torch.stack([measure(add(member * v[:, None])).sum(0) for v in values.T], 1))
 
 
 def flattened(table: Tensor) -> Tensor:

@@ -28,7 +28,7 @@ from torchgmc.heads.learned import Found as TreesFound
 from torchgmc.heads.levelsets import steps as levelsets
 from torchgmc.heads.levelsets.problem import check_masses
 from torchgmc.heads.levelsets.steps import LARGEST, ROWS, UNIT, Members, Membership, blocks, cell_sums, exact_product, project, snap
-from torchgmc.heads.probability.problem import BLOCK, HALVINGS, SAMPLE, Columns, curvature, loss, squares_of_clusters
+from torchgmc.heads.probability.problem import BLOCK, HALVINGS, SAMPLE, Columns, curvature, loss, over_clusters
 from torchgmc.heads.probability.static import Found, fit_static, without
 
 #: Slack of a cell's step, as a share of the violation that is worth a step. Of rows that trees were fitted to, f looks less sure
@@ -126,7 +126,7 @@ class Measure(NamedTuple):
     level: Tensor
     violation: Tensor
     error: Tensor  # standard error of each violation
-    sizes: Tensor  # examples in each cell, after weighting
+    sizes: Tensor  # examples in each cell, after weighting, or clusters
     brier: float
 
 
@@ -195,12 +195,6 @@ class Sample:
     def _blocks(self, rows: int = BLOCK) -> list[slice]:
         return blocks(len(self.z), rows if self.z.device.type == "cpu" else max(len(self.z), 1))
 
-    def level(self, z: Tensor) -> Tensor:
-        """Level set of each example and class."""
-        if z.shape[1] > 1 or z.device.type != "cpu":
-            return levelsets.levels(z, self.promise.edges, self.promise.euclidean)
-        return torch.bucketize(z, self.promise.edges, right=True)
-
     def measure(self, z: Tensor) -> Measure:
         """Search every cell at z."""
         bins, brier = self.promise.bins, z.new_zeros(())
@@ -208,7 +202,7 @@ class Sample:
         sums = z.new_zeros(self.member.shape[1], bins, 3 * z.shape[1])
         for one in self._blocks():
             f, share = levelsets.probabilities(z[one], self.promise.euclidean), self.share[one]
-            level, s = self.level(z[one]), f - self.y[one]
+            level, s = levelsets.levels_of(z[one], self.promise.edges, self.promise.euclidean), f - self.y[one]
             places[one] = level
             square = s.square()
             brier += (square * share).sum()
@@ -227,13 +221,14 @@ class Sample:
         if bins > 1:
             sums = torch.cat([sums, sums.sum(1, keepdim=True)], 1)
         violation, variance, weight = torch.split(sums, z.shape[1], 2)
-        error = (variance / self.count).sqrt()
-        if self.cluster.shape[1]:  # from sums over clusters, a cell at a time
-            values = (levelsets.probabilities(z, self.promise.euclidean) - self.y) * self.share
-            cells = [*(values * (places == k) for k in range(bins if bins > 1 else 0)), values]
-            squares = squares_of_clusters(self.member[:], torch.cat(cells, 1), self.cluster)
-            error = squares.sqrt().view(len(squares), -1, values.shape[1])
-        return Measure(places, violation.contiguous(), error, (weight * self.kish).contiguous(), float(brier))
+        variance, sizes = variance / self.count, (weight * self.kish).contiguous()
+        if self.cluster.shape[1]:  # from sums over clusters, and their number, a cell at a time
+            s = (levelsets.probabilities(z, self.promise.euclidean) - self.y) * self.share
+            inside = torch.stack([*(places == k for k in range(violation.shape[1] - 1)), places >= 0], 1)  # (n, b', C)
+            parts = (torch.square, s[:, None] * inside), (torch.sign, (self.share > 0)[:, None] * inside)
+            each = (over_clusters(how, part.flatten(1), self.member[:], self.cluster) for how, part in parts)
+            variance, sizes = (part.view_as(violation) for part in each)
+        return Measure(places, violation.contiguous(), variance.sqrt(), sizes, float(brier))
 
     def tolerance(self, measure: Measure) -> Tensor:
         """Largest violation allowed in each cell (not divided by P(A))."""
@@ -580,11 +575,3 @@ def _how(static: Found | None) -> str:
         "Offsets and slopes of groups are drawn to everyone's as far as held-out loss says "
         f"(weight of the fit in which no group differs: {100 * static.alike:.0f} %)."
     )
-
-
-def in_units(report: Report, width: float) -> Report:
-    """A report on f and y in [0, 1], with violations in the units of a y that had a range of this width."""
-    if width == 1.0:
-        return report
-    values = {name: getattr(report, name) * width for name in ("violations_before", "violations_after", "history")}
-    return replace(report, message=f"{report.message} (Values in this message are relative to the width of `range`.)", **values)

@@ -15,7 +15,7 @@ from torchgmc.engine.roots import damped
 from torchgmc.engine.solver import entry
 from torchgmc.engine.statistics import PerExample
 from torchgmc.groups.cells import pattern_ids
-from torchgmc.heads.levelsets.problem import LevelProblem
+from torchgmc.heads.levelsets.problem import LevelProblem, check_masses
 from torchgmc.heads.levelsets.steps import cell_sums
 
 
@@ -125,7 +125,7 @@ class QuantileProblem(LevelProblem):
         self.scores, self.target = scores[:, None], target
         self.many = max(rows, len(scores)) > folds.EXACT
         super().__init__(**options)  # type: ignore[arg-type]  # checked where it is called
-        self.check_groups()
+        check_masses(self.mass, self.names.who)
 
     def mapping(self, z: Tensor, rows: Tensor | slice) -> Tensor:
         """s = 1{score <= q} - target."""
