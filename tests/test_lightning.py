@@ -125,11 +125,61 @@ def test_forward_is_replaced_if_asked_and_calibration_can_be_repeated(tmp_path):
     assert same(callback.head, fitted_by_hand(module, pictures(24, 5)))
 
 
+def test_a_replaced_forward_is_the_modules_own_while_it_trains_again(tmp_path):
+    """In a second fit, and in one that goes on from a checkpoint; the end of each replaces it again, whether it trained or not."""
+    module, data = Validated(), pictures(24, 1)
+    images, _, member = data.tensors
+
+    def fit(epochs, **options):
+        callback = CalibrationCallback(head(), loader(data), replace_forward=True)
+        saver = ModelCheckpoint(tmp_path, save_last=True)
+        run = trainer(tmp_path, callback, saver, max_epochs=epochs, enable_checkpointing=True)
+        run.fit(module, loader(pictures(16)), loader(pictures(8)), **options)
+        assert torch.equal(module.eval()(images, member), callback.head(Segmenter.forward(module, images), member))
+        module.train()
+
+    fit(1)
+    fit(2)
+    fit(3, ckpt_path=tmp_path / "last.ckpt")
+    fit(3, ckpt_path=tmp_path / "last.ckpt")  # nothing is left to train
+
+
 @pytest.mark.parametrize("options", [{"precision": "bf16-mixed"}, {"accumulate_grad_batches": 3}, {"max_epochs": 2}], ids=str)
 def test_trainer_options(options, tmp_path):
     module, data, callback = Segmenter(), pictures(30, 2), CalibrationCallback(head(), loader(pictures(30, 2), 7))
     trainer(tmp_path, callback, **options).fit(module, loader(pictures(16)))
     assert same(callback.head, fitted_by_hand(module, data, torch.bfloat16 if "precision" in options else None))
+
+
+class Prepared(Validated):
+    """Its hooks add 1 to the images before they move to the device, and double them there."""
+
+    def on_before_batch_transfer(self, batch, dataloader_idx):
+        return [batch[0] + 1, *batch[1:]]
+
+    def on_after_batch_transfer(self, batch, dataloader_idx):
+        return [batch[0] * 2, *batch[1:]]
+
+    def test_step(self, batch, index) -> None:
+        self.log("loss", self.step(batch))
+
+
+@pytest.mark.parametrize("precision", ["32-true", "bf16-true", "64-true"])
+def test_batches_are_prepared_as_in_the_trainers_own_loops(precision, tmp_path):
+    """Once each: in the precision of the module, and by its hooks, for calibration and for a monitor."""
+    module, data = Prepared(), pictures(40, 1)
+    callback = CalibrationCallback(head(), loader(data, 10))
+    trainer(tmp_path, callback, precision=precision).fit(module, loader(pictures(16)), loader(pictures(16)))
+    dtype = {"32-true": torch.float32, "bf16-true": torch.bfloat16, "64-true": torch.float64}[precision]
+    images, masks, member = data.tensors
+    with torch.no_grad():
+        scores = module.eval().to(dtype)((images.to(dtype) + 1) * 2)
+    assert same(callback.head, head().fit(scores, masks, member))
+    monitor, alone = gmc.Monitor(callback.head, alpha=0.05), gmc.Monitor(callback.head, alpha=0.05)
+    trainer(tmp_path, MonitorCallback(monitor), precision=precision).test(module, loader(data, 10), verbose=False)
+    for part in zip(*(t.split(10) for t in (scores, masks, member)), strict=True):
+        alone.update(*part)
+    torch.testing.assert_close(monitor.log_evidence(), alone.log_evidence())
 
 
 def test_loggers_get_numbers_and_a_figure(tmp_path):

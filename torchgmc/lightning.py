@@ -212,10 +212,12 @@ class CalibrationCallback(Callback):
             pl_module.__dict__["forward"] = model.forward
         return model
 
-    def _observation(self, trainer: "Trainer", pl_module: "LightningModule", batch: Any) -> Any:
-        """Arguments of ``observe`` for one batch."""
+    def _observation(self, trainer: "Trainer", pl_module: "LightningModule", batch: Any, prepared: bool = False) -> Any:
+        """Arguments of ``observe`` for one batch; the trainer has ``prepared`` those of its own loops."""
         together = {} if self.clusters is None else {"clusters": _entry(batch, "clusters", self.clusters)}
-        batch = trainer.strategy.batch_to_device(batch, pl_module.device, 0)
+        if not prepared:
+            batch = pl_module._on_before_batch_transfer(trainer.precision_plugin.convert_input(batch))
+            batch = trainer.strategy.batch_to_device(batch, pl_module.device, 0)
         divided = self._divide(batch, pl_module.device)
         with torch.inference_mode(), trainer.precision_plugin.forward_context():
             output = _Plain(pl_module)(*divided.args, **divided.kwargs)
@@ -390,7 +392,7 @@ class MonitorCallback(Callback):
         """Add a batch."""
         self.monitor.head.to(pl_module.device)
         self.monitor.to(pl_module.device)
-        self.monitor.update(**self._reader._observation(trainer, pl_module, batch))
+        self.monitor.update(**self._reader._observation(trainer, pl_module, batch, prepared=True))
 
     def on_test_epoch_end(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
         """Log the evidence, and warn after an alarm."""
