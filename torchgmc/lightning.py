@@ -142,6 +142,7 @@ class CalibrationCallback(Callback):
     def on_fit_start(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
         """Raise early if something is missing: one batch as far as the statistics, of a loader that can be read again."""
         loader = self._find_loader(trainer, pl_module)
+        pl_module.__dict__.pop("forward", None)  # of an earlier fit, or of the checkpoint: training is of the module's own
         self._head.to(pl_module.device)
         kinds = require("lightning.pytorch.strategies", extra="lightning")
         whole = isinstance(trainer.strategy, kinds.SingleDeviceStrategy | kinds.DDPStrategy)  # each process has all weights
@@ -177,6 +178,11 @@ class CalibrationCallback(Callback):
             if path and os.path.isfile(path) and not os.path.islink(path):
                 trainer.save_checkpoint(path)
 
+    def on_fit_end(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
+        """A restored head answers again, where nothing was left to train."""
+        if self.replace_forward and self._head.is_fitted:
+            self.attach(pl_module)
+
     def calibrate(self, trainer: "Trainer", pl_module: "LightningModule", dataloader: Iterable[Any] | None = None) -> Head:
         """Calibrate on demand, e.g. after loading the best weights; returns the fitted head."""
         loader = self._find_loader(trainer, pl_module) if dataloader is None else dataloader
@@ -186,8 +192,7 @@ class CalibrationCallback(Callback):
         shown = trainer.is_global_zero and trainer.progress_bar_callback is not None
 
         def batches() -> Iterator[dict[str, Any]]:  # sharded inside the fit, where an error is raised on all ranks
-            own = loader if self.sharded else shard(loader)
-            for batch in tqdm(own, desc=self.name.capitalize(), disable=not shown, leave=False):
+            for batch in tqdm(loader if self.sharded else shard(loader), self.name.capitalize(), disable=not shown, leave=False):
                 yield self._observation(trainer, pl_module, batch)
 
         with evaluating(pl_module):
@@ -205,8 +210,7 @@ class CalibrationCallback(Callback):
         usual = self.adapter.groups if isinstance(self.adapter.groups, str) else None
         groups = usual if self.groups is None else self.groups
         features = None if isinstance(self.features, str) else self.features
-        adapter = adapt(pl_module, self.head, self.adapter)
-        model = CalibratedModel(_Plain(pl_module), self.head, groups, adapter, features=features)
+        model = CalibratedModel(_Plain(pl_module), self.head, groups, adapt(pl_module, self.head, self.adapter), features)
         _remember(pl_module, self.name, model)
         if self.replace_forward:
             pl_module.__dict__["forward"] = model.forward
