@@ -87,6 +87,15 @@ def test_label_maps_and_pixels_to_leave_out(resolution):
         observed(gmc.Adapter(channel=2, activation="softmax"), head, logits, logits, labels, who)
 
 
+@pytest.mark.parametrize("options", [{"channel": 2, "ignore_index": 255}, {"channel": 0}, {"ignore_index": 255}], ids=str)
+def test_label_maps_may_be_arrays(options):
+    logits, labels, who = label_maps()
+    labels = labels if "ignore_index" in options else labels.clamp_max(1)  # 0 and 1: an array of masks, too, if it were not a map
+    head, adapter = gmc.ThresholdHead(0.2, None, ["even", "odd"]), gmc.Adapter(activation="softmax", **options)
+    want, found = (observed(adapter, head, logits, logits, one, who) for one in (labels, labels.numpy()))
+    assert want.keys() == found.keys() and all(torch.equal(want[key], found[key]) for key in want)
+
+
 def test_weights_of_pixels_for_built_in_and_own_risks():
     logits, labels, who = label_maps(30)
     probs, masks = logits.softmax(1)[:, 2], labels == 2

@@ -258,7 +258,7 @@ class Adapter:
 
     def _truth(self, head: Head, output: Any, scores: Tensor, batch: Batch) -> dict[str, Any]:
         """The target as the head takes it, and the weights of its pixels."""
-        target, masks = batch.target, head.truth == "masks"
+        target, masks = checks.tensor_of(batch.target), head.truth == "masks"
         labels = isinstance(target, Tensor) and not target.is_floating_point() and target.dtype != torch.bool
         left_out = None
         if masks and labels and target.dim() == scores.dim() and target.shape[1] == 1 < scores.shape[1]:
