@@ -1,5 +1,9 @@
 """Adapters: models with several outputs."""
 
+import collections
+import dataclasses
+import types
+
 import pytest
 import torch
 
@@ -41,6 +45,25 @@ def test_a_named_tuple_keeps_its_type():
     head, who = even_and_odd()
     made = gmc.attach(Named(), head, adapter=gmc.Adapter(field=0))(torch.rand(6, 8, 8), who[:6])
     assert isinstance(made, torch.nn.utils.rnn.PackedSequence) and made.data.dtype == torch.bool
+
+
+def test_fields_of_a_named_tuple_and_of_a_dataclass_by_name():
+    head, who = even_and_odd()
+    x = torch.rand(6, 8, 8)
+    pair, record = collections.namedtuple("Pair", "other scores"), dataclasses.make_dataclass("Record", ["other", "scores"])
+    for sort in (pair, record, lambda other, scores: types.SimpleNamespace(other=other, scores=scores)):
+        net = torch.nn.Identity()
+        net.forward = lambda x, sort=sort: sort("as it was", x)
+        named = {"adapter": gmc.Adapter(field="scores")}
+        assert torch.equal(gmc.attach(net, head, **named, returns="result")(x, who[:6]), head(x, who[:6]))
+        if sort in (pair, record):
+            made = gmc.attach(net, head, **named)(x, who[:6])
+            assert isinstance(made, sort) and made.other == "as it was" and torch.equal(made.scores, head(x, who[:6]))
+            with pytest.raises(ValueError, match=f"no field 'out'; it is a {sort.__name__}"):
+                gmc.attach(net, head, adapter=gmc.Adapter(field="out"))(x, who[:6])
+        else:
+            with pytest.raises(TypeError, match="into a SimpleNamespace; attach with returns='result' .*Adapter.replace"):
+                gmc.attach(net, head, **named)(x, who[:6])
 
 
 # -- label maps ----------------------------------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """Adapters: how to read scores from a model's output, put the head's result back, and split a loader's batch."""
 
 import copy
+import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -121,7 +122,8 @@ class Adapter:
         if self.field is not None:
             if self.field in keys or (not keys and hasattr(output, str(self.field))):
                 return self.field
-            raise ValueError(f"the model's output has no field {self.field!r}; it has {_keys(keys) or type(output).__name__}.")
+            there = f"has {_keys(keys)}" if keys else f"is {_describe(output)}"
+            raise ValueError(f"the model's output has no field {self.field!r}; it {there}.")
         found = [key for key in FIELDS if key in keys]
         if not found:
             example = "0" if isinstance(output, tuple | list) else "..."
@@ -159,7 +161,7 @@ class Adapter:
     def replace(self, output: Any, result: Any) -> Any:
         """The model's output with the head's result in place of the scores, its type kept.
 
-        A tensor is replaced by the result. In a dict or tuple the result takes the place of the scores. A ``ModelOutput`` keeps
+        A tensor is replaced by the result. In a dict, tuple or dataclass it takes the place of the scores. A ``ModelOutput`` keeps
         its fields and gets the result as ``calibrated``; where the result is a distribution (log-probabilities), its
         ``logits`` are replaced by it too, so that whatever reads them (sampling, a loss) works on the calibrated one.
         """
@@ -167,12 +169,16 @@ class Adapter:
         if field is None:
             return result
         sort: Any = type(output)
+        field = output._fields.index(field) if hasattr(output, "_fields") and isinstance(field, str) else field
         if isinstance(field, int):
             parts = list(output)
             parts[field] = result
             return sort(*parts) if hasattr(output, "_fields") else sort(parts)  # of a named tuple, or a plain one
         if not isinstance(output, Mapping):
-            raise TypeError(f"cannot put the result back into a {type(output).__name__}; override Adapter.replace.")
+            if dataclasses.is_dataclass(output):
+                return dataclasses.replace(output, **{field: result})  # type: ignore[type-var]  # no class
+            how = "attach with returns='result' for the result alone, or override Adapter.replace"
+            raise TypeError(f"cannot put the result back into a {sort.__name__}; {how}.")
         rich = any(base.__name__ == "ModelOutput" for base in sort.__mro__)
         made = sort(**dict(output)) if rich else sort(output.items())
         if self.log_probs or not rich:
