@@ -192,6 +192,21 @@ def test_one_row_of_groups_for_each_output(by_class):
                 model(given, wrong)
 
 
+@pytest.mark.parametrize("outputs", [1, 2])
+def test_intervals_of_no_rows_and_outcomes_that_do_not_fit(outputs, tmp_path):
+    net, x, y = torch.nn.Linear(2, outputs), torch.randn(200, 2), torch.randn(200)
+    module = gmc.Intervals(net, gmc.QuantileHead(0.9, None)).fit(x, y[:, None])
+    assert module(x[:0]).shape == (0, 2) and module.measure(x, y[:, None]) == module.measure(x, y)
+    path = module.export(tmp_path / "intervals.pt", example_inputs=(x[:3],))
+    assert torch.jit.load(path)(x[:0]).shape == (0, 2)
+    missing = y.clone()
+    missing[3] = math.nan
+    for wrong in (missing, y[:-1], torch.randn(200, 2), torch.randn(1, 200)):
+        for work in (module.fit, module.measure):
+            with pytest.raises(ValueError, match=r"`y` must hold 200 outcomes, .* and no NaN, got shape"):
+                work(x, wrong)
+
+
 def test_errors():
     logits, labels, groups = classes(50, 5)
     probs = logits.softmax(1)

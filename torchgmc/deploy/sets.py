@@ -67,7 +67,7 @@ class IntervalOf(nn.Module):
 
     def parts(self, output: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Low and high end at the threshold 0, and by how much they move with it, ``(n,)`` each."""
-        columns = output.reshape(output.shape[0], -1)
+        columns = output.unsqueeze(1) if output.dim() == 1 else output.flatten(1)
         kind = ("absolute" if columns.shape[1] == 1 else "cqr") if self.score == "auto" else self.score
         wanted = 1 if kind == "absolute" else 2
         if columns.shape[1] != wanted:
@@ -99,8 +99,7 @@ class ByClass(nn.Module):
         self.register_buffer("cluster", cluster, persistent=False)  # (C,)
 
     def forward(self, member: Tensor) -> Tensor:
-        found = finite.look_up(member.to(torch.float64), self.known, self.table, float("inf"))
-        return found.index_select(1, self.cluster)
+        return finite.look_up(member.to(torch.float64), self.known, self.table, float("inf")).index_select(1, self.cluster)
 
 
 class _Conformal(CalibratedModel):
@@ -393,15 +392,21 @@ class Intervals(_Conformal):
         low, high, unit = self.ending.parts(checks.scores("output", output))
         if bool((unit <= 0).any()):
             raise ValueError(f"the scale of score='normalised' must be above 0, got {float(unit.min()):.4g}; apply softplus.")
-        return conformity.cqr(low, high, y.reshape(len(low)).to(low.dtype)) / unit  # type: ignore[no-any-return]
+        return conformity.cqr(low, high, _outcomes(y, len(low)).to(low.dtype)) / unit  # type: ignore[no-any-return]
 
     def _measure(self, answer: Tensor, truth: Tensor) -> dict[str, Any]:
-        truth = truth.reshape(len(answer))
+        truth = _outcomes(truth, len(answer))
         covered = ((answer[:, 0] <= truth) & (truth <= answer[:, 1])).double()
         width = (answer[:, 1] - answer[:, 0]).double()
         edges = sorted(set(width[width.isfinite()].quantile(torch.linspace(0.2, 0.8, 4).to(width)).tolist()))
         strata = conformity.sscv(covered, width, self.reader.target, edges)
         return {"covered": covered, "mean width": float(width.mean()), "SSCV": strata}
+
+
+def _outcomes(y: Tensor, rows: int) -> Tensor:
+    if y.shape[:1] != (rows,) or y.numel() != rows or bool(y.isnan().any()):
+        raise ValueError(f"`y` must hold {rows} outcomes, one per row of the output, and no NaN, got shape {tuple(y.shape)}.")
+    return y.reshape(rows)
 
 
 def _adopt_loaded(module: nn.Module, keys: Any) -> None:
