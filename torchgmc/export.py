@@ -142,8 +142,7 @@ def _dynamic(flat: Flat, tensors: tuple[Tensor, ...], others: bool) -> tuple[Any
     dim = torch.export.Dim
     shapes: list[dict[int, Any]] = [{0: dim.DYNAMIC} for _ in tensors]
     for shape, tensor in zip(shapes, flat.inputs(tensors) if others else (), strict=False):
-        free = range(2, tensor.dim()) if tensor.is_floating_point() else range(1, tensor.dim())
-        shape |= dict.fromkeys(free, dim.AUTO)
+        shape |= dict.fromkeys(range(2 if tensor.is_floating_point() else 1, tensor.dim()), dim.AUTO)
     return (tuple(shapes),)  # of *tensors
 
 
@@ -191,8 +190,7 @@ def _write_onnx(flat: Flat, tensors: tuple[Tensor, ...], path: Path, body: str) 
 
 
 def _open_onnx(path: Path) -> Program:
-    runtime = require("onnxruntime", extra="onnx")
-    session = runtime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    session = require("onnxruntime", extra="onnx").InferenceSession(str(path), providers=["CPUExecutionProvider"])
 
     def program(*example: Tensor) -> Any:
         feeds = {one.name: value.cpu().numpy() for one, value in zip(session.get_inputs(), example, strict=True)}

@@ -112,8 +112,7 @@ class GroupViolation(Metric):  # type: ignore[misc]  # a class of an optional pa
 
         On this rank only, except inside ``compute``, which adds up all ranks.
         """
-        centered = self.mapping == "centered"
-        return table_of(self.sums, self.mass, self.total_sums, self.total, centered, self.conditional).float()
+        return table_of(self.sums, self.mass, self.total_sums, self.total, self.mapping == "centered", self.conditional).float()
 
     def compute(self) -> Tensor:
         """Worst \\|violation\\| over groups and outputs, over all ranks."""

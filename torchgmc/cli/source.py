@@ -252,8 +252,7 @@ def _clusters(name: str, values: Array, start: int) -> Tensor:
         if missing:
             raise ValueError(f"{name!r} must name a cluster in every row, but row {start + missing[0]} has none.")
     whole = values.dtype.kind in "iu" or (values.dtype.kind == "f" and bool((values == np.floor(values)).all()))
-    ids = values.astype(np.int64) if whole else values.astype(str)
-    return check_clusters(ids, len(values), torch.device("cpu"))[:, 0]
+    return check_clusters(values.astype(np.int64 if whole else str), len(values), torch.device("cpu"))[:, 0]
 
 
 def _ids(name: str, values: Array, names: Sequence[str], start: int) -> Array:
