@@ -244,6 +244,16 @@ def test_a_trace_that_fixes_the_batch_is_refused(pictures, tmp_path: Path):
     assert not list(tmp_path.iterdir())
 
 
+def test_a_file_that_cannot_be_read_is_not_blamed_on_the_number_of_examples(pictures, tmp_path: Path, monkeypatch):
+    def read(path):
+        raise OSError("no bfloat16 here")
+
+    net = nn.Sequential(nn.Conv2d(3, 1, 1), nn.Sigmoid())
+    monkeypatch.setattr(export, "open_torchscript", read)
+    with pytest.raises(RuntimeError, match="the torchscript file cannot be read back; it was removed. no bfloat16 here$"):
+        gmc.attach(net, fit_on(net, *pictures)).export(tmp_path / "m.pt", example_inputs=pictures)
+
+
 def test_errors(pictures, tmp_path: Path):
     net = nn.Sequential(nn.Conv2d(3, 1, 1), nn.Sigmoid())
     model = gmc.attach(net, fit_on(net, *pictures))

@@ -85,9 +85,9 @@ def export(
 
         def write_and_verify(part: Path) -> None:
             write(flat, tensors, part, body)
-            program = _try(lambda: read(part), format, "cannot be read back")
+            program = _try(lambda: read(part), format, "cannot be read back; it was removed.")
             for example in (tensors, tuple(torch.cat([t, t[:1]]) for t in tensors)):
-                task = f"does not run on {len(example[0])} examples"
+                task = f"does not run on {len(example[0])} examples; it was removed. Is their number fixed?"
                 _compare(flat, example, _try(lambda example=example: program(*example), format, task), format)  # type: ignore[misc]
 
         write_atomically(target, write_and_verify)
@@ -214,9 +214,7 @@ def _try(work: Callable[[], Any], format: str, task: str) -> Any:
     except ImportError:
         raise
     except Exception as error:  # every runtime has its own
-        raise RuntimeError(
-            f"the {format} file {task}; it was removed. Is the number of examples fixed? {first_line(error)}"
-        ) from error
+        raise RuntimeError(f"the {format} file {task} {first_line(error)}") from error
 
 
 def _compare(flat: Flat, example: tuple[Tensor, ...], found: Any, format: str) -> None:
