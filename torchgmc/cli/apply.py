@@ -50,8 +50,7 @@ def apply(
     stored = {role: array for role, array in notes.get("arrays", {}).items() if role in ("scores", *task.in_use)}
     # Thresholds by groups need no scores, but something must say how many rows there are.
     counted = fitted.takes == "groups" and (fitted.grouped or any(own[role] for role in task.in_use))
-    wanted = () if counted else ("scores",)
-    source = open_source(fitted, notes | {"arrays": stored}, data, own, groups, wanted, chunk, unknown)
+    source = open_source(fitted, notes | {"arrays": stored}, data, own, groups, () if counted else ("scores",), chunk, unknown)
     source = source.without("labels", *set(task.arrays).difference(task.in_use), *(["scores"] if counted else []))
     name = name or task.output
     results = _results(fitted, source)

@@ -177,8 +177,7 @@ class Adapter:
         if not isinstance(output, Mapping):
             if dataclasses.is_dataclass(output):
                 return dataclasses.replace(output, **{field: result})  # type: ignore[type-var]  # no class
-            how = "attach with returns='result' for the result alone, or override Adapter.replace"
-            raise TypeError(f"cannot put the result back into a {sort.__name__}; {how}.")
+            raise TypeError(f"cannot put the result back into a {sort.__name__}; use returns='result' or override Adapter.replace.")
         rich = any(base.__name__ == "ModelOutput" for base in sort.__mro__)
         made = sort(**dict(output)) if rich else sort(output.items())
         if self.log_probs or not rich:

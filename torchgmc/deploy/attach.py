@@ -285,8 +285,7 @@ class CalibratedModel(nn.Module):
             return inputs, kwargs, None
         if groups is None:
             raise ValueError(self._missing(inputs, kwargs))
-        named = isinstance(groups, Groups) or is_frame(groups)
-        member = checks.tensor_of(self.reader.members_of(groups) if named else groups)
+        member = checks.tensor_of(self.reader.members_of(groups) if isinstance(groups, Groups) or is_frame(groups) else groups)
         if not isinstance(member, Tensor):
             raise TypeError(f"`groups` must be a membership tensor of shape (n, {self.reader.num_groups}), got {_shape(member)}.")
         fractional = getattr(self.head, "fractional", None)

@@ -346,8 +346,7 @@ class PredictionSets(_Conformal):
         cluster = torch.full((1 + max(map(max, classes)),), count, device=device)
         for k, part in enumerate(classes):
             cluster[part] = k
-        known = patterns if own else torch.ones(1, 1, dtype=torch.bool, device=device)
-        self.by_class = ByClass(known, table, cluster)
+        self.by_class = ByClass(patterns if own else torch.ones(1, 1, dtype=torch.bool, device=device), table, cluster)
 
     def _wide(self, labels: Tensor, member: Tensor | None) -> Tensor | None:
         if not self.class_conditional:
