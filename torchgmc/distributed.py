@@ -173,7 +173,7 @@ def extremes(values: Tensor) -> tuple[float, float]:
 
 def _raw(values: Tensor) -> bytes:
     """The bytes of a tensor."""
-    return bytes(values.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+    return values.detach().cpu().numpy().tobytes()
 
 
 def _from_raw(texts: list[bytes], like: Tensor) -> Tensor:

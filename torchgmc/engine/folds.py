@@ -15,9 +15,9 @@ from torchgmc.engine import hashing
 
 #: Up to so many rows have their exact place, for which every rank needs the keys of all rows; more have one by a hash.
 EXACT = 1 << 15
-#: Keys of equal rows that ranks tell one another, so that these are dealt out evenly over the ranks too; of more keys, up to so
-#: many equal rows have one place, on whatever ranks they are.
-EQUAL, ALIKE = 1 << 12, 16
+#: Up to so many kinds of rows, equal ones have different places. Of more kinds, those have of which there are more than so many
+#: rows, and more than one in so many of all; equal rows of other kinds share a place.
+EQUAL, ALIKE, MOST = 1 << 12, 16, 1 << 16
 #: Range of places by a hash.
 RANGE = 1 << 40
 
@@ -57,8 +57,7 @@ class Places(NamedTuple):
 def places(*parts: Tensor) -> Places:
     """Places that do not depend on the order of the rows, nor on the ranks they are on; equal rows have different ones.
 
-    (If there are more than ``EXACT`` rows, and of more than ``EQUAL`` kinds, a few equal ones share a place, and of more than
-    ``ALIKE`` a rank deals out its own by themselves.)
+    (If there are more than ``EXACT`` rows, and of more than ``EQUAL`` kinds, equal ones of a rare kind share a place.)
 
     ``parts``: as for :func:`shuffled`.
     """
@@ -67,32 +66,36 @@ def places(*parts: Tensor) -> Places:
 
 def places_of(keys: Tensor) -> Places:
     """:func:`places` from the keys of the rows."""
-    count = int(distributed.total(torch.tensor(len(keys))))
+    sizes = distributed.collected(torch.tensor([len(keys)]))[0]
+    count = int(sizes.sum())
     if count <= EXACT:
         every, start = distributed.collected(keys)
         order = permuted(every)
         place = torch.empty_like(order)
         place[order] = torch.arange(count, device=order.device)
         return Places(place[start : start + len(keys)], count, count)
-    kinds = len(keys) and 1 + np.count_nonzero(np.diff(np.sort(keys.cpu().numpy())))  # half of the time and memory of torch's
-    apart = int(distributed.total(torch.tensor(int(kinds > EQUAL)))) > 0
-    if apart and kinds == len(keys):
+    ascending = np.sort(keys.cpu().numpy())  # half of the time and memory of torch's
+    new = np.append(ascending[:1] == ascending[:1], ascending[1:] != ascending[:-1])
+    own, times = torch.from_numpy(ascending[new] if not new.all() else ascending), torch.ones(1, dtype=torch.int64)
+    times = times.expand(len(own)) if new.all() else torch.from_numpy(np.diff(np.flatnonzero(new), append=len(new)))
+    apart = len(torch.unique(distributed.collected(own[: EQUAL + 1])[0])) > EQUAL
+    limit = max(ALIKE, count / MOST) if apart else 0
+    known = torch.unique(distributed.collected(own[times > limit / len(sizes)])[0])  # others have fewer on all ranks together
+    here, mine = torch.isin(known, own), torch.zeros_like(known)
+    where = torch.searchsorted(own, known[here])
+    mine[here] = times[where]
+    told, rank = distributed.collected(mine[None])
+    many = told.sum(0) > limit
+    if not bool((many & here).any()):
         code = hashing.mix64(keys)
     else:
-        order = keys.argsort()
-        new = torch.cat([torch.ones_like(keys[:1]), keys[order].diff().ne(0).long()])
-        kind, first = new.cumsum(0) - 1, new.nonzero()[:, 0]  # of the rows in order
-        index = torch.arange(len(order), device=order.device) - first[kind]  # of a row among those equal to it
-        if apart:
-            index *= torch.bincount(kind)[kind] > ALIKE
-        else:
-            every, start = distributed.collected(keys[order[first]])
-            times, _ = distributed.collected(torch.bincount(kind, minlength=len(first)))
-            known, where = torch.unique(every, return_inverse=True)
-            before = torch.zeros_like(known).index_add_(0, where[:start], times[:start])
-            index += before[where[start : start + len(first)]][kind]
+        dealt, before = torch.zeros(2, len(own), dtype=torch.int64)
+        dealt[where], before[where] = many[here].long(), told[:rank].sum(0)[here]
+        before -= times.cumsum(0) - times
+        kind, order = torch.repeat_interleave(times), keys.argsort()
+        index = (torch.arange(len(kind)) + before[kind]) * dealt[kind]  # of a row among those equal to it
         code = torch.empty_like(keys)
-        code[order] = hashing.mix64(keys[order] + hashing.mix64(index))
+        code[order] = hashing.mix64(keys[order] + hashing.mix64(index.to(keys.device)))
     return Places((code >> 20).bitwise_and_(RANGE - 1), RANGE, count)
 
 

@@ -158,10 +158,10 @@ def scattered(rank: int, kind: str = "plain") -> dict:
     return found
 
 
-def _rounded(n: int, seed: int) -> tuple[torch.Tensor, ...]:
-    """Few distinct rows."""
+def _rounded(n: int, seed: int, parts: int = 10) -> tuple[torch.Tensor, ...]:
+    """Few distinct rows; with more parts, more kinds than ranks tell one another of, some of them frequent."""
     probs, y, member = ZOO[NAMES.index("probability-noise")].data(n, seed).observe
-    return (probs * 10).round() / 10, y, member
+    return (probs * parts).round() / parts, y, member
 
 
 def _conforming(n: int, seed: int, kind: str) -> tuple[torch.Tensor, ...]:
@@ -273,6 +273,7 @@ SCATTERED = {
         lambda n, s: _people(_hidden(n, s)),
     ),
     "equal rows": (lambda: gmc.ProbabilityHead(None, ["b", "c"], bins=5), _rounded),
+    "rows alike": (lambda: gmc.ProbabilityHead(None, ["b", "c"], bins=5), lambda n, s: _rounded(n, s, 40)),
     **{
         name: (ZOO[NAMES.index(name)].make, lambda n, s, name=name: ZOO[NAMES.index(name)].data(n, s).observe)
         for name in ("probability-euclidean", "probability-classes", "distribution", "distribution-noise", "tree-groups")
