@@ -152,13 +152,13 @@ def totals(*values: Tensor) -> list[Tensor]:
     return [part.view(one.shape) for part, one in zip(sums, values, strict=True)]
 
 
-def collected(values: Tensor) -> tuple[Tensor, int]:
+def collected(values: Tensor, always: bool = False) -> tuple[Tensor, int]:
     """Values ``(n, ...)`` of all ranks in the order of the ranks, and where this rank's begin; see :func:`total`."""
-    if not _SCATTERED.get():
+    if not (_SCATTERED.get() or always):
         return values, 0
     width = values.element_size() * math.prod(values.shape[1:])
     if not width:  # rows without columns still have a number
-        every, start = collected(torch.zeros(len(values), dtype=torch.uint8))
+        every, start = collected(torch.zeros(len(values), dtype=torch.uint8), always)
         return values.new_empty(len(every), *values.shape[1:]), start
     said = _exchange("rows", _raw(values), width)
     return _from_raw(said, values).view(-1, *values.shape[1:]), sum(map(len, said[: dist.get_rank()])) // width

@@ -37,14 +37,19 @@ def pattern_ids(membership: Tensor) -> tuple[Tensor, Tensor]:
     return ids, membership[representatives(ids, count)]
 
 
-def shared_patterns(membership: Tensor) -> tuple[Tensor, Tensor]:
+def shared_patterns(membership: Tensor, always: bool = False) -> tuple[Tensor, Tensor]:
     """:func:`pattern_ids` among the rows of all ranks, of which this one has some; see :func:`torchgmc.distributed.total`."""
     ids, patterns = pattern_ids(membership)
-    every, first = collected(patterns.double())
+    every, first = collected(patterns.double(), always)
     if len(every) > len(patterns):  # other ranks have some too
         place, patterns = pattern_ids(every.to(patterns.dtype))
         ids = place[first:][ids]
     return ids, patterns
+
+
+def few_patterns(membership: Tensor, most: int) -> bool:
+    """Are there at most so many patterns, on all ranks together?"""
+    return len(shared_patterns(pattern_ids(membership)[1][: most + 1], always=True)[1]) <= most
 
 
 def fold(keys: list[Tensor], radices: list[int], n: int | None = None, device: torch.device | None = None) -> tuple[Tensor, int]:

@@ -105,7 +105,7 @@ def scattered(rank: int, kind: str = "plain") -> dict:
     import inspect
 
     from torchgmc.engine import folds, offsets, trees
-    from torchgmc.heads import learned
+    from torchgmc.heads import learned, quantile, threshold
     from torchgmc.heads.probability import problem, solver, static
     from torchgmc.heads.tree import solver as tree_solver
 
@@ -113,7 +113,7 @@ def scattered(rank: int, kind: str = "plain") -> dict:
     folds.EXACT, folds.EQUAL, static.EXACT_FOLDS = 100, 100, 0
     solver.SAMPLE = problem.SAMPLE = tree_solver.SAMPLE = 256
     tree_solver.EXACT, offsets.NEAR, trees.POOL, trees.JUDGES = 100, 64, 800, 200
-    learned.MOST_ROWS = 400
+    learned.MOST_ROWS, quantile.head.CELLS, threshold.head.CELLS = 400, 8, 21  # as many as there are, on each rank
     for calibrate in map(inspect.unwrap, (gmc.TreeHead.calibrate, gmc.QuantileHead.calibrate)):
         calibrate.rows_stay = calibrate.rows_stay[0], 100
     found, sent, plain = {}, [], gmc.distributed._exchange

@@ -22,7 +22,7 @@ from torchgmc.engine.offsets import CELLS, Folded, Offsets, crossing, fit_offset
 from torchgmc.engine.scripting import is_scripting
 from torchgmc.engine.solver import EXACT_STEPS, MAX_FIXED_STEPS, Log, Report, reached, run
 from torchgmc.engine.values import Names, Values
-from torchgmc.groups.cells import pattern_ids, shared_patterns, with_everyone
+from torchgmc.groups.cells import few_patterns, pattern_ids, shared_patterns, with_everyone
 from torchgmc.heads import finite
 from torchgmc.heads.combinations import threshold_figures, threshold_tables
 from torchgmc.heads.contract import EVERYONE
@@ -200,9 +200,9 @@ class QuantileHead(Learning):
         if solver == "fresh" or rows.counted or self.finite_sample:
             return False
         own = rows if self.statistics is None else self.statistics
-        kinds = len(pattern_ids(own.member)[1]) if solver == "exact" else 0
-        kinds, without, count = over_ranks(torch.tensor([kinds, int(own.base.isnan().sum()), own.rows]), always=True).tolist()
-        return kinds <= CELLS and without in (0, count)  # else it is an error, which those who have all rows raise
+        without, count = over_ranks(torch.tensor([int(own.base.isnan().sum()), own.rows]), always=True).tolist()
+        few = solver != "exact" or few_patterns(own.member, CELLS)
+        return few and without in (0, count)  # else it is an error, which those who have all rows raise
 
     @pooled
     @rows_stay(_rows_stay, above=EXACT)

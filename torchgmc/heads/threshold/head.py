@@ -20,7 +20,7 @@ from torchgmc.engine.offsets import CELLS
 from torchgmc.engine.scripting import is_scripting
 from torchgmc.engine.solver import MAX_FIXED_STEPS, Report, run
 from torchgmc.engine.values import Names, Values
-from torchgmc.groups.cells import pattern_ids
+from torchgmc.groups.cells import few_patterns
 from torchgmc.heads import finite
 from torchgmc.heads.base import Head
 from torchgmc.heads.combinations import threshold_figures, threshold_tables
@@ -342,8 +342,8 @@ class ThresholdHead(Learning):
     def _rows_stay(self, rows: SampleStatistics, solver: str = "exact", *_: Any, **__: Any) -> bool:
         """Do sums over the images tell everything? See :func:`torchgmc.distributed.rows_stay`."""
         own = rows if self.statistics is None else self.statistics
-        kinds, images = over_ranks(torch.tensor([len(pattern_ids(own.member)[1]), len(own.key)]), always=True).tolist()
-        return solver == "exact" and not self.finite_sample and images > folds.EXACT and kinds <= CELLS
+        many = int(over_ranks(torch.tensor(len(own.key)), always=True)) > folds.EXACT
+        return solver == "exact" and not self.finite_sample and many and few_patterns(own.member, CELLS)
 
     @pooled
     @rows_stay(_rows_stay)
