@@ -170,10 +170,19 @@ def test_a_failing_rank_fails_the_others_with_its_message(found):
     for name in ("bad batch in fit", "own loop"):
         assert second[name].startswith("ValueError: `scores` must be finite")
         assert first[name].startswith("PeerError: ") and "rank 1: ValueError: `scores` must be finite" in first[name]
+    for name, why in {
+        "no masks": "TypeError: `masks` is missing",
+        "audit without masks": "TypeError: `masks` is missing",
+        "audit before a fit": "RuntimeError: this head is not fitted",
+        "sets of other numbers": "ValueError: `probs` must hold probabilities",
+    }.items():
+        assert second[name].startswith(why) and first[name].startswith("PeerError: ") and f"rank 1: {why}" in first[name]
     for found in (first, second):
         assert "different points of the program" in found["wrong points"]
         for name in ("other heads", "other solvers", "other solvers in a loop"):
             assert "the heads of the ranks differ" in found[name], name
+        assert "the heads of the ranks differ" in found["audits at other alphas"]
+        assert found["classes"] == ["class 0", "class 1", "class 2"]
         assert found["no data anywhere"].startswith("ValueError: no examples observed")
         assert found["unchanged"]
         close(found["afterwards"], ZOO[0].make().fit(*ZOO[0].data(N, 3).observe).state_dict())

@@ -128,15 +128,16 @@ def audit(
     """
     if not all(hasattr(head, name) for name in ("bind_each", "values", "is_fitted")):
         raise TypeError(f"`head` must be a head or a baseline, got {type(head).__name__}.")
-    checks.fraction("delta", delta)
-    checks.option("method", method, METHODS)
-    if cluster_size is not None:
-        checks.positive("cluster_size", cluster_size, "It is the largest number of examples of a cluster.")
-    if lacks(head.fitted.device):
-        head = head.twin().to("cpu")
-    head.check_state(fitted=True)
     tally: Tally | None = None
-    with distributed.together(lambda: f"audit of {distributed.signature(head)}, {delta=}, {method=}, {cluster_size}"):
+    options = f"{delta=}, {method=}, {cluster_size=}, {alpha=}, {conditional=}"
+    with distributed.together(lambda: f"audit of {distributed.signature(head)}, {options}"):
+        checks.fraction("delta", delta)
+        checks.option("method", method, METHODS)
+        if cluster_size is not None:
+            checks.positive("cluster_size", cluster_size, "It is the largest number of examples of a cluster.")
+        if lacks(head.fitted.device):
+            head = head.twin().to("cpu")
+        head.check_state(fitted=True)
         for batch in head.bind_each(batches):
             part = Tally.of(head, batch)
             tally = part if tally is None else tally + part

@@ -144,13 +144,15 @@ class _Conformal(CalibratedModel):
 
     def fit_batches(self: _Same, batches: Iterable[Any], **options: Any) -> _Same:
         """:meth:`fit` from batches (input, truth, groups), tuples or dicts, as :meth:`torchgmc.Adapter.split` reads them."""
-        self._fit(*self._read(batches), options)
+        with distributed.together():
+            self._fit(*self._read(batches), options)
         return self
 
     def audit(self, inputs: Any, y: Any, groups: Any = None, delta: float = 0.05, **options: Any) -> Audit:
         """:meth:`torchgmc.Head.audit` of the coverage on held-out data, passed as to :meth:`fit`."""
-        scores, labels, member = self._read([(inputs, y, groups)])
-        return self.head.audit(scores, self._wide(labels, member), delta=delta, **options)
+        with distributed.together():
+            scores, labels, member = self._read([(inputs, y, groups)])
+            return self.head.audit(scores, self._wide(labels, member), delta=delta, **options)
 
     def measure(self, inputs: Any, y: Any, groups: Any = None) -> dict[str, Any]:
         """Coverage and size on held-out data, passed as to :meth:`fit`: overall, and the coverage of each group."""
@@ -318,7 +320,8 @@ class PredictionSets(_Conformal):
             if cluster.shape != (self.num_classes,):
                 raise ValueError(f"`clusters` must be of shape ({self.num_classes},), one per class, got {tuple(cluster.shape)}.")
         own = list(self.reader.groups) if self.reader.grouped else []
-        seen = torch.zeros_like(cluster).index_fill(0, labels.long(), 1) > 0  # classes without an example have no group
+        seen = torch.zeros_like(cluster).index_fill(0, labels.long(), 1)  # classes without an example have no group
+        seen = distributed.total(seen, distributed.active()) > 0
         names = [_name((cluster == k).nonzero()[:, 0].tolist()) for k in sorted(set(cluster[seen].tolist()))]
         config = self.reader.config() | {"groups": [*own, *names]}
         if self.reader.finite_sample:

@@ -382,15 +382,29 @@ def failures(rank: int) -> dict:
             entry.make(), scores, masks, member, solver="paper" if rank else "exact", max_iter=3
         ),
         "no data anywhere": lambda: entry.make().fit(scores[:0], masks[:0], member[:0]),
+        "no masks": lambda: entry.make().fit(*(scores, masks, member)[: 1 if rank else 3]),
+        "audit without masks": lambda: head.audit(*(scores, masks, member)[: 1 if rank else 3]),
+        "audit before a fit": lambda: (entry.make() if rank else head).audit(scores, masks, member),
+        "audits at other alphas": lambda: gmc.audit(head, (scores, masks, member), alpha=0.1 + rank),
+        "sets of other numbers": lambda: gmc.PredictionSets(None, gmc.QuantileHead(0.8, 0.02)).fit(*_classes(1.0 + rank)),
     }.items():
         try:
             run()
             found[name] = "nothing was raised"
-        except (ValueError, PeerError) as error:
+        except (ValueError, TypeError, RuntimeError) as error:
             found[name] = f"{type(error).__name__}: {error}"
     found["unchanged"] = all(torch.equal(v, state[k]) for k, v in head.state_dict().items()) and head.is_fitted
+    probs, labels = _classes()
+    sets = gmc.PredictionSets(None, gmc.QuantileHead(0.8, 0.02), class_conditional=True)
+    found["classes"] = sets.fit(probs[labels != rank], labels[labels != rank]).class_names  # of which a rank lacks one
     found["afterwards"] = entry.make().fit(scores[rank::2], masks[rank::2], member[rank::2]).state_dict()
     return found
+
+
+def _classes(factor: float = 1.0) -> tuple[torch.Tensor, torch.Tensor]:
+    """Probabilities, or a multiple of them, and labels."""
+    probs, labels, _ = ZOO[NAMES.index("probability-classes")].data(N, 3).observe
+    return factor * probs, labels
 
 
 def _own_loop(head, *data, **options):
