@@ -261,12 +261,8 @@ def reduce(statistics: Any, signature: str = "", device: torch.device | None = N
     home = next((t.device for t in tensors), device or torch.device("cpu"))
     said = [_from_bytes(data, home) for data in _exchange("statistics", _to_bytes(tensors, spec))]
     _check_signatures([about["signature"] for about, _ in said])
-    sums: Any = None
-    for about, parts in said:
-        if about["tree"] is not None:
-            part = unpack(about["tree"], parts)
-            sums = part if sums is None else sums + part
-    return sums
+    every = [unpack(about["tree"], parts) for about, parts in said if about["tree"] is not None]
+    return functools.reduce(lambda sums, part: sums + part, every) if every else None
 
 
 def _exchange(kind: str, text: bytes, size: int = 0) -> list[bytes]:

@@ -110,7 +110,7 @@ class Watch(Float64Module, Tabular):
     def _add(self, rows: Rows | None) -> None:
         """One batch; None for a rank that has no examples this time."""
         part = None if rows is None else self._measure(rows)
-        part = distributed.reduce(part, f"monitor of {len(self.sums[0])} g", self.sums.device)
+        part = distributed.reduce(part, f"{type(self).__name__} of {self.config()}", self.sums.device)
         if part is None:
             return
         t = int(self.batches)

@@ -145,10 +145,8 @@ def audit(
         if tally is None:
             raise ValueError("`batches` has no batch to audit.")
         found = conclude(head, tally, delta, method, cluster_size)
-    if alpha is None and conditional is None:
-        return found
     own = found.conditional if conditional is None else conditional
-    return found.view("conditional" if own else "mass-weighted", alpha)
+    return found if alpha is None and conditional is None else found.view("conditional" if own else "mass-weighted", alpha)
 
 
 def conclude(head: "Head", tally: Tally, delta: float, method: str, cluster_size: float | None) -> Audit:

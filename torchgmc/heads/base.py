@@ -45,7 +45,7 @@ class Head(State):
         self: _Same, *data: Any, solver: str = "exact", eta: float | None = None, max_iter: int | None = None, **options: Any
     ) -> _Same:
         """:meth:`fit_batches` with one batch, passed as to ``observe``; returns the head."""
-        return self.fit_batches((self.bind(*data, **options) for _ in range(1)), solver, eta, max_iter)  # errors there are told
+        return self.fit_batches((self.bind(*data, **options) for _ in "1"), solver, eta, max_iter)  # errors there are told
 
     def fit_batches(
         self: _Same, batches: Iterable[Any], solver: str = "exact", eta: float | None = None, max_iter: int | None = None
@@ -93,8 +93,7 @@ class Head(State):
         Returns:
             The audit: a row per g, worst first, the certificate, and what the promise cost.
         """
-        batches = (self.bind(*batch, **named) for _ in range(1))  # an error there is told to other ranks
-        return measure.audit(self, batches, delta, method=method, cluster_size=cluster_size)
+        return measure.audit(self, (self.bind(*batch, **named) for _ in "1"), delta, method=method, cluster_size=cluster_size)
 
     def bind(self, *batch: Any, **named: Any) -> dict[str, Any]:
         """A batch by the names of the arguments of ``observe`` (and ``audit``)."""

@@ -386,6 +386,7 @@ def failures(rank: int) -> dict:
         "audit without masks": lambda: head.audit(*(scores, masks, member)[: 1 if rank else 3]),
         "audit before a fit": lambda: (entry.make() if rank else head).audit(scores, masks, member),
         "audits at other alphas": lambda: gmc.audit(head, (scores, masks, member), alpha=0.1 + rank),
+        "monitors at other alphas": lambda: gmc.Monitor(head, alpha=0.1 + rank).update(scores, masks, member),
         "sets of other numbers": lambda: gmc.PredictionSets(None, gmc.QuantileHead(0.8, 0.02)).fit(*_classes(1.0 + rank)),
     }.items():
         try:
