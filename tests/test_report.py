@@ -83,7 +83,7 @@ def test_the_card_follows_the_verdict_and_notes_are_shown(tmp_path: Path) -> Non
     from dataclasses import replace
 
     entry = ENTRIES["threshold"]
-    audit = replace(entry.fitted(80).audit(*entry.data(90, 4).observe), note="mind the <gap>")
+    audit = replace(entry.fitted(80).audit(*entry.data(200, 4).observe), note="mind the <gap>")
     for alpha, verdict in ((0.9, "holds"), (audit.max_violation, "undecided"), (1e-4, "violated")):
         page = audit.view("mass-weighted", alpha).to_html(tmp_path / "r.html").read_text()
         assert f'<div class="card {verdict}">' in page and '<p class="note">mind the &lt;gap&gt;</p>' in page

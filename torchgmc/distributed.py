@@ -173,7 +173,7 @@ def extremes(values: Tensor) -> tuple[float, float]:
 
 def _raw(values: Tensor) -> bytes:
     """The bytes of a tensor."""
-    return values.detach().cpu().numpy().tobytes()
+    return values.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes() if values.numel() else b""
 
 
 def _from_raw(texts: list[bytes], like: Tensor) -> Tensor:

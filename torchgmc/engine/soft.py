@@ -67,6 +67,4 @@ def above(values: Tensor, level: Tensor, mode: str, temperature: float) -> Tenso
     if mode == "hard":
         return values > level
     soft = torch.sigmoid((values - level) / temperature)
-    if mode == "soft":
-        return soft
-    return straight_through(values > level, soft)
+    return soft if mode == "soft" else straight_through(values > level, soft)

@@ -225,8 +225,7 @@ def run(
     history = torch.stack([*search.history[:steps], _worst(after)]).cpu()
     none = torch.zeros(0, dtype=torch.int64, device=before.device)
     log = Log(*map(torch.stack, zip(*search.log[:steps], strict=True))) if steps else Log(none, none, before.new_zeros(0))
-    report = Report(converged, steps, before, after, history, time.perf_counter() - started, message)
-    return Result(report, log)
+    return Result(Report(converged, steps, before, after, history, time.perf_counter() - started, message), log)
 
 
 class _Search:

@@ -345,8 +345,7 @@ class Groups:
     @cached_property
     def sizes(self) -> Tensor:
         """Rows in each group, int64 of shape ``(a,)``; counted without the membership table."""
-        ones = torch.ones(self.num_rows, 1, dtype=torch.float64, device=self.device)
-        return self.sums(ones)[:, 0].round().long()
+        return self.sums(torch.ones(self.num_rows, 1, dtype=torch.float64, device=self.device))[:, 0].round().long()
 
     @cached_property
     def membership(self) -> Tensor:

@@ -45,7 +45,7 @@ class Head(State):
         self: _Same, *data: Any, solver: str = "exact", eta: float | None = None, max_iter: int | None = None, **options: Any
     ) -> _Same:
         """:meth:`fit_batches` with one batch, passed as to ``observe``; returns the head."""
-        return self.fit_batches((self.bind(*data, **options) for _ in "1"), solver, eta, max_iter)  # errors there are told
+        return self.fit_batches((self.bind(*data, **options) for _ in range(1)), solver, eta, max_iter)  # errors there are told
 
     def fit_batches(
         self: _Same, batches: Iterable[Any], solver: str = "exact", eta: float | None = None, max_iter: int | None = None
@@ -93,7 +93,7 @@ class Head(State):
         Returns:
             The audit: a row per g, worst first, the certificate, and what the promise cost.
         """
-        return measure.audit(self, (self.bind(*batch, **named) for _ in "1"), delta, method=method, cluster_size=cluster_size)
+        return measure.audit(self, (self.bind(*batch, **named) for _ in range(1)), delta, method=method, cluster_size=cluster_size)
 
     def bind(self, *batch: Any, **named: Any) -> dict[str, Any]:
         """A batch by the names of the arguments of ``observe`` (and ``audit``)."""
@@ -191,7 +191,10 @@ class Head(State):
         return self.named_groups.transform(columns, unknown).membership.to(self.fitted.device)
 
     def membership(self, groups: Optional[Tensor], n: int, like: Tensor) -> Tensor:
-        """Membership as :func:`wide` numbers (n, a) inside ``forward``: checks only shapes, so that it scripts and exports."""
+        """Membership as :func:`wide` numbers (n, a) inside ``forward``: checks only shapes, so that it scripts and exports.
+
+        ``n``: of the scores; -1 where there are none beside ``groups``. ``like``: where rows of 1 are made without ``groups``.
+        """
         if not self.is_fitted:
             raise RuntimeError("this head is not fitted; call `fit`, or `observe` and `calibrate`, or load its state.")
         if groups is None:
@@ -200,8 +203,8 @@ class Head(State):
             return wide(torch.ones([n, 1], device=like.device))
         if not is_scripting():
             groups = self.check_member(groups)
-        if groups.dim() != 2 or groups.shape[1] != self.num_groups or groups.shape[0] != n:
-            raise ValueError(f"`groups` must have shape ({n}, {self.num_groups}), got {groups.shape}")
+        if groups.dim() != 2 or groups.shape[1] != self.num_groups or (n >= 0 and groups.shape[0] != n):
+            raise ValueError(f"`groups` must have shape (n, {self.num_groups}), one row per example, got {groups.shape}")
         return wide(groups)
 
     def check_input(self, name: str, value: Any, rows: Any = None, hint: str = "", features: Any = None) -> None:

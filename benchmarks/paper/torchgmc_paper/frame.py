@@ -26,7 +26,7 @@ from torch import Tensor
 
 import torchgmc as gmc
 from torchgmc.engine.files import write_atomically, write_json
-from torchgmc.engine.modes import one_thread
+from torchgmc.engine.modes import calm
 from torchgmc_paper import EXPERIMENTS
 from torchgmc_paper.demo.progress import Bar, progress_bar
 
@@ -190,7 +190,7 @@ def reproduce(
         raise ValueError(f"seeds and jobs must be at least 1, got {seeds} and {jobs}.")
     setting = _changed(module.QUICK if quick else module.Setting(), changes)
     (folder / "seeds").mkdir(parents=True, exist_ok=True)
-    with one_thread(), progress_bar(progress) as bar:
+    with calm(), progress_bar(progress) as bar:
         prepared = module.prepare(root, folder, bar, setting)
         settings = {**prepared.settings, "setting": asdict(setting), "experiment": name, "rows": ROWS}
         settings |= {"torchgmc": gmc.__version__, "torch": torch.__version__}

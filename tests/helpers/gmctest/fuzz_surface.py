@@ -24,7 +24,7 @@ EXEMPT = {
         "Adapter.activate Adapter.apply Adapter.at_position Adapter.find Adapter.last Adapter.replace Adapter.scores "
         "Adapter.raw CalibratedModel.run PredictionSets.check_output _Conformal.__init__ _Conformal.check_output "
         "_Conformal.thresholds CalibratedModel.features "
-        "CalibratedModel.__init__ CalibratedModel.apply_head DistributionHead.shift GMCHead.direction "
+        "CalibratedModel.__init__ CalibratedModel.apply_head CalibratedModel.placed DistributionHead.shift GMCHead.direction "
         "State.differences State.same_state Watch.__init__ CalibratedModel.answers DistributionHead.adjusted "
         "Groups.__init__ Contract.__init__ Head.membership MonotoneRisk.curves MonotoneRisk.values ProbabilityHead.calibrated "
         "ProbabilityHead.coordinates TreeHead.answer_levels Centered.potential Centered.value MissRate.potential "
@@ -34,7 +34,8 @@ EXEMPT = {
     "called by Lightning's trainer": (
         "MonitorCallback.load_state_dict MonitorCallback.on_test_batch_end MonitorCallback.on_test_epoch_end "
         "CalibrationCallback.attach CalibrationCallback.calibrate CalibrationCallback.load_state_dict "
-        "CalibrationCallback.on_fit_start CalibrationCallback.on_load_checkpoint CalibrationCallback.on_train_end "
+        "CalibrationCallback.on_fit_start CalibrationCallback.on_fit_end CalibrationCallback.on_load_checkpoint "
+        "CalibrationCallback.on_train_end "
         "CalibrationCallback.on_validation_batch_end CalibrationCallback.on_validation_epoch_end "
         "CalibrationCallback.on_validation_epoch_start CalibrationCallback.on_validation_start CalibrationCallback.setup"
     ),

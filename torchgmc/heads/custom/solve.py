@@ -216,8 +216,7 @@ class DenseProblem(OneTensor):
         test = sign * _test_function(_membership(self.who, self.f), who, what, self.what, self.scale, self.f)
 
         def slope(step: Tensor) -> Tensor:
-            s = self.value(self._moved(test, step), self.weight)
-            return (s * test).sum(1) @ self.weight / self.weight.sum()
+            return (self.value(self._moved(test, step), self.weight) * test).sum(1) @ self.weight / self.weight.sum()
 
         norm = (test.square().sum(1) @ self.weight / self.weight.sum()).clamp_min(1e-300)
         step = falling_root(slope, violation.abs(), violation.abs() / norm)

@@ -315,10 +315,7 @@ class DistributionHead(Head):
 
     def shift(self, groups: Tensor) -> Tensor:
         """What ``kl`` takes off the logits of each list, (W - EW) Theta: ``(n, u)``, float64. 0 for ``euclidean``."""
-        if not is_scripting():
-            groups = self.check_member(groups)
-        member = self.membership(groups, groups.shape[0], self.offsets)
-        return (member - self.mean_membership) @ self.offsets
+        return (self.membership(groups, -1, self.offsets) - self.mean_membership) @ self.offsets
 
     def forward(self, logits: Tensor, groups: Tensor, mode: str = "hard", temperature: float = 0.1) -> Tensor:
         """Calibrated log-probabilities, of the shape and type of ``logits``; -inf for a token with probability 0.

@@ -255,7 +255,7 @@ class Columns:
         if cluster.shape[1] == 0:
             total = over_ranks((self.member[:].square().T @ values.square().to(self.member.dtype)).double())
         else:
-            total = over_clusters(torch.square, values, self.member[:], cluster)
+            total = over_clusters(torch.square, values, self.member[:], adder(cluster))
         return total.view(self.shape[1], self.shape[0], -1).transpose(0, 1).contiguous()
 
     def squares_of_columns(self) -> Tensor:
@@ -267,10 +267,10 @@ class Columns:
         return total if self.ridge is None else total + self.ridge
 
 
-def over_clusters(measure: Callable[[Tensor], Tensor], values: Tensor, member: Tensor, cluster: Tensor) -> Tensor:
-    """A measure (square, sign) of each cluster's sum of values ``(n, k)`` in each group, summed over clusters, ``(1 + a, k)``."""
-    add, member = adder(cluster), member.double()
-    return over_ranks(torch.stack([measure(add(member * v[:, None])).sum(0) for v in values.T], 1))
+def over_clusters(how: Callable[[Tensor], Tensor], values: Tensor, member: Tensor, add: Callable[[Tensor], Tensor]) -> Tensor:
+    """Square or sign (``how``) of the sums over clusters (by ``add``) of values ``(n, k)`` in each group, added: ``(1 + a, k)``."""
+    member = member.double() if values.is_floating_point() else member > 0
+    return over_ranks(torch.stack([how(add(member * v[:, None])).sum(0, dtype=torch.float64) for v in values.T], 1))
 
 
 def flattened(table: Tensor) -> Tensor:

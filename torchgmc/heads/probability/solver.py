@@ -17,6 +17,7 @@ from torch import Tensor
 
 from torchgmc.distributed import total as over_ranks
 from torchgmc.engine import checks, folds, noise
+from torchgmc.engine.clusters import adder
 from torchgmc.engine.folds import Places, places_of
 from torchgmc.engine.hashing import row_keys
 from torchgmc.engine.lasso import solve_lasso
@@ -175,6 +176,11 @@ class Sample:
         keys = [row_keys(self.z[one], self.y[one], self.member[one], rest[one]) for one in self._blocks(ROWS)]
         return places_of(torch.cat(keys) if keys else row_keys(self.z, self.y, self.member[:], rest))
 
+    @functools.cached_property
+    def add(self) -> Callable[[Tensor], Tensor]:
+        """What sums values over clusters; ids are sent once."""
+        return adder(self.cluster)
+
     def columns(self) -> Columns:
         """The static problem."""
         euclidean = self.promise.euclidean
@@ -225,8 +231,8 @@ class Sample:
         if self.cluster.shape[1]:  # from sums over clusters, and their number, a cell at a time
             s = (levelsets.probabilities(z, self.promise.euclidean) - self.y) * self.share
             inside = torch.stack([*(places == k for k in range(violation.shape[1] - 1)), places >= 0], 1)  # (n, b', C)
-            parts = (torch.square, s[:, None] * inside), (torch.sign, (self.share > 0)[:, None] * inside)
-            each = (over_clusters(how, part.flatten(1), self.member[:], self.cluster) for how, part in parts)
+            parts = (torch.square, s[:, None] * inside), (torch.sign, ((self.share > 0)[:, None] & inside).int())
+            each = (over_clusters(how, part.flatten(1), self.member[:], self.add) for how, part in parts)
             variance, sizes = (part.view_as(violation) for part in each)
         return Measure(places, violation.contiguous(), variance.sqrt(), sizes, float(brier))
 

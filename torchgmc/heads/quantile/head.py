@@ -276,8 +276,7 @@ class QuantileHead(Learning):
 
         parts = (start[:, None] / scale, final[:, None] / scale)
         columns = looked_at(examples.features, examples.base.nan_to_num(0.0)[:, None], examples.member)
-        found = self.grow_trees(columns, parts, loss, divided, cross=True)
-        return found.scaled(scale, final[:, None])
+        return self.grow_trees(columns, parts, loss, divided, cross=True).scaled(scale, final[:, None])
 
     def _problem(
         self, examples: QuantileStatistics, z: Tensor, edges: Tensor, unit: float, everyone: bool = False, rows: int = 0
@@ -545,6 +544,7 @@ class QuantileHead(Learning):
         """
         if not is_scripting():
             self.check_input("scores", scores, groups, features=features)
+            groups = None if groups is None else self.check_member(groups)
         soft.check(mode, temperature)
         rows = base if base is not None else groups if groups is not None else features
         if scores.dim() != 1 or (rows is not None and rows.shape[0] != scores.shape[0]):

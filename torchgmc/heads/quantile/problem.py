@@ -89,8 +89,7 @@ class ScoreCounts(QuantileStatistics):
         first = torch.cat([new.new_ones(min(1, len(order))), new]).nonzero()[:, 0]
         sums = self.weight.new_zeros(3, len(first))
         sums.index_add_(1, kind, torch.stack([self.weight, self.squares, self.count])[:, order])
-        kept = self.pick(order[first])
-        return replace(kept, weight=sums[0], squares=sums[1], count=sums[2])
+        return replace(self.pick(order[first]), weight=sums[0], squares=sums[1], count=sums[2])
 
     def forget(self, factor: float) -> "ScoreCounts":
         """The same examples with this part of their weight."""

@@ -77,8 +77,7 @@ def grow(head: "ThresholdHead", statistics: SampleStatistics, target: Tensor) ->
 
     assert statistics.features is not None
     columns = looked_at(statistics.features, torch.zeros_like(statistics.mass), statistics.member)  # no output
-    found = head.grow_trees(columns, (start / scale, final / scale), loss, divided, cross=True)
-    return found.scaled(scale, final)
+    return head.grow_trees(columns, (start / scale, final / scale), loss, divided, cross=True).scaled(scale, final)
 
 
 def fit_thresholds(

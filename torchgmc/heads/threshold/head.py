@@ -489,8 +489,9 @@ class ThresholdHead(Learning):
 
         ``n`` is the number of rows when the head has no groups; ``features``: where it was made with ``learn``.
         """
-        rows = groups if groups is not None else features
-        member = self.membership(groups, n if rows is None else rows.shape[0], self.base)
+        if groups is not None or features is not None:
+            n = -1 if features is None else features.shape[0]
+        member = self.membership(groups, n, self.base)
         if self.finite_sample:
             lam = finite.look_up(member, self.known, self.table, self.safe_end)
         else:
@@ -676,8 +677,7 @@ def _find_unit(resolution: Any, width: float, risk: Risk) -> float | None:
             )
         return None
     if resolution is None:
-        bits = 7 if isinstance(risk, MonotoneRisk) else 12
-        return 2.0 ** (math.floor(math.log2(width)) - bits)
+        return 2.0 ** (math.floor(math.log2(width)) - (7 if isinstance(risk, MonotoneRisk) else 12))
     unit = checks.positive("resolution", resolution, "It is the step between thresholds, or 'exact'.")
     if width / unit > 1 << 24:
         raise ValueError(f"`resolution` = {unit:g} would need {width / unit:.0f} thresholds; use resolution='exact'.")

@@ -448,8 +448,7 @@ class CurveProblem(ThresholdProblem):
             row, place = self._sums[0] // self.lattice.size, self._sums[0] % self.lattice.size
             rise = (self.rise(row, place) - self.rise(row, (place - window).clamp_min(-1))) / self.mass.flatten()[row]
             return max(float(rise.max()), 1e-6) / (window * self.lattice.unit)
-        rise = self.curve[..., window:] - self.curve[..., :-window]
-        return self.largest_slope(rise, window * self.lattice.unit)
+        return self.largest_slope(self.curve[..., window:] - self.curve[..., :-window], window * self.lattice.unit)
 
     @property
     def offsets(self) -> Tensor:

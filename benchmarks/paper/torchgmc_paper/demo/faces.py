@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from torchgmc.engine.modes import one_thread
+from torchgmc.engine.modes import calm
 
 GROUPS: tuple[str, ...] = ("everyone", "dim light", "glasses", "profile", "low contrast", "headwear")
 """Names of the columns of :attr:`Faces.groups`."""
@@ -57,7 +57,7 @@ def draw(num: int, size: int = 64, *, seed: int = 0, prevalence: float = 1.0) ->
     generator = torch.Generator().manual_seed(seed)
     images, masks = torch.empty(num, 3, size, size), torch.empty(num, size, size, dtype=torch.bool)
     groups = _groups(num, prevalence, generator)
-    with one_thread():
+    with calm():
         for start in range(0, num, CHUNK):
             part = slice(start, start + CHUNK)
             images[part], masks[part] = _paint(groups[part], size, generator)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import torchgmc as gmc
 from torchgmc.engine.extras import require
 from torchgmc.engine.files import plain, write_file, write_json
-from torchgmc.engine.modes import one_thread
+from torchgmc.engine.modes import calm
 from torchgmc.heads.base import Head
 from torchgmc.report import write
 from torchgmc_paper.demo.progress import Bar, progress_bar
@@ -87,7 +87,7 @@ class Result:
         path = Path(out)
         path.mkdir(parents=True, exist_ok=True)
         setting = cls.standard if setting is None else setting
-        with one_thread(), progress_bar(progress) as bar:
+        with calm(), progress_bar(progress) as bar:
             found = cls.work(setting, seed, bar, **more)
             fit = found.head.report
             assert fit is not None
