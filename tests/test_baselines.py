@@ -115,3 +115,14 @@ def test_a_baseline_without_groups_says_how_to_audit_it_by_groups():
     assert len(again.audit(scores, masks, groups).rows()) == len(groups) + 1 and torch.equal(
         again.threshold(groups.membership).unique(), baseline.threshold().unique()
     )
+
+
+@pytest.mark.parametrize("unit", [0.2, 10.0])
+def test_the_unit_of_weights_does_not_matter(unit):
+    """A combination's weight is not its number of images: with weights x 0.2 it had no threshold, x 10 a less safe one."""
+    masks, groups = torch.rand(120, 8, 8) < 0.4, torch.rand(120, 2) < 0.5
+    data = (torch.sigmoid(2.0 * masks + torch.randn(120, 8, 8)), masks, groups)
+    for kind in (gmc.baselines.MondrianRiskControl, gmc.baselines.ConformalRiskControl):
+        plain = kind(0.2, alpha=0.01, groups=["a", "b"]).fit(*data)
+        other = kind(0.2, alpha=0.01, groups=["a", "b"]).fit(*data, weight=torch.full((120,), unit))
+        assert torch.equal(plain.threshold(groups), other.threshold(groups)) and plain.threshold(groups).isfinite().all()

@@ -122,12 +122,12 @@ class MondrianRiskControl(ThresholdHead):
         cell, patterns = pattern_ids(problem.member > 0)
         curve = problem.curve.new_zeros(len(patterns), *problem.curve.shape[1:]).index_add_(0, cell, problem.curve)
         mass = problem.mass.new_zeros(len(patterns), problem.mass.shape[1]).index_add_(0, cell, problem.mass)
-        best = _controlled(self, curve / mass.clamp_min(1e-300)[..., None], mass)  # (P, C)
+        images = mass * ((self.statistics.examples - self.statistics.excluded) / problem.total)  # whatever the unit of weights
+        best = _controlled(self, curve / mass.clamp_min(1e-300)[..., None], images)  # (P, C)
         lam = torch.where(best < 0, self.safe_end, problem.lattice.points(best.device)[best.clamp_min(0)])
         self.known, self.table = patterns.to(self.base.device), lam.to(self.base.device)
         self._write(self.base, self.offsets)
-        few = int((best < 0).any(1).sum())
-        message = f"{len(lam)} combinations of groups, each fitted separately; {few} are too small for a threshold."
+        message = f"{len(lam)} combinations of groups, each fitted separately; {int((best < 0).any(1).sum())} are too small."
         return _marked(self, problem, finite.look_up(problem.member, patterns, lam, self.safe_end), message)
 
 
