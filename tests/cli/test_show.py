@@ -13,7 +13,7 @@ from torchgmc.cli import main
 def test_the_table_is_whole_and_needs_no_colour(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arrays = images(N, 0)
     arrays["site"] = np.array(["a clinic with a very long name [north], building 3, second floor", "b", "c"])[arrays["site"] - 1]
-    calibrated(tmp_path, arrays, *FNR, "--groups", "sex,site")
+    calibrated(tmp_path, arrays, *FNR[:-1], "0.01", "--groups", "sex,site")  # fewer examples than would certify it
     shown = capsys.readouterr().out
     assert "site=a clinic with a very long name [north], building 3, second floor" in shown and "\x1b" not in shown
     words = [str(tmp_path / "h.safetensors"), str(tmp_path / "d.npz"), "--rows", "2", "--require", "nothing"]
