@@ -411,8 +411,8 @@ NOTES = """\
 - Kept a row, of a groups: `probability` 24 + 1 + a // 8 bytes (a bit for each group), `quantile` 24 + a, `distribution` 16 + a
   and 8 for each atom of its lists, `tree` 40 + a and 8 for each edge of the longest path; `threshold` keeps tables.
 - `probability` and `distribution` keep their rows on their ranks: what is sent does not depend on n beyond 32,768 examples
-  (up to there each example sends a key of 8 bytes too); `tree` and `quantile` do so from 32,769 examples on, and send their
-  rows before. `quantile` also sends them with `finite_sample`, `solver="fresh"`, or more than 1,024 combinations
+  (up to there each example sends a key of 8 bytes too, and a rank up to 4,097 of them beyond); `tree` and `quantile` do so
+  from 32,769 examples on, and send their rows before. `quantile` also sends them with `finite_sample`, `solver="fresh"`, or more than 1,024 combinations
   of groups; with clusters it sends their ids, 8 bytes each, some 6 times (2 more for each level set), and the sums of clusters
   whose rows are on several ranks: keep the rows of a cluster on one rank. Its level sets (`quantile-bins`, 5 of them) add counts
   in 512 buckets, some 20 kB a step.
@@ -424,10 +424,9 @@ NOTES = """\
   `fractional` or `resolution="exact"`, for which it keeps scores): those of up to 32,768 images are sent, those of more stay.
 - With a fit of up to 2^23 entries of membership `probability` holds it as floats (8 bytes an entry; 4 where up to
   32,768 rows have more than 2^20 entries), with more as bits.
-- `probability` and `probability-trees` were measured last, on another machine than all others (Intel Xeon of 2.1 GHz, two cores,
-  nothing beside them): compare their times with each other only. Sums became float64 there: 124 bytes a row and differences
-  of up to 6e-8 (4e-6 at 1e7 rows on 4 processes) before. `distribution` up to 1e6 rows is some commits older than the others;
-  other rows of 1e7 were measured beside other work, as were `quantile`, `tree` and `threshold` of up to 1e6, beside less of it.
+- Rows of up to 1e6, the unit, the images and the softmaxes were measured last (2026-11-19, an AMD EPYC of two cores, nothing
+  beside them), after numpy's threads were gone from fits: `probability` took 5.7 s at 1e6 before, and 2.0 a rank of 4. Rows of
+  1e7 are older: those of `probability` and `probability-trees` of an Intel Xeon of 2.1 GHz, the others beside other work.
 - Before scores were counted in blocks `quantile` took 1.78 / 1.50 / 1.65 s at 1e6 with 1 / 2 / 4 processes, and 409 bytes a row
   in one; 27.8 s and 283 bytes a row at 1e7.
 - Of 10 batches a rank of 4 has 2 or 3, and the first rank also searches the offsets from about 10,000 scores, while the others
@@ -445,7 +444,6 @@ NOTES = """\
   n (7 MB in those of 1e5 rows, 12 MB in those of 1e6). Sums are exact in any order, so that the state is the same to the bit.
   Before sums were exact and one sweep served all moves of a step: 7.4 / 9.3 / 13.3 s at 1e5, 108 / 50 / 39 s at 1e6, 27 MB, 598
   bytes a row at the peak.
-- The unit, the images and the softmaxes were measured with the other core busy.
 - No figure above is of a size, or a number of processes, that is not in the tables.
 - `threshold` keeps a table of 8 x 4,098 x folds bytes (5 folds; 1 without the noise rule) for each combination of groups and
   class. Where most of it would be 0, or it would exceed 128 MB, it keeps 16 bytes for each point of the lattice at which the
@@ -462,8 +460,13 @@ NOTES = """\
 - Thresholds, offsets and sums are float64 on the device of the input. On one that lacks it (MPS), heads answer in float32, with
   the same noise, and fits, audits, monitors, penalties and metrics run on the CPU in float64: tested with devices that are
   pretended, not on such a device.
-- Missed here: images of 8 x 8 at 3 times the cost a pixel of 512 x 512 (it is 5.5 times; 23 at first). A fit of the miss rate
-  takes 1.9 to 2.0 passes in blocks (goal 2; 4.6 before), `TreeHead.observe` 4.8 and 4.4 softmaxes (goal 5; 10 and 8 before).
+- Missed here: images of 8 x 8 at 3 times the cost a pixel of 512 x 512. In the table it is 5 times; with batches of as many
+  pixels, again and again, 8.6 to 9.2 against 1.3 to 1.4 ns, 6.5 times (23 at first). The parts of it, each by itself in memory
+  that stays in the cache, take 380 ns an image: to find the relevant pixels, their places and shares, and to count them 130; a key
+  80; checks 10; powers of the risk at 65 thresholds 60, and their sums over groups 100. That is 4 times, with nothing between
+  them: less needs fewer parts, or a compiled kernel.
+- A fit of the miss rate takes 2.0 to 2.3 passes in blocks here (goal 2; 4.6 before), `TreeHead.observe` 4.5 and 3.7 softmaxes
+  (goal 5; 10 and 8 before).
 - `torch.compile` is not used in fits. Of the longest chain of elementwise steps (places on the lattice, 15 blocks of 524,288
   scores, one thread) it made 31 ms of 36, after 17 s of compiling; the rest of a fit is products, sorts and counts.
 
