@@ -412,9 +412,10 @@ NOTES = """\
   and 8 for each atom of its lists, `tree` 40 + a and 8 for each edge of the longest path; `threshold` keeps tables.
 - `probability` and `distribution` keep their rows on their ranks: what is sent does not depend on n beyond 32,768 examples
   (up to there each example sends a key of 8 bytes too, and a rank up to 4,097 of them beyond); `tree` and `quantile` do so
-  from 32,769 examples on, and send their rows before. `quantile` also sends them with `finite_sample`, `solver="fresh"`, or more than 1,024 combinations
-  of groups; with clusters it sends their ids, 8 bytes each, some 6 times (2 more for each level set), and the sums of clusters
-  whose rows are on several ranks: keep the rows of a cluster on one rank. Its level sets (`quantile-bins`, 5 of them) add counts
+  from 32,769 examples on, and send their rows before. `quantile` also sends them with `finite_sample`, `solver="fresh"`, or
+  more than 1,024 combinations of groups; with clusters it sends their ids, 8 bytes each, some 6 times (2 more for each level
+  set), and the sums of clusters whose rows are on several ranks: keep the rows of a cluster on one rank. Its level sets
+  (`quantile-bins`, 5 of them) add counts
   in 512 buckets, some 20 kB a step.
   `threshold` sends its tables. With `learn=gmc.Trees()`, `probability` sends its rows
   up to 32,768 of them, and so it does with clusters; from then on the sums of slopes and curvatures that trees are grown from,
