@@ -90,6 +90,6 @@ def test_parts_with_other_groups_are_refused(tmp_path: Path, capsys: pytest.Capt
     few = [str(tmp_path / "few.stats"), str(tmp_path / "x.stats")]
     assert main(["observe", *FNR, "--groups", "site", str(tmp_path / "1.npz"), "--out", few[0]]) == 0
     assert main(["observe", *FNR, "--like", few[0], str(tmp_path / "0.npz"), "--out", few[1]]) == 2
-    assert "not of `observe`: its --like must know all values" in capsys.readouterr().err
+    assert "`observe` has none: --like must know all values" in capsys.readouterr().err
     assert main(["observe", *FNR, "--groups", "site", str(tmp_path / "1.npz"), "--out", str(tmp_path / "x.npz")]) == 2
     assert "must end in .stats" in capsys.readouterr().err

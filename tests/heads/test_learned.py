@@ -214,7 +214,7 @@ def test_wrong_features_are_named(fitted: gmc.ProbabilityHead) -> None:
             make().observe(p, y, groups, features=wrong)
     with pytest.raises(ValueError, match="must have 3 columns"):
         fitted(p, groups, features=x[:, :1])
-    with pytest.raises(ValueError, match="does not use them"):
+    with pytest.raises(ValueError, match="does not use `features`"):
         gmc.ProbabilityHead(None).fit(p, y, features=x)
     with pytest.raises(ValueError, match="solver='exact'"):
         gmc.ProbabilityHead(0.1, learn=gmc.Trees()).fit(p, y, features=x, solver="paper")

@@ -28,7 +28,7 @@ from torchgmc.groups.groups import Groups
 _REMEDIES = {
     "floats": "bin it with --cut {0}=EDGE,EDGE",
     "missing": "fill it in, or make a group '{0}=missing' of such rows with --missing level",
-    "unknown": "with --unknown none (not of `observe`: its --like must know all values) such rows are in no group of this column",
+    "unknown": "with --unknown none (`observe` has none: --like must know all values) such rows are in no group of this column",
 }
 
 

@@ -18,7 +18,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from torchgmc.engine.pinball import Pinball, independent
+from torchgmc.engine.pinball import Pinball, independent, product
 
 Array = npt.NDArray[Any]
 #: Scores near the thresholds of the solved problem that are looked at; more where a threshold leaves them.
@@ -116,10 +116,10 @@ def _turns(x: Array, h: Array, w: Array, goal: Array, met: Array, a: Array, belo
     many = np.arange(len(met))
     below[many[:, None], met] = False
     inverse = np.linalg.inv(x[met])  # theta = inverse h_met, a = b inverse
-    rest = h - (inverse @ h[met][..., None])[..., 0] @ x.T
+    rest = h - product((inverse @ h[met][..., None])[..., 0], x.T)
     basic = np.zeros_like(below)
     basic[many[:, None], met] = True
-    way = goal - (a[:, None] @ x[met])[:, 0] - (below * w) @ x
+    way = goal - (a[:, None] @ x[met])[:, 0] - product(below * w, x)
     left = np.ones_like(a[:, 0])  # of the way
     busy = many
     while len(busy):
@@ -139,7 +139,7 @@ def _turns(x: Array, h: Array, w: Array, goal: Array, met: Array, a: Array, belo
         here = np.arange(len(busy))
         up = rate[here, which] > 0  # its a came to its weight: its threshold rises above it
         turn = np.where(up, 1.0, -1.0)[:, None] * inverse[busy, :, which]
-        speed = turn @ x.T
+        speed = product(turn, x.T)
         can = (np.where(below[busy], -speed, speed) > STILL) & ~basic[busy]
         reach = np.divide(rest[busy], speed, out=np.full_like(speed, np.inf), where=can)
         enter = np.where(can, reach.clip(0.0), np.inf).argmin(1)

@@ -45,7 +45,7 @@ class Head(State):
         self: _Same, *data: Any, solver: str = "exact", eta: float | None = None, max_iter: int | None = None, **options: Any
     ) -> _Same:
         """:meth:`fit_batches` with one batch, passed as to ``observe``; returns the head."""
-        return self.fit_batches((self.bind(*data, **options) for _ in range(1)), solver, eta, max_iter)  # errors there are told
+        return self.fit_batches((self.bind(*data, **options) for _ in range(1)), solver, eta, max_iter)  # errors reach all ranks
 
     def fit_batches(
         self: _Same, batches: Iterable[Any], solver: str = "exact", eta: float | None = None, max_iter: int | None = None

@@ -274,7 +274,7 @@ class Learning(Head):
         """Features of a batch, float32 ``(n, d)``; ``(n, 0)`` for a head that does not learn."""
         if self.learn is None:
             if features is not None:
-                raise ValueError("`features` came, but this head does not use them; make it with learn=gmc.Trees() or Linear().")
+                raise ValueError("this head does not use `features`; make it with learn=gmc.Trees() or gmc.Linear().")
             return torch.zeros(n, 0, device=device)
         if features is None:
             raise ValueError("`features` is missing: this head was made with `learn`; pass an array of shape (n, d).")

@@ -331,7 +331,7 @@ class DistributionHead(Head):
         shift = self.shift(groups)
         n = groups.shape[0]
         if logits.dim() < 2 or logits.shape[0] != n or logits.shape[-1] <= self.largest:
-            raise ValueError(f"`logits` must have shape ({n}, ..., tokens), lists name token {self.largest}, got {logits.shape}")
+            raise ValueError(f"`logits` must have shape ({n}, ..., vocabulary), lists name token {self.largest}; got {logits.shape}")
         x = logits if self.temperature == 1.0 else logits / self.temperature
         if self.euclidean:
             return self._replay(x, groups).to(logits.dtype)
@@ -393,7 +393,7 @@ class DistributionHead(Head):
         member = self.check_member(groups)
         if not logits.is_floating_point() or logits.dim() < 2 or logits.shape[-1] <= self.largest:
             raise ValueError(
-                f"`logits` must be floating, (n, ..., vocabulary) with token {self.largest}, got {logits.dtype}, {logits.shape}."
+                f"`logits` must be floating point (n, ..., vocabulary) with token {self.largest}, got {logits.dtype} {logits.shape}"
             )
         if len(logits) != len(member):
             raise ValueError(f"`groups` must have {len(logits)} rows, one per text, got shape {tuple(member.shape)}.")
