@@ -331,7 +331,7 @@ class DistributionHead(Head):
         shift = self.shift(groups)
         n = groups.shape[0]
         if logits.dim() < 2 or logits.shape[0] != n or logits.shape[-1] <= self.largest:
-            raise ValueError(f"`logits` must have shape ({n}, ..., vocabulary), lists name token {self.largest}; got {logits.shape}")
+            raise ValueError(f"`logits` must be ({n}, ..., vocabulary), and lists name token {self.largest}, got {logits.shape}")
         x = logits if self.temperature == 1.0 else logits / self.temperature
         if self.euclidean:
             return self._replay(x, groups).to(logits.dtype)
